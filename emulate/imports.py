@@ -1,0 +1,63 @@
+"""Run something once a module has been imported, whether that was long ago or comes later."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+
+def when_imported(name: str, action: Callable[[], None]) -> None:
+    """Call `action` now if the module is imported already, else right after its import has finished.
+
+    Args:
+        name: The module's full name, `tensorflow` say.
+        action: What to do, without arguments. It runs once.
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        action()
+        return
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder) and finder.name == name:
+            finder.actions.append(action)
+            return
+    sys.meta_path.insert(0, _Finder(name, [action]))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Lets the other finders find the module and has its loader call the actions at the end."""
+
+    def __init__(self, name: str, actions: list[Callable[[], None]]) -> None:
+        self.name = name
+        self.actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self.actions)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, actions: list[Callable[[], None]]) -> None:
+        self._loader = loader
+        self._actions = actions
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        for action in self._actions:
+            action()

@@ -1,0 +1,321 @@
+"""The trace: what one run of a program recorded, as files that outlive it and can be compared elsewhere.
+
+A trace is a folder:
+
+    trace.json             what ran: format, topology, program, seed, versions (written before the run)
+    host-0/events.jsonl    one JSON object a line, in the order in which things happened on this host
+    host-0/arrays.bin      the arrays that the events refer to: little-endian, C order, one after the other
+
+A host that is killed leaves every line written until then; a last line without its end is not read.
+
+An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4], "norm": 1.5}`. Where the budget did not
+allow all of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. `norm` is
+the L2 norm of the whole array. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside
+the values of those rows.
+
+Events (every one has `event`):
+
+    strategy     name, replicas (num_replicas_in_sync), local (how many of them on this host)
+    initial      replica, variables: {name: {array, digest, trainable}}       before the first step
+    step         optimizer, step, replica, rows, inputs, gradients, weights, objective, draws
+    evaluation   replica, rows                                               a Strategy.run without an apply
+    report       kind (loss or metric), name, step, value, replica           what the program itself reports
+    collective   phase (enter or exit), name, ordinal, replica, step
+    final        replica, variables                                          after the last recorded step
+    note         code, text
+    end          reason: steps (enough were seen), returned, raised
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.topology import Topology
+
+FORMAT = "gpudist.trace/1"
+Array = NDArray[Any]
+
+
+def digest(array: Array) -> str:
+    """A short name of an array's exact bits (64 bits of BLAKE2b over dtype, shape and bytes)."""
+    contents = np.ascontiguousarray(array)
+    state = hashlib.blake2b(f"{contents.dtype.str}{contents.shape}".encode(), digest_size=8)
+    state.update(contents.data if contents.size else b"")
+    return state.hexdigest()
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array of a trace, read when it is asked for.
+
+    Attributes:
+        shape: The shape of the whole array.
+        norm: The L2 norm of the whole array, NaN where an element is not finite.
+        stride: 1 where all elements were kept, else every stride-th of the flattened array.
+        rows: For a sparse gradient the numbers of the rows that are not zero, else None.
+    """
+
+    path: Path
+    at: int
+    dtype: str
+    shape: tuple[int, ...]
+    norm: float
+    stride: int = 1
+    rows: StoredArray | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every element was kept."""
+        return self.stride == 1
+
+    def read(self) -> Array:
+        """The elements that were kept: in the array's shape where all were, else flat. A sparse one is made dense."""
+        if self.rows is None:
+            kept = self._kept()
+            return kept.reshape(self.shape) if self.is_complete else kept
+        dense = np.zeros(self.shape, self.dtype)
+        numbers = self.rows.read()
+        dense[numbers] = self._kept((len(numbers), *self.shape[1:]))
+        return dense.reshape(-1)[:: self.stride] if not self.is_complete else dense
+
+    def _kept(self, shape: tuple[int, ...] | None = None) -> Array:
+        size = math.prod(shape if shape is not None else self.shape)
+        count = size if shape is not None else -(-size // self.stride)
+        kept = np.fromfile(self.path, self.dtype, count, offset=self.at)
+        if kept.size != count:
+            raise ValueError(f"A trace's arrays must be complete. Received: {self.path} ends before byte {self.at}.")
+        return kept if shape is None else kept.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable's value on one replica: its exact digest, and its elements as far as they were kept."""
+
+    digest: str
+    array: StoredArray | None
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one replica did in one training step.
+
+    Attributes:
+        rows: Identity of each row of the local batch, in order; None where the program's input was not seen.
+        inputs: The arguments of `Strategy.run`, flattened, as far as they were kept.
+        gradients: The local gradient of each variable as it entered the optimizer (before clipping and before the sum).
+        weights: Each variable after the step.
+        objective: What the gradient was taken of: the sum of the local loss, None where no tape was seen.
+        draws: Digest of each random draw, in the order in which the step makes them.
+    """
+
+    host: int
+    replica: int
+    optimizer: str
+    index: int
+    rows: tuple[str, ...] | None = None
+    inputs: tuple[StoredArray | None, ...] = ()
+    gradients: Mapping[str, StoredArray] = field(default_factory=dict)
+    weights: Mapping[str, Variable] = field(default_factory=dict)
+    objective: float | None = None
+    draws: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """One number the program itself reported; `step` counts the training steps this host had made by then."""
+
+    host: int
+    kind: str
+    name: str
+    step: int
+    value: float
+    replica: int | None = None
+
+
+class TraceWriter:
+    """Writes one host's part of a trace as the run goes on.
+
+    Args:
+        directory: The folder `host-<number>`, made if it is not there.
+        budget: How many bytes of arrays may be kept in full; beyond it `SAMPLE` elements of each are kept.
+    """
+
+    SAMPLE = 1024
+
+    def __init__(self, directory: Path, *, budget: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._events = (directory / "events.jsonl").open("w", encoding="utf-8")
+        self._arrays = (directory / "arrays.bin").open("wb")
+        self._budget = budget
+
+    def array(self, array: Array, *, share: int | None = None, rows: Array | None = None) -> dict[str, Any]:
+        """Keep an array and return what an event says of it.
+
+        Args:
+            array: The array; for a sparse gradient the values of its rows.
+            share: Keep no more than about this many elements; None lets the budget decide.
+            rows: For a sparse gradient: the row numbers, unique and sorted.
+        """
+        contents = np.ascontiguousarray(array)
+        flat = contents.reshape(-1)
+        stride = self._stride(contents.nbytes, flat.size, share) if rows is None else 1
+        kept = np.ascontiguousarray(flat[::stride])
+        at = self._arrays.tell()
+        self._arrays.write(kept.data if kept.size else b"")
+        self._budget -= kept.nbytes
+        entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape), "norm": _norm(flat)}
+        if stride > 1:
+            entry["stride"] = stride
+        if rows is not None:
+            entry["rows"] = self.array(rows)
+        return entry
+
+    def _stride(self, nbytes: int, size: int, share: int | None) -> int:
+        most = share if share is not None else (size if nbytes <= self._budget else self.SAMPLE)
+        return max(1, -(-size // max(1, most)))
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Append one event; it is on disk when this returns, so that a killed host loses nothing it had written."""
+        self._arrays.flush()
+        self._events.write(json.dumps(event, separators=(",", ":")) + "\n")
+        self._events.flush()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._events.close()
+        self._arrays.close()
+
+
+def _norm(flat: Array) -> float | None:
+    if flat.dtype.kind not in "fiu" or not flat.size:
+        return 0.0
+    wide = flat.astype(np.float64)
+    norm = float(np.sqrt(np.dot(wide, wide)))
+    return norm if math.isfinite(norm) else None
+
+
+class Trace:
+    """A trace, read from its folder.
+
+    Example:
+        trace = Trace(Path("traces/1x4"))
+        for replica, step in trace.steps("adam")[0].items(): ...
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.about: dict[str, Any] = json.loads((directory / "trace.json").read_text(encoding="utf-8"))
+        if self.about.get("format") != FORMAT:
+            raise ValueError(f"A trace has the format {FORMAT}. Received: {directory} with {self.about.get('format')!r}.")
+        self.topology = Topology.parse(self.about["topology"])
+        self.num_hosts = len(list(directory.glob("host-*")))
+
+    @staticmethod
+    def describe(directory: Path, about: Mapping[str, Any]) -> None:
+        """Write `trace.json`; `about` has at least `topology`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"format": FORMAT, **about}, indent=1)
+        (directory / "trace.json").write_text(text + "\n", encoding="utf-8")
+
+    @cached_property
+    def events(self) -> list[tuple[int, dict[str, Any]]]:
+        """Every event with its host's number, host after host."""
+        return [(host, event) for host in range(self.num_hosts) for event in self._read_events(host)]
+
+    def _read_events(self, host: int) -> Iterator[dict[str, Any]]:
+        path = self.directory / f"host-{host}" / "events.jsonl"
+        if not path.exists():
+            return
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):
+                    yield json.loads(line)
+
+    def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """The events of one kind with their host."""
+        return [(host, event) for host, event in self.events if event["event"] == kind]
+
+    @cached_property
+    def optimizers(self) -> list[str]:
+        """Names of the optimizers in the order of their first step."""
+        return list(dict.fromkeys(event["optimizer"] for _, event in self.of("step")))
+
+    @cached_property
+    def _steps(self) -> dict[str, list[dict[int, Step]]]:
+        found: dict[str, dict[int, dict[int, Step]]] = {}
+        for host, event in self.of("step"):
+            step = self._step(host, event)
+            found.setdefault(step.optimizer, {}).setdefault(step.index, {})[step.replica] = step
+        return {name: [by_index[i] for i in sorted(by_index)] for name, by_index in found.items()}
+
+    def steps(self, optimizer: str) -> list[dict[int, Step]]:
+        """The steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
+        return self._steps.get(optimizer, [])
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Training steps that every replica finished: the most of any optimizer."""
+        return max((len([s for s in self.steps(name) if len(s) == len(self.steps(name)[0])]) for name in self.optimizers), default=0)
+
+    @cached_property
+    def replicas(self) -> list[int]:
+        """Numbers of the replicas that made a step."""
+        return sorted({replica for name in self.optimizers for step in self.steps(name) for replica in step})
+
+    def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
+        """The variables `initial` or `final`, by (host, replica)."""
+        return {(host, event["replica"]): self._variables(host, event["variables"]) for host, event in self.of(when)}
+
+    @cached_property
+    def reports(self) -> list[Report]:
+        """What the program reported, host after host; a value that is not finite is NaN or infinite here too."""
+        return [
+            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica")) for host, e in self.of("report")
+        ]
+
+    def _step(self, host: int, event: Mapping[str, Any]) -> Step:
+        rows = event.get("rows")
+        objective = event.get("objective")
+        return Step(
+            host=host,
+            replica=event["replica"],
+            optimizer=event["optimizer"],
+            index=event["step"],
+            rows=None if rows is None else tuple(rows),
+            inputs=tuple(self._array(host, entry) for entry in event.get("inputs", ())),
+            gradients={n: a for n, e in event.get("gradients", {}).items() if (a := self._array(host, e)) is not None},
+            weights=self._variables(host, event.get("weights", {})),
+            objective=None if objective is None else float(objective),
+            draws=tuple(event.get("draws", ())),
+        )
+
+    def _variables(self, host: int, entries: Mapping[str, Any]) -> dict[str, Variable]:
+        return {
+            name: Variable(entry["digest"], self._array(host, entry.get("array")), entry.get("trainable", True))
+            for name, entry in entries.items()
+        }
+
+    def _array(self, host: int, entry: Mapping[str, Any] | None) -> StoredArray | None:
+        if entry is None:
+            return None
+        norm = entry["norm"]
+        return StoredArray(
+            path=self.directory / f"host-{host}" / "arrays.bin",
+            at=entry["at"],
+            dtype=entry["dtype"],
+            shape=tuple(entry["shape"]),
+            norm=math.nan if norm is None else norm,
+            stride=entry.get("stride", 1),
+            rows=self._array(host, entry.get("rows")),
+        )

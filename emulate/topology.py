@@ -1,0 +1,78 @@
+"""A topology: how many hosts, with how many devices each, and how many parameter servers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from emulate.errors import WrongUse
+
+_FORM = re.compile(r"(?P<hosts>[0-9]+)x(?P<devices>[0-9]+)(?:\+(?P<ps>[0-9]+)ps)?")
+MAX_HOSTS = 64
+MAX_DEVICES_PER_HOST = 256
+_EXAMPLES = "Write it as HxD (hosts x devices each), '1x4' or '2x2', or HxD+Pps with parameter servers, '3x1+2ps'."
+
+
+@dataclass(frozen=True, order=True)
+class Topology:
+    """A shape of a cluster, written `HxD` or `HxD+Pps`.
+
+    Attributes:
+        num_hosts: Hosts that train, at least 1.
+        num_devices: Devices of each host, at least 1.
+        num_ps: Parameter servers, 0 for none.
+
+    Raises:
+        WrongUse: When a number is out of range.
+
+    Example:
+        >>> str(Topology.parse("2x4"))
+        '2x4'
+        >>> Topology.parse("2x4").num_replicas
+        8
+    """
+
+    num_hosts: int
+    num_devices: int
+    num_ps: int = 0
+
+    def __post_init__(self) -> None:
+        self._check("hosts", self.num_hosts, 1, MAX_HOSTS)
+        self._check("devices per host", self.num_devices, 1, MAX_DEVICES_PER_HOST)
+        self._check("parameter servers", self.num_ps, 0, MAX_HOSTS)
+
+    def _check(self, what: str, number: int, lowest: int, highest: int) -> None:
+        if not lowest <= number <= highest:
+            raise WrongUse(
+                f"A topology has {lowest} to {highest} {what}. Received: topology='{self}' with {number} {what}. {_EXAMPLES}"
+            )
+
+    @classmethod
+    def parse(cls, text: str | Topology) -> Topology:
+        """Read `HxD` or `HxD+Pps`; a Topology is returned as it is.
+
+        Raises:
+            WrongUse: When the text has another form or a number is out of range.
+        """
+        if isinstance(text, Topology):
+            return text
+        match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
+        if match is None:
+            raise WrongUse(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_EXAMPLES}")
+        return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0))
+
+    @property
+    def num_replicas(self) -> int:
+        """How many copies of the model a data-parallel program trains here."""
+        return self.num_hosts * self.num_devices
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether a program needs TF_CONFIG to use all of it."""
+        return self.num_hosts > 1 or self.num_ps > 0
+
+    def __str__(self) -> str:
+        return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")
+
+
+REFERENCE = Topology(1, 1)

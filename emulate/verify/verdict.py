@@ -1,0 +1,150 @@
+"""The verdict: what a verification found out, as plain data that reports print and `--json` writes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA = "gpudist.verdict/1"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause that was found, with the numbers that led to it.
+
+    Attributes:
+        code: The stable kebab-case code of the cause.
+        summary: One sentence: what is wrong in this program.
+        evidence: The numbers that led to it.
+        fix: What to change.
+        by_design: True for a difference that the strategy makes on purpose (BatchNormalization per replica).
+        allowed: True where the user said `--allow CODE`: reported, but it does not decide.
+    """
+
+    code: str
+    summary: str
+    evidence: str
+    fix: str
+    by_design: bool = False
+    allowed: bool = False
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One tensor in one step, with its error against the noise floor.
+
+    Attributes:
+        tensor: The variable's path in the model, or the name of a loss or metric.
+        kind: `initial-weight`, `gradient`, `weight`, `loss`, `metric` or `data`.
+        step: The step, counted from 0.
+        error: Largest absolute difference from the reference.
+        noise: The noise floor of this tensor at this step, in the same unit.
+        value: The element that differs most, as the topology has it; `reference_value` as the reference has it.
+    """
+
+    tensor: str
+    kind: str
+    step: int
+    error: float
+    noise: float
+    replica: int | None = None
+    host: int | None = None
+    optimizer: str | None = None
+    value: float | None = None
+    reference_value: float | None = None
+    non_finite: bool = False
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The data ledger in four numbers: rows the reference consumed, rows seen, rows missing, rows seen too often."""
+
+    reference: int = 0
+    seen: int = 0
+    missing: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """The verdict on one topology."""
+
+    topology: str
+    verdict: str
+    reason: str | None = None
+    replicas: int = 0
+    steps: int = 0
+    all_reduce: str = "auto"
+    samples: Samples = field(default_factory=Samples)
+    worst: Difference | None = None
+    first_divergence: Difference | None = None
+    causes: tuple[Finding, ...] = ()
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    failure: str | None = None
+    stacks: dict[int, str] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the reference did: `status` is `ok`, `failed`, `hung` or `none`."""
+
+    status: str
+    steps: int = 0
+    repeatable: bool = True
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `gpudist verify` returns: the reference and one run for each topology."""
+
+    program: str
+    seed: int
+    device: str
+    versions: dict[str, str]
+    reference: Reference
+    runs: tuple[Run, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether every topology trains the same model as one device."""
+        return bool(self.runs) and all(run.verdict == "equivalent" for run in self.runs)
+
+    @property
+    def exit_code(self) -> int:
+        """0, else the first of 3, 4, 1, 5 that occurs."""
+        codes = {
+            {"equivalent": 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}[run.verdict]
+            for run in self.runs
+        }
+        return next((code for code in (3, 4, 1, 5) if code in codes), 0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of `--json`: strict JSON (a number that is not finite becomes null)."""
+        return {
+            "schema": SCHEMA,
+            "program": self.program,
+            "seed": self.seed,
+            "device": self.device,
+            "versions": dict(self.versions),
+            "reference": _plain(self.reference),
+            "runs": [_plain(run) for run in self.runs],
+            "notes": list(self.notes),
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
