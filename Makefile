@@ -1,0 +1,54 @@
+# Everything here sets itself up: it needs python3 (3.10 to 3.13) with its venv module, make, and a package index.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+# Packages installed without bytecode make every import of TensorFlow take 5 s instead of 2.
+unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help:  ## show this
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+
+setup: $(STAMP)  ## make the environment in .venv (once, and again when pyproject.toml changes)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || { \
+		echo "Python 3.10 to 3.13 is needed. Received: PYTHON=$(PYTHON), $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12" >&2; \
+		exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"  # the first that reads dependency groups
+	$(BIN)/python -m pip install --quiet --compile --editable . --group dev
+	@touch $@
+
+demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
+	@echo "1. A correct program: handwritten digits, MultiWorkerMirroredStrategy, its own training loop."
+	$(BIN)/gpudist verify fixtures/programs/multiworker_loop.py --topology 1x4 --topology 2x2
+	@echo
+	@echo "2. The same program with one mistake: the mean of each replica's loss, where the replicas' gradients are summed."
+	$(BIN)/gpudist verify fixtures/bugs/loss_scaling_multiworker.py --topology 1x4 --topology 2x2; \
+		code=$$?; test $$code -eq 1 || { echo "A divergence (exit code 1) was expected. Received: exit code $$code." >&2; exit 70; }
+	@echo
+	@echo "Now your own program:  $(BIN)/gpudist verify train.py --topology 1x4 --topology 2x2"
+	@echo "It is not edited, needs no GPU, and runs as it does with: python train.py"
+
+test: $(STAMP)  ## run the tests
+	$(BIN)/python -m pytest -q -n $(JOBS)
+
+check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pydoclint --quiet emulate gpudist_core
+	$(BIN)/deptry .
+
+bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
