@@ -1,0 +1,174 @@
+"""A program: found and checked without importing it, then started in a host."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emulate.errors import WrongUse
+from emulate.program import source
+from emulate.program.pickling import pickle_by_value
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is verified. Made by `Program.find`; plain data, so that it can be sent to a host.
+
+    Attributes:
+        name: As the user wrote it, for messages.
+        kind: `script`, `module` (run as `python -m` does), `function` or `callable`.
+        args: What the program finds in `sys.argv[1:]`.
+        file: Its source file; None for a callable.
+        module: Dotted name of the module, where it is run or imported by name.
+        function: The function's name, for `function`.
+        import_root: The folder that Python would put first on `sys.path`.
+        cwd: The working directory it was found from.
+        search_path: The rest of `sys.path`.
+
+    Example:
+        program = Program.find("train.py", ["--epochs", "2"])
+        program.start()  # in a host
+    """
+
+    name: str
+    kind: str
+    args: tuple[str, ...] = ()
+    file: Path | None = None
+    module: str | None = None
+    function: str | None = None
+    import_root: Path | None = None
+    pickled: bytes | None = field(default=None, repr=False)
+    cwd: Path = field(default_factory=Path.cwd)
+    search_path: tuple[str, ...] = field(
+        default_factory=lambda: tuple(os.path.abspath(entry) for entry in sys.path), repr=False
+    )
+
+    @classmethod
+    def find(cls, target: str | os.PathLike[str] | Callable[[], Any] | Program, args: Sequence[str] = ()) -> Program:
+        """Find a program and check what can be checked without running it. Nothing of the user's is imported.
+
+        Args:
+            target: `train.py`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable.
+            args: The program's own arguments.
+
+        Raises:
+            WrongUse: When there is no such program, or it cannot be one.
+        """
+        if isinstance(target, Program):
+            return target
+        if not isinstance(target, (str, os.PathLike)):
+            return cls._of_callable(target, tuple(args))
+        name = os.fspath(target).strip()
+        if name.startswith("-m ") or name == "-m":
+            return cls._of_module(name, name[2:].strip(), tuple(args))
+        where, _, function = name.rpartition(":")
+        if where and not os.path.exists(name):
+            return cls._of_function(name, where, function, tuple(args))
+        file = source.find_file(name, name)
+        source.parse(file, name)
+        return cls(name, "script", tuple(args), file=file, import_root=file.resolve().parent)
+
+    @classmethod
+    def _of_module(cls, name: str, module: str, args: tuple[str, ...]) -> Program:
+        file = _module_file(name, module, runnable=True)
+        source.parse(file, name)
+        return cls(name, "module", args, file=file, module=module, import_root=Path.cwd())
+
+    @classmethod
+    def _of_function(cls, name: str, where: str, function: str, args: tuple[str, ...]) -> Program:
+        if not function.isidentifier():
+            raise WrongUse(
+                f"What follows the colon must be a function's name. Received: program={name!r}. "
+                f"Write {f'{where}:main'!r}, say, or {where!r} alone to run all of it."
+            )
+        if where.endswith(".py") or os.sep in where:
+            file = source.find_file(where, name)
+            root, module = _package_of(file)
+        else:
+            file, root, module = _module_file(name, where, runnable=False), Path.cwd(), where
+        source.check_function(source.parse(file, name), function, name)
+        return cls(name, "function", args, file=file, module=module, function=function, import_root=root)
+
+    @classmethod
+    def _of_callable(cls, target: Any, args: tuple[str, ...]) -> Program:
+        if not callable(target):
+            raise WrongUse(f"A program is a path or a callable. Received: program={target!r} of type {type(target).__name__}.")
+        name = _name_of(target)
+        try:
+            parameters = inspect.signature(target).parameters.values()
+        except (TypeError, ValueError):  # builtins have no signature
+            parameters = {}.values()
+        needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        if needed:
+            raise source.needs_arguments(name, needed)
+        if inspect.iscoroutinefunction(target):
+            raise WrongUse(f"A program must be a plain function. Received: program={name!r}, which is an async function.")
+        return cls(name, "callable", args, pickled=pickle_by_value(target, name))
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders in which a program writes without naming them: its working directory and that of its file."""
+        beside = None if self.file is None else self.file.parent
+        if beside is None or beside.is_relative_to(self.cwd) or _is_installed(beside):
+            return (self.cwd,)
+        return (self.cwd, beside)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the program's file, the working directory for a callable."""
+        return self.cwd if self.file is None else self.file.parent
+
+    def start(self, path: Callable[[Path], Path] = lambda path: path) -> Any:
+        """Run it in this process, which is a host, to its very end: its threads and exit handlers included.
+
+        Args:
+            path: Where a file of the user lies for this run (a working copy, say).
+
+        Returns:
+            What the function returned; None for a script. `sys.exit()` and `sys.exit(0)` are success.
+
+        Raises:
+            SystemExit: When the program left with a code or a text.
+            WrongUse: When its function turns out not to be there.
+        """
+        from emulate.program.start import start
+
+        return start(self, path)
+
+
+def _module_file(name: str, module: str, *, runnable: bool) -> Path:
+    file = source.find_module_file(module, runnable)
+    if file is not None and file.suffix == ".py":
+        return file
+    if module.endswith(".py"):
+        hint = f"A file is written without -m: {module!r}."
+    elif runnable and source.find_module_file(module, runnable=False) is not None:
+        hint = "It is a package without a __main__ module: name the module in it."
+    else:
+        hint = f"It is looked for from the working directory, {str(Path.cwd())!r}, and where Python finds packages."
+    raise WrongUse(f"A program's module must be there. Received: program={name!r}. {hint}")
+
+
+def _package_of(file: Path) -> tuple[Path, str | None]:
+    """Where a file is imported from: inside a package by its dotted name (its relative imports work), else by itself."""
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").exists() and root.name.isidentifier():
+        root, parts = root.parent, [root.name, *parts]
+    return root, ".".join(parts) if len(parts) > 1 else None
+
+
+def _is_installed(folder: Path) -> bool:
+    return any(folder.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+def _name_of(target: Any) -> str:
+    inner = getattr(target, "func", target)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    module = getattr(inner, "__module__", None)
+    return name if module in (None, "__main__", "builtins") else f"{module}.{name}"

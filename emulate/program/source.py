@@ -1,0 +1,188 @@
+"""What can be known of a program's source without running it."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.machinery
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from emulate.errors import WrongUse
+
+_FORMS = "A program is written train.py, -m package.module, train.py:function or package.module:function."
+
+
+def find_file(text: str, name: str) -> Path:
+    """The absolute path of a program's file.
+
+    Args:
+        text: The path as it was written.
+        name: The whole program as it was written, for messages.
+
+    Raises:
+        WrongUse: When there is no such file, or it is not one.
+    """
+    path = Path(os.path.abspath(Path(text).expanduser()))
+    if path.is_dir():
+        raise WrongUse(f"A program must be a file, not a folder. Received: program={name!r}. {_offer(path, '')}")
+    if not path.exists():
+        raise WrongUse(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
+    if path.suffix == ".ipynb":
+        raise WrongUse(
+            f"A program must be Python source, not a notebook. Received: program={name!r}. "
+            f"Export it first: jupyter nbconvert --to script {text}"
+        )
+    return path
+
+
+def _offer(folder: Path, wanted: str, text: str = "") -> str:
+    if not folder.is_dir():
+        return f"There is no folder {str(folder)!r} either."
+    files = sorted(path.name for path in folder.glob("*.py"))
+    if wanted and (near := difflib.get_close_matches(wanted, files, n=1, cutoff=0.6) or _same_stem(wanted, files)):
+        return f"Did you mean {os.path.join(os.path.dirname(text), near[0])!r}?"
+    if wanted and find_module_file(wanted) is not None:
+        return f"A module is written with -m: did you mean '-m {wanted}'?"
+    if not files:
+        return f"{_FORMS} There is no Python file in {str(folder)!r}."
+    return f"The Python files there are: {', '.join(files[:8])}{', ...' if len(files) > 8 else ''}."
+
+
+def _same_stem(wanted: str, files: Iterable[str]) -> list[str]:
+    return [file for file in files if file == wanted + ".py"]
+
+
+def find_module_file(module: str, runnable: bool = True) -> Path | None:
+    """The source file of a module, found without importing it or its packages.
+
+    Args:
+        module: The dotted name.
+        runnable: For a package: its `__main__`, as `python -m` takes it, instead of its `__init__`.
+    """
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    importlib.invalidate_caches()
+    spec = None
+    for count in range(1, len(parts) + 1):
+        spec = _find_spec(".".join(parts[:count]), None if spec is None else spec.submodule_search_locations)
+        if spec is None or (count < len(parts) and spec.submodule_search_locations is None):
+            return None
+    if runnable and spec is not None and spec.submodule_search_locations is not None:
+        return find_module_file(f"{module}.__main__")
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _find_spec(name: str, locations: Iterable[str] | None) -> importlib.machinery.ModuleSpec | None:
+    path = [os.getcwd(), *sys.path] if locations is None else list(locations)
+    spec = importlib.machinery.PathFinder.find_spec(name, path)
+    finders = iter([] if spec else sys.meta_path)
+    while spec is None and (finder := next(finders, None)) is not None:
+        spec = finder.find_spec(name, None if locations is None else path)
+    return spec
+
+
+def parse(file: Path, name: str) -> ast.Module:
+    """Parse a program's file.
+
+    Raises:
+        WrongUse: When it cannot be read or is not Python.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        where = f"{file.name}, line {error.lineno}" + (f": {line}" if line else "")
+        raise WrongUse(
+            f"A program must be valid Python {sys.version_info[0]}.{sys.version_info[1]}. "
+            f"Received: program={name!r} with {error.msg} ({where}). Mend that line first."
+        ) from None
+    except ValueError as error:
+        raise WrongUse(f"A program must be Python source. Received: program={name!r}, which is not text ({error}).") from None
+    except OSError as error:
+        raise WrongUse(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
+
+
+def check_function(tree: ast.Module, function: str, name: str) -> None:
+    """Check that a module has a function that can be called without arguments, as far as its source tells.
+
+    Raises:
+        WrongUse: When it has not.
+    """
+    found = [node for node in _statements(tree.body) if function in _bound_by(node)]
+    if not found:
+        _check_may_be_there(tree, function, name)
+    elif isinstance(found[-1], (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        _check_definition(found[-1], name)
+
+
+def _check_definition(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name: str) -> None:
+    if not isinstance(node, ast.FunctionDef):
+        what = "a class" if isinstance(node, ast.ClassDef) else "an async function"
+        raise WrongUse(f"A program must be a plain function. Received: program={name!r}, which is {what}. Name a function.")
+    needed = required_of(node.args)
+    if needed and not node.decorator_list:  # a decorator may supply them (command line libraries do)
+        raise needs_arguments(name, needed)
+
+
+def needs_arguments(name: str, needed: list[str]) -> WrongUse:
+    """The error of a function that cannot be called without arguments."""
+    return WrongUse(
+        f"A program must be callable without arguments. Received: program={name!r}, which needs {', '.join(needed)}. "
+        "Give them defaults, or name a function without arguments that calls it."
+    )
+
+
+def required_of(arguments: ast.arguments) -> list[str]:
+    """The names of the arguments without a default."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    needed = positional[: len(positional) - len(arguments.defaults)]
+    only = [a for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
+    return [argument.arg for argument in [*needed, *only]]
+
+
+def _check_may_be_there(tree: ast.Module, function: str, name: str) -> None:
+    statements = list(_statements(tree.body))
+    if any(_binds_unknown_names(node) for node in statements):
+        return
+    functions = [node.name for node in statements if isinstance(node, ast.FunctionDef)]
+    near = difflib.get_close_matches(function, functions, n=1)
+    path = name.rsplit(":", 1)[0]
+    if near:
+        hint = f"Did you mean {f'{path}:{near[0]}'!r}?"
+    else:
+        hint = f"Functions there: {', '.join(functions[:8])}." if functions else f"{path!r} has no functions."
+    raise WrongUse(f"A program's function must be there at the top level of its file. Received: program={name!r}. {hint}")
+
+
+def _binds_unknown_names(node: ast.stmt) -> bool:
+    is_star = isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+    return is_star or (isinstance(node, ast.FunctionDef) and node.name == "__getattr__")
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of the top level, those under `if`, `try`, `with` and loops included."""
+    for node in body:
+        yield node
+        for block in (
+            ("body", "orelse", "finalbody") if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)) else ()
+        ):
+            yield from _statements(getattr(node, block, ()))
+        for handler in getattr(node, "handlers", ()):
+            yield from _statements(handler.body)
+
+
+def _bound_by(node: ast.stmt) -> set[str]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {alias.asname or alias.name for alias in node.names}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
