@@ -27,7 +27,8 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
         raise WrongUse(
             f"A callable must be sendable to another process. Received: program={name!r}, which refers to something "
-            f"that is not ({type(error).__name__}: {error}). Make such objects (models, datasets, tensors, locks) inside the function."
+            f"that is not ({type(error).__name__}: {error}). "
+            "Make such objects (models, datasets, tensors, locks) inside the function."
         ) from error
     finally:
         if module is not None:

@@ -45,9 +45,7 @@ class Program:
     import_root: Path | None = None
     pickled: bytes | None = field(default=None, repr=False)
     cwd: Path = field(default_factory=Path.cwd)
-    search_path: tuple[str, ...] = field(
-        default_factory=lambda: tuple(os.path.abspath(entry) for entry in sys.path), repr=False
-    )
+    search_path: tuple[str, ...] = field(default_factory=lambda: _search_path(), repr=False)
 
     @classmethod
     def find(cls, target: str | os.PathLike[str] | Callable[[], Any] | Program, args: Sequence[str] = ()) -> Program:
@@ -140,6 +138,10 @@ class Program:
         from emulate.program.start import start
 
         return start(self, path)
+
+
+def _search_path() -> tuple[str, ...]:
+    return tuple(os.path.abspath(entry) for entry in sys.path)
 
 
 def _module_file(name: str, module: str, *, runnable: bool) -> Path:

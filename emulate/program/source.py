@@ -14,6 +14,7 @@ from pathlib import Path
 
 from emulate.errors import WrongUse
 
+_BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 _FORMS = "A program is written train.py, -m package.module, train.py:function or package.module:function."
 
 
@@ -171,12 +172,10 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of the top level, those under `if`, `try`, `with` and loops included."""
     for node in body:
         yield node
-        for block in (
-            ("body", "orelse", "finalbody") if isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While)) else ()
-        ):
-            yield from _statements(getattr(node, block, ()))
-        for handler in getattr(node, "handlers", ()):
-            yield from _statements(handler.body)
+        if isinstance(node, _BLOCKS):
+            parts = [getattr(node, part, ()) for part in ("body", "orelse", "finalbody")]
+            handlers = [handler.body for handler in getattr(node, "handlers", ())]
+            yield from _statements(statement for part in [*parts, *handlers] for statement in part)
 
 
 def _bound_by(node: ast.stmt) -> set[str]:

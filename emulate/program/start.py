@@ -111,7 +111,8 @@ def _import_file(program: Program, path: PathMap) -> ModuleType:
     assert program.file is not None
     name = program.file.stem if program.file.stem not in sys.modules else f"{program.file.stem}_program"
     spec = importlib.util.spec_from_file_location(name, path(program.file))
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
