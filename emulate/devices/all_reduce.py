@@ -1,0 +1,99 @@
+"""How replicas are summed: one that works on logical CPUs and runs every program that GPUs would run.
+
+TensorFlow's default, a collective, fails on logical CPUs inside `cond` and `while` (`steps_per_execution`, an optimizer
+built inside a tf.function), and one failed collective poisons the process.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from emulate.devices import upstream
+from emulate.devices.plan import DevicePlan, Note
+
+_KEYS_APART = 10_000  # more than the collective groups that one strategy makes
+_in_use = "none"
+
+
+def all_reduce_in_use() -> str:
+    """How replicas are summed in this process: `ring`, `hierarchical`, `one-device`, or `none` before there is a strategy."""
+    return _in_use
+
+
+class AllReduceChoice:
+    """Chooses for each strategy of a host.
+
+    Args:
+        plan: What the host was given, with the user's wish.
+        note: Says where a program's own choice cannot be had.
+    """
+
+    def __init__(self, plan: DevicePlan, note: Note) -> None:
+        self._wish = plan.all_reduce
+        self._note = note
+        self._num_strategies = 0
+
+    def for_mirrored(self, asked: Any, num_devices: int) -> Any:
+        """The cross-device operation of a MirroredStrategy; None means TensorFlow's default, the ring."""
+        chosen = self._chosen(asked)
+        _remember(_name_of(chosen) if num_devices > 1 else "none")
+        return chosen
+
+    def for_multi_worker(self, extended: Any) -> None:
+        """Replace the ring of a MultiWorkerMirroredStrategy that runs on one host."""
+        if extended._num_workers > 1:
+            if self._wish not in ("auto", "ring"):
+                self._say(f"several hosts are summed by a ring: --all-reduce {self._wish} holds on one host only")
+            _remember("ring")
+            return
+        chosen = self._chosen(None)
+        if chosen is not None:
+            extended._cross_device_ops = chosen
+        _remember(_name_of(chosen) if len(extended.worker_devices) > 1 else "none")
+
+    def new_keys(self, owner: Any) -> None:
+        """Give a strategy collective keys of its own.
+
+        A second strategy of another size would otherwise abort all collectives of the process.
+        """
+        self._num_strategies += 1
+        owner._collective_key_base = self._num_strategies * _KEYS_APART
+
+    def without_nccl(self) -> None:
+        """NCCL has no kernels for CPUs: options that ask for it mean the ring."""
+        cls = upstream.communication_options()
+        real = cls.__init__
+
+        @functools.wraps(real)
+        def init(options: Any, *args: Any, **kwargs: Any) -> None:
+            real(options, *args, **kwargs)
+            if options.implementation.name == "NCCL":
+                options.implementation = type(options.implementation).RING
+
+        cls.__init__ = init
+
+    def _chosen(self, asked: Any) -> Any:
+        ops = upstream.cross_device_ops()
+        if self._wish == "auto":
+            if asked is None or not isinstance(asked, ops.NcclAllReduce):
+                return asked or ops.ReductionToOneDevice()
+            self._say("NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")
+            return ops.ReductionToOneDevice()
+        if asked is not None:
+            self._say(f"the program asks for {type(asked).__name__}: --all-reduce {self._wish} is used instead")
+        forced = {"ring": None, "hierarchical": ops.HierarchicalCopyAllReduce, "one-device": ops.ReductionToOneDevice}[self._wish]
+        return forced() if forced else None
+
+    def _say(self, text: str) -> None:
+        self._note("all-reduce", text)
+
+
+def _name_of(operation: Any) -> str:
+    names = {"ReductionToOneDevice": "one-device", "HierarchicalCopyAllReduce": "hierarchical", "CollectiveAllReduce": "ring"}
+    return "ring" if operation is None else names.get(type(operation).__name__, type(operation).__name__)
+
+
+def _remember(name: str) -> None:
+    global _in_use
+    _in_use = name

@@ -1,0 +1,29 @@
+"""Whose call it is: the program's, which sees emulated GPUs, or TensorFlow's and Keras's own, which see the truth.
+
+With GPUs faked for everybody Keras chooses XLA and CuDNN kernels that are not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+_FRAMEWORK = frozenset({"tensorflow", "keras", "tf_keras"})
+_TRANSPARENT = "tensorflow.python.autograph."
+
+
+def is_program(depth: int) -> bool:
+    """Whether the function `depth` frames above the caller of this belongs to the program.
+
+    Autograph calls a program's functions on its behalf, so its frames are looked through.
+
+    Args:
+        depth: 1 for the caller of the function that asks.
+    """
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(_TRANSPARENT):
+            return name.partition(".")[0] not in _FRAMEWORK
+        frame = frame.f_back
+    return True

@@ -1,0 +1,140 @@
+"""What a program's own calls to `tf.config` and `tf.test` answer. Calls from inside TensorFlow and Keras pass through."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from emulate.devices import upstream
+from emulate.devices.caller import is_program
+from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.names import DeviceNames
+
+_COMPUTE_CAPABILITY = (8, 0)  # of a GPU that has tensor cores: programs ask before they choose mixed precision
+_DETAILS = {"device_name": "gpudist emulated GPU", "compute_capability": _COMPUTE_CAPABILITY}
+
+
+class DeviceAnswers:
+    """One method for each function of `tf.config` and `tf.test` that is about GPUs, named as that function.
+
+    A method gets TensorFlow's own function first, for what is not about GPUs.
+    """
+
+    def __init__(self, gpus: EmulatedGpus, names: DeviceNames) -> None:
+        self._gpus = gpus
+        self._names = names
+        self._peak = 0
+
+    def list_physical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
+        if device_type == "GPU":
+            return self._gpus.physical
+        return real(device_type) + (self._gpus.physical if device_type is None else [])
+
+    def list_logical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
+        if device_type not in (None, "GPU"):
+            return list(real(device_type))
+        gpus = self._gpus.logical(real("CPU"))
+        return gpus if device_type == "GPU" else real() + gpus
+
+    def get_visible_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
+        if device_type == "GPU":
+            return self._gpus.visible
+        return real(device_type) + (self._gpus.visible if device_type is None else [])
+
+    def set_visible_devices(self, real: Any, devices: Any, device_type: str | None = None) -> None:
+        wanted = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+        for device in wanted:
+            if device_type is not None and device.device_type != device_type:
+                raise ValueError(f"Unrecognized device: {device!r}")
+        if device_type in (None, "GPU"):
+            self._gpus.show([d for d in wanted if d.device_type == "GPU"])
+        # The CPU is never hidden: the emulated GPUs are made of it.
+
+    def get_logical_device_configuration(self, real: Any, device: Any) -> Any:
+        return self._gpus.split_of(device) if _is_gpu(device) else real(device)
+
+    def set_logical_device_configuration(self, real: Any, device: Any, logical_devices: Any) -> None:
+        if _is_gpu(device):
+            self._gpus.split(device, list(logical_devices))
+        else:
+            self._gpus.split_cpu_as_program(list(logical_devices))
+
+    def get_memory_growth(self, real: Any, device: Any) -> bool | None:
+        return self._gpus.growth_of(device) if _is_gpu(device) else real(device)
+
+    def set_memory_growth(self, real: Any, device: Any, enable: bool) -> None:
+        return self._gpus.set_growth(device, enable) if _is_gpu(device) else real(device, enable)
+
+    def get_device_details(self, real: Any, device: Any) -> dict[str, Any]:
+        return dict(_DETAILS) if _is_gpu(device) else real(device)
+
+    def get_memory_info(self, real: Any, device: str) -> dict[str, int]:
+        self._names.real(device)
+        current = _resident_bytes()
+        self._peak = max(self._peak, current)
+        return {"current": current, "peak": self._peak}
+
+    def reset_memory_stats(self, real: Any, device: str) -> None:
+        self._names.real(device)
+        self._peak = 0
+
+    def get_memory_usage(self, real: Any, device: str) -> int:
+        return self.get_memory_info(real, device)["current"]
+
+    def is_gpu_available(self, real: Any, cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+        return self._gpus.num_logical > 0 and tuple(min_cuda_compute_capability or ()) <= _COMPUTE_CAPABILITY
+
+    def gpu_device_name(self, real: Any) -> str:
+        return "/device:GPU:0" if self._gpus.num_logical else ""
+
+    def is_built_with_cuda(self, real: Any) -> bool:
+        return True
+
+    def is_built_with_gpu_support(self, real: Any) -> bool:
+        return True
+
+    def list_local_devices(self, real: Any, session_config: Any = None) -> list[Any]:
+        attributes = upstream.device_attributes()
+        number = range(self._gpus.num_logical)
+        return list(real(session_config)) + [
+            attributes(
+                name=f"/device:GPU:{i}",
+                device_type="GPU",
+                physical_device_desc=f"device: {i}, name: gpudist emulated GPU, compute capability: 8.0",
+            )
+            for i in number
+        ]
+
+
+def answer_program(answers: DeviceAnswers) -> None:
+    """Put the answers in place of TensorFlow's functions, wherever its public interface spells them."""
+    methods = {name: method for name, method in vars(DeviceAnswers).items() if not name.startswith("_")}
+    replaced: dict[int, Callable[..., Any]] = {}
+    for module in upstream.defining_modules():
+        for name in methods.keys() & vars(module).keys():
+            real = getattr(module, name)
+            replaced.setdefault(id(real), _for_program(real, functools.partial(methods[name], answers)))
+    for module in upstream.defining_modules() + upstream.public_modules():
+        for name, value in list(vars(module).items()):
+            if id(value) in replaced:
+                setattr(module, name, replaced[id(value)])
+
+
+def _for_program(real: Callable[..., Any], emulated: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return emulated(real, *args, **kwargs) if is_program(1) else real(*args, **kwargs)
+
+    return answer
+
+
+def _is_gpu(device: Any) -> bool:
+    return getattr(device, "device_type", None) == "GPU"
+
+
+def _resident_bytes() -> int:
+    """What this process holds in memory: the emulated GPUs' memory is the host's."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,179 @@
+"""The GPUs a program believes in: which there are, which it made visible, how it split them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from emulate.devices import upstream
+from emulate.devices.plan import DevicePlan, Note
+
+_T = TypeVar("_T")
+_LATE_VISIBLE = "Visible devices cannot be modified after being initialized"
+_LATE_SPLIT = "Virtual devices cannot be modified after being initialized"
+_LATE_GROWTH = "Physical devices cannot be modified after being initialized"
+
+
+class _Folded(list[_T]):
+    """In the reference, asking for a device past the end gives the last one there is."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(min(index, len(self) - 1) if isinstance(index, int) and self else index)
+
+
+class EmulatedGpus:
+    """The state of one host's emulated GPUs, and of its CPU, which they are made of.
+
+    Emulated GPU number i is logical CPU number i.
+
+    Attributes:
+        plan: What the host was given.
+        note: Says something that the report shows.
+        cpu_split: Into how many devices the program itself split the CPU; None if it did not.
+    """
+
+    def __init__(self, plan: DevicePlan, note: Note) -> None:
+        self.plan = plan
+        self.note = note
+        self.cpu_split: int | None = None
+        self._hidden_before = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._visible: list[Any] | None = None
+        self._splits: dict[Any, list[Any]] = {}
+        self._growth: dict[Any, bool | None] = {}
+
+    @property
+    def physical(self) -> list[Any]:
+        """All emulated physical GPUs; CUDA_VISIBLE_DEVICES decides, as for real ones, when the program has set it."""
+        import tensorflow as tf
+
+        names = [f"/physical_device:GPU:{i}" for i in range(self._num_physical())]
+        return self._listed([tf.config.PhysicalDevice(name=name, device_type="GPU") for name in names])
+
+    def _num_physical(self) -> int:
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if wanted is None or wanted == self._hidden_before:
+            return self.plan.num_devices
+        count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
+        if count < self.plan.num_devices:
+            self.note("gpus-hidden", f"the program sets CUDA_VISIBLE_DEVICES={wanted!r}: {count} of this host's GPUs are visible")
+        return count
+
+    @property
+    def visible(self) -> list[Any]:
+        """The physical GPUs that the program left visible."""
+        return self._listed(self.physical if self._visible is None else [d for d in self._visible if d in self.physical])
+
+    @property
+    def num_logical(self) -> int:
+        """How many logical GPUs those make, the program's own splits counted."""
+        count = sum(len(self._splits.get(device, [None])) for device in self.visible)
+        return min(count, 1) if self.plan.reference else count
+
+    @property
+    def num_cpus(self) -> int:
+        """Into how many logical devices the CPU has to be split for all this."""
+        return max(self.plan.num_devices, self.num_logical)
+
+    @property
+    def num_for_strategies(self) -> int:
+        """On how many devices a strategy that names none trains: GPUs if any, else CPUs, as TensorFlow has it."""
+        return self.num_logical or (self.plan.num_devices if self.cpu_split else 1)
+
+    def logical(self, cpus: Sequence[Any]) -> list[Any]:
+        """The logical GPUs, named like the logical CPUs they are.
+
+        Args:
+            cpus: The true logical CPUs.
+        """
+        import tensorflow as tf
+
+        names = [cpu.name for cpu in cpus if int(cpu.name.rsplit(":", 1)[1]) < self.num_logical]
+        return self._listed([tf.config.LogicalDevice(name.replace("CPU", "GPU"), "GPU") for name in names])
+
+    def show(self, devices: list[Any]) -> None:
+        """Make only these GPUs visible."""
+        self._check_known(devices)
+        if devices == self.visible:
+            return
+        _refuse_late(_LATE_VISIBLE)
+        self._visible = list(dict.fromkeys(devices))
+        if len(self._visible) < self.plan.num_devices:
+            self.note("gpus-hidden", f"the program makes {len(self._visible)} of this host's {self.plan.num_devices} GPUs visible")
+        self.split_cpu()
+
+    def split(self, device: Any, parts: list[Any]) -> None:
+        """Split one GPU into logical ones."""
+        self._check_known([device])
+        if any(part.memory_limit is None for part in parts):
+            raise ValueError("Setting memory limit is required for GPU virtual devices")
+        if self._splits.get(device) == parts:
+            return
+        _refuse_late(_LATE_SPLIT)
+        self._splits[device] = list(parts)
+        self.note("gpu-split", f"the program splits {device.name} into {len(parts)}: {self.num_logical} logical GPUs on this host")
+        self.split_cpu()
+
+    def split_of(self, device: Any) -> list[Any] | None:
+        """How the program split a GPU, None if it did not."""
+        self._check_known([device])
+        return self._splits.get(device)
+
+    def set_growth(self, device: Any, enable: bool) -> None:
+        """Remember whether memory grows on demand, which has no meaning here."""
+        self._check_known([device])
+        if device in self._splits:
+            raise ValueError("Cannot set memory growth on device when virtual devices configured")
+        if self._growth.get(device) == enable:
+            return
+        _refuse_late(_LATE_GROWTH)
+        self._growth[device] = enable
+
+    def growth_of(self, device: Any) -> bool | None:
+        """What `set_growth` was told last."""
+        self._check_known([device])
+        return self._growth.get(device)
+
+    def split_cpu(self) -> None:
+        """Have TensorFlow split the CPU, which is possible until its runtime is up."""
+        import tensorflow as tf
+
+        context = upstream.context()
+        cpu = context.list_physical_devices("CPU")[0]
+        context.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(self.num_cpus)])
+
+    def split_cpu_as_program(self, parts: list[Any]) -> None:
+        """The program splits the CPU itself: the topology's number holds instead, and a note says so."""
+        if any(part.memory_limit is not None for part in parts):
+            raise ValueError("Setting memory limit on CPU virtual devices is currently not supported")
+        if self.cpu_split == len(parts):
+            return
+        _refuse_late(_LATE_SPLIT)
+        self.cpu_split = len(parts)
+        if len(parts) != self.plan.num_devices and not self.plan.reference:
+            given = self.plan.num_devices
+            self.note("cpu-split", f"the program splits its CPU into {len(parts)} devices: it gets the topology's {given} instead")
+
+    def _listed(self, devices: list[Any]) -> list[Any]:
+        return _Folded(devices) if self.plan.reference else devices
+
+    def _check_known(self, devices: Sequence[Any]) -> None:
+        known = self.physical
+        for device in devices:
+            if device not in known:
+                raise ValueError(f"Unrecognized device: {device!r}")
+
+
+def _refuse_late(text: str) -> None:
+    if upstream.is_initialized():
+        raise RuntimeError(text)
+
+
+def _count_cuda(wanted: str, available: int, reference: bool) -> int:
+    """How many GPUs CUDA_VISIBLE_DEVICES leaves; like CUDA, what follows an index that is not there does not count."""
+    count = 0
+    for entry in filter(None, (part.strip() for part in wanted.split(","))):
+        if entry.lstrip("-").isdigit() and not (0 <= int(entry) < available or (reference and int(entry) >= 0)):
+            break
+        count += 1
+    return min(count, available)

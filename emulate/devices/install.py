@@ -1,0 +1,54 @@
+"""Turns this process into a host with emulated GPUs."""
+
+from __future__ import annotations
+
+from emulate.devices import upstream
+from emulate.devices.all_reduce import AllReduceChoice
+from emulate.devices.config import DeviceAnswers, answer_program
+from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.names import DeviceNames
+from emulate.devices.placement import translate_placement
+from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.strategies import use_emulated_devices
+from emulate.errors import WrongUse
+from emulate.imports import when_imported
+
+
+def install(plan: DevicePlan, note: Note) -> None:
+    """Give this host its devices, now or as soon as TensorFlow has been imported; the runtime is not initialised.
+
+    Args:
+        plan: How many devices, and how they are summed.
+        note: Called with a code and a text for what the report should mention, once for each text.
+
+    Raises:
+        WrongUse: When TensorFlow's runtime is up already.
+    """
+    when_imported("tensorflow", lambda: _install(plan, _once(note)))
+
+
+def _install(plan: DevicePlan, note: Note) -> None:
+    if upstream.is_initialized():
+        raise WrongUse(
+            f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has run "
+            "an operation. Start the host in a process that has not."
+        )
+    gpus = EmulatedGpus(plan, note)
+    names = DeviceNames(gpus)
+    choice = AllReduceChoice(plan, note)
+    gpus.split_cpu()
+    answer_program(DeviceAnswers(gpus, names))
+    translate_placement(names)
+    use_emulated_devices(gpus, names, choice)
+    choice.without_nccl()
+
+
+def _once(note: Note) -> Note:
+    said: set[tuple[str, str]] = set()
+
+    def say(code: str, text: str) -> None:
+        if (code, text) not in said:
+            said.add((code, text))
+            note(code, text)
+
+    return say

@@ -1,0 +1,95 @@
+"""Device names: what a program writes ("/gpu:1", "GPU:1", "/device:GPU:1", ...) and the logical CPU it means here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emulate.devices.gpus import EmulatedGpus
+from emulate.errors import WrongUse
+
+_HERE = (None, "localhost")
+
+
+class DeviceNames:
+    """Turns names of emulated GPUs into names of the logical CPUs they are.
+
+    TensorFlow does not validate device names: an unknown one lands on CPU:0 in silence. Here it is an error, and in the
+    reference, which has one device, it means that one.
+    """
+
+    def __init__(self, gpus: EmulatedGpus) -> None:
+        self._gpus = gpus
+        self._known: dict[tuple[str, int, int], str] = {}
+
+    def real(self, device: Any) -> Any:
+        """The device that is really used.
+
+        Args:
+            device: A name, a DeviceSpec or a logical device; anything else is returned as it is.
+
+        Raises:
+            WrongUse: When this host has no such device.
+        """
+        name = getattr(device, "name", None) if not hasattr(device, "to_string") else device.to_string()
+        text = device if isinstance(device, str) else name
+        if not isinstance(text, str) or not text:
+            return device
+        key = (text, self._gpus.num_logical, self._gpus.num_cpus)
+        if key not in self._known:
+            self._known[key] = self._translate(text)
+        return self._known[key]
+
+    def of_strategy(self, devices: Any) -> list[Any]:
+        """The devices a strategy is to use for those a program names.
+
+        Raises:
+            WrongUse: When this host has fewer.
+        """
+        named = [devices] if isinstance(devices, str) else list(devices)
+        if not self._gpus.plan.reference:
+            self._check_number(named)
+        return list(dict.fromkeys(map(self.real, named))) if self._gpus.plan.reference else [self.real(d) for d in named]
+
+    def all_for_strategy(self, prefix: str = "") -> list[str]:
+        """The devices of a strategy that names none."""
+        return [f"{prefix}/device:CPU:{i}" for i in range(self._gpus.num_for_strategies)]
+
+    def _translate(self, text: str) -> str:
+        import tensorflow as tf
+
+        spec = tf.DeviceSpec.from_string(text)
+        if spec.device_type not in ("GPU", "CPU"):
+            return text
+        index = self._index(spec, text)
+        if spec.device_type == "CPU" and index == spec.device_index:
+            return text
+        return str(spec.replace(device_type="CPU", device_index=index).to_string())
+
+    def _index(self, spec: Any, text: str) -> int | None:
+        if spec.device_index is None:
+            return None if spec.device_type == "CPU" else 0
+        index = int(spec.device_index)
+        available = self._gpus.num_logical if spec.device_type == "GPU" else self._gpus.num_cpus
+        if index < available or spec.job not in _HERE:
+            return index
+        if self._gpus.plan.reference:
+            return 0
+        raise WrongUse(
+            f"A device that a program names must be there. Received: device={text!r}, and this host has {self._there()}. "
+            f"Name one of these, or verify on a topology with more devices per host, 1x{index + 1} say."
+        )
+
+    def _there(self) -> str:
+        logical = self._gpus.num_logical
+        gpus = f"GPU:0 to GPU:{logical - 1}" if logical > 1 else ("GPU:0 only" if logical else "no visible GPU")
+        cpus = self._gpus.num_cpus
+        return gpus + (f" and CPU:0 to CPU:{cpus - 1}" if cpus > 1 else " and CPU:0")
+
+    def _check_number(self, named: list[Any]) -> None:
+        available = self._gpus.num_cpus
+        if len(named) > available:
+            names = [d if isinstance(d, str) else getattr(d, "name", d) for d in named]
+            raise WrongUse(
+                f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host has "
+                f"{self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
+            )

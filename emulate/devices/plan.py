@@ -1,0 +1,40 @@
+"""What a host's devices are to be: said once, when the host starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from emulate.errors import WrongUse
+
+ALL_REDUCE = ("auto", "ring", "hierarchical", "one-device")
+
+Note = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """The devices of one host.
+
+    Attributes:
+        num_devices: Emulated GPUs of this host.
+        num_hosts: Hosts of the topology that train.
+        all_reduce: How replicas sum, one of `ALL_REDUCE`.
+        reference: Whether this is the run on one device that others are compared with. There, a device that does not exist
+            is folded onto the first, so that the same program runs.
+
+    Raises:
+        WrongUse: When a number is below 1 or the all-reduce is unknown.
+    """
+
+    num_devices: int
+    num_hosts: int = 1
+    all_reduce: str = "auto"
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1:
+            raise WrongUse(f"A host has at least one device. Received: num_devices={self.num_devices}. Ask for 1 or more.")
+        if self.all_reduce not in ALL_REDUCE:
+            choices = ", ".join(ALL_REDUCE)
+            raise WrongUse(f"The all-reduce is one of {choices}. Received: all_reduce={self.all_reduce!r}. Choose one of them.")

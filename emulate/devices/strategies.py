@@ -1,0 +1,72 @@
+"""Strategies use the emulated devices: all of them unless told, those named by the program if it names some."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from emulate.devices import upstream
+from emulate.devices.all_reduce import AllReduceChoice
+from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.names import DeviceNames
+
+
+def use_emulated_devices(gpus: EmulatedGpus, names: DeviceNames, choice: AllReduceChoice) -> None:
+    """Change the strategy classes of this process; call once.
+
+    Args:
+        gpus: The emulated GPUs of this host.
+        names: Translates what programs call them.
+        choice: How replicas are summed.
+    """
+    _mirrored(names, choice)
+    _multi_worker(names, choice)
+    _central_storage(names)
+
+
+def _mirrored(names: DeviceNames, choice: AllReduceChoice) -> None:
+    cls = upstream.mirrored_extended()
+    real = cls.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
+        devices = names.of_strategy(devices) if devices else names.all_for_strategy()
+        choice.new_keys(container_strategy)
+        real(self, container_strategy, devices=devices, cross_device_ops=choice.for_mirrored(cross_device_ops, len(devices)))
+
+    cls.__init__ = init
+
+
+def _multi_worker(names: DeviceNames, choice: AllReduceChoice) -> None:
+    cls = upstream.collective_extended()
+    real_init, real_local = cls.__init__, cls._initialize_local
+
+    def devices_of(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        # TensorFlow 2.21 takes one CPU however many there are.
+        return tuple(names.all_for_strategy(worker_device)), "CPU"
+
+    @functools.wraps(real_local)
+    def local(self: Any, cluster_resolver: Any, devices: Any = None) -> None:
+        choice.new_keys(self)
+        real_local(self, cluster_resolver, devices=names.of_strategy(devices) if devices else None)
+
+    @functools.wraps(real_init)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real_init(self, *args, **kwargs)
+        choice.for_multi_worker(self)
+
+    cls._initialize_local_devices = devices_of
+    cls._initialize_local = local
+    cls.__init__ = init
+
+
+def _central_storage(names: DeviceNames) -> None:
+    cls = upstream.central_extended()
+    real = cls._initialize_local
+
+    @functools.wraps(real)
+    def local(self: Any, compute_devices: Any, parameter_device: Any, cluster_resolver: Any = None) -> None:
+        devices = names.of_strategy(compute_devices) if compute_devices else names.all_for_strategy()
+        real(self, devices, names.real(parameter_device), cluster_resolver=cluster_resolver)
+
+    cls._initialize_local = local

@@ -1,0 +1,117 @@
+"""Every private name of TensorFlow that the emulated devices rest on; tests/emulate/devices/test_upstream.py guards each.
+
+Names are looked up when they are used: importing this file imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def context() -> Any:
+    """The eager context, which is not initialised by asking for it."""
+    from tensorflow.python.eager import context as module
+
+    return module.context()
+
+
+def is_initialized() -> bool:
+    """Whether TensorFlow's runtime is up, after which devices cannot change."""
+    return context()._context_handle is not None
+
+
+def context_class() -> Any:
+    """The class whose `device` every eager `tf.device` ends in."""
+    from tensorflow.python.eager import context as module
+
+    return module.Context
+
+
+def graph_class() -> Any:
+    """The class whose `device` every `tf.device` in a graph ends in."""
+    from tensorflow.python.framework import ops
+
+    return ops.Graph
+
+
+def device_util() -> Any:
+    """The module through which strategies complete device names."""
+    from tensorflow.python.distribute import device_util as module
+
+    return module
+
+
+def prefetching() -> Any:
+    """The module behind `tf.data.experimental.prefetch_to_device`."""
+    from tensorflow.python.data.experimental.ops import prefetching_ops
+
+    return prefetching_ops
+
+
+def data_modules() -> list[Any]:
+    """Each loaded public spelling of `tf.data.experimental`."""
+    return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(".data.experimental")]
+
+
+def mirrored_extended() -> Any:
+    """What both MirroredStrategy classes (TF 1 and 2) are made of."""
+    from tensorflow.python.distribute import mirrored_strategy
+
+    return mirrored_strategy.MirroredExtended
+
+
+def collective_extended() -> Any:
+    """What every MultiWorkerMirroredStrategy class is made of."""
+    from tensorflow.python.distribute import collective_all_reduce_strategy
+
+    return collective_all_reduce_strategy.CollectiveAllReduceExtended
+
+
+def central_extended() -> Any:
+    """What CentralStorageStrategy and TF 1's ParameterServerStrategy are made of."""
+    from tensorflow.python.distribute import parameter_server_strategy
+
+    return parameter_server_strategy.ParameterServerStrategyExtended
+
+
+def communication_options() -> Any:
+    """The class behind `tf.distribute.experimental.CommunicationOptions`."""
+    from tensorflow.python.distribute import collective_util
+
+    return collective_util.Options
+
+
+def cross_device_ops() -> Any:
+    """The module with the ways to sum over devices."""
+    from tensorflow.python.distribute import cross_device_ops as module
+
+    return module
+
+
+def device_lib() -> Any:
+    """`tensorflow.python.client.device_lib`, which many programs call though it is private."""
+    from tensorflow.python.client import device_lib as module
+
+    return module
+
+
+def device_attributes() -> Any:
+    """The message that `device_lib.list_local_devices` lists."""
+    from tensorflow.core.framework import device_attributes_pb2
+
+    return device_attributes_pb2.DeviceAttributes
+
+
+def public_modules() -> list[Any]:
+    """Each loaded module of TensorFlow's public interface that lists devices, the TF 1 and TF 2 spellings alike."""
+    ends = (".config", ".config.experimental", ".test")
+    return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
+
+
+def defining_modules() -> list[Any]:
+    """The modules in which those functions are defined."""
+    from tensorflow.python.framework import config, test_util
+    from tensorflow.python.platform import test
+
+    return [config, test_util, test, device_lib()]
