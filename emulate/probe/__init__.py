@@ -1,0 +1,20 @@
+"""What is recorded while a program runs, and the trace it leaves."""
+
+from emulate.probe.plan import SWITCHES, ProbePlan, Replay
+from emulate.probe.probe import Probe
+from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
+
+__all__ = [
+    "FORMAT",
+    "SWITCHES",
+    "Probe",
+    "ProbePlan",
+    "Replay",
+    "Report",
+    "Step",
+    "StoredArray",
+    "Trace",
+    "TraceWriter",
+    "Variable",
+    "digest",
+]

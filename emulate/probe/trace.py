@@ -17,7 +17,8 @@ Events (every one has `event`):
 
     strategy     name, replicas (num_replicas_in_sync), local (how many of them on this host)
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
-    step         optimizer, step, replica, rows, inputs, gradients, weights, objective, draws
+    program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
+    step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, reduced
     evaluation   replica, rows                                               a Strategy.run without an apply
     report       kind (loss or metric), name, step, value, replica           what the program itself reports
     collective   phase (enter or exit), name, ordinal, replica, step
@@ -117,6 +118,8 @@ class Step:
         weights: Each variable after the step.
         objective: What the gradient was taken of: the sum of the local loss, None where no tape was seen.
         draws: Digest of each random draw, in the order in which the step makes them.
+        row_inputs: Which of `inputs` are rows of the batch.
+        reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
     """
 
     host: int
@@ -129,6 +132,8 @@ class Step:
     weights: Mapping[str, Variable] = field(default_factory=dict)
     objective: float | None = None
     draws: tuple[str, ...] = ()
+    row_inputs: tuple[int, ...] = ()
+    reduced: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,8 +253,9 @@ class Trace:
 
     @cached_property
     def optimizers(self) -> list[str]:
-        """Names of the optimizers in the order of their first step."""
-        return list(dict.fromkeys(event["optimizer"] for _, event in self.of("step")))
+        """Names of the optimizers in the order of their first step; `tape` stands for a loop that has none."""
+        names = list(dict.fromkeys(event["optimizer"] for _, event in self.of("step")))
+        return [name for name in names if name != "tape"] or names
 
     @cached_property
     def _steps(self) -> dict[str, list[dict[int, Step]]]:
@@ -274,8 +280,14 @@ class Trace:
         return sorted({replica for name in self.optimizers for step in self.steps(name) for replica in step})
 
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
-        """The variables `initial` or `final`, by (host, replica)."""
-        return {(host, event["replica"]): self._variables(host, event["variables"]) for host, event in self.of(when)}
+        """The variables `initial` or `final`, by (host, replica). Equal values keep their array on the first replica only."""
+        found: dict[tuple[int, int], dict[str, Variable]] = {}
+        for host, event in self.of(when):
+            known = found.setdefault((host, event["replica"]), {})
+            for name, variable in self._variables(host, event["variables"]).items():
+                if name not in known or known[name].array is None:
+                    known[name] = variable
+        return found
 
     @cached_property
     def reports(self) -> list[Report]:
@@ -298,6 +310,8 @@ class Trace:
             weights=self._variables(host, event.get("weights", {})),
             objective=None if objective is None else float(objective),
             draws=tuple(event.get("draws", ())),
+            row_inputs=tuple(event.get("row_inputs", ())),
+            reduced=event.get("reduced", False),
         )
 
     def _variables(self, host: int, entries: Mapping[str, Any]) -> dict[str, Variable]:

@@ -1,0 +1,127 @@
+"""What happens inside one replica's call of `Strategy.run`: its rows, its gradients, its random draws."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+_current = threading.local()
+
+
+def current() -> Body | None:
+    """The body this thread is in."""
+    return getattr(_current, "body", None)
+
+
+class Body:
+    """One replica's call of the function given to `Strategy.run`.
+
+    In a graph it exists while the graph is built; in eager code at each step.
+
+    Attributes:
+        inputs: (key, tensor) of everything that enters, for the record of the step.
+        objective: Targets that gradients were taken of.
+        tape: (gradients, variables) of tapes, for loops without a known optimizer.
+        draws: Samples of the random draws made so far.
+        models: Outermost layers called: their variables that are not trained are recorded too.
+        applied: True once an optimizer's apply in this very graph has taken the inputs along.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        import tensorflow as tf
+
+        self.probe = probe
+        context = tf.distribute.get_replica_context()
+        self.replica = static_int(context.replica_id_in_sync_group) if context is not None else 0
+        probe.replica_seen(self.replica)
+        self.graph = None if tf.executing_eagerly() else upstream.control_flow_root(tf.compat.v1.get_default_graph())
+        self.inputs: list[tuple[tuple[Any, ...], Any]] = []
+        self.objective: list[Any] = []
+        self.tape: list[tuple[list[Any], list[Any]]] = []
+        self.draws: list[Any] = []
+        self.models: dict[int, Any] = {}
+        self.row_keys: Any = None
+        self.applied = False
+        self.layer_depth = 0
+        self.apply_depth = 0
+        self.num_draws = 0
+        self.share: int | None = None
+        self.accumulated: dict[str, list[list[Any]]] = {}
+
+    def __enter__(self) -> Body:
+        self._outer = current()
+        _current.body = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _current.body = self._outer
+
+    def is_here(self) -> bool:
+        """Whether the current graph is this body's own (so that tensors of one can be used in the other)."""
+        import tensorflow as tf
+
+        if tf.executing_eagerly():
+            return self.graph is None
+        return self.graph is upstream.control_flow_root(tf.compat.v1.get_default_graph())
+
+    def take_inputs(self, args: Any, kwargs: Any) -> None:
+        """Remember what enters, each tensor under its position in the flattened arguments."""
+        import tensorflow as tf
+
+        for position, value in enumerate(tf.nest.flatten((args, kwargs))):
+            self.inputs += parts_of(position, value)
+
+    @property
+    def positions(self) -> list[int]:
+        """Positions of the arguments that were recorded."""
+        return sorted({key[1] for key, _ in self.inputs})
+
+
+def static_int(value: Any) -> int:
+    """A replica's number: a constant in every strategy of one host or several."""
+    import tensorflow as tf
+
+    static = tf.get_static_value(value)
+    return int(static) if static is not None else 0
+
+
+def parts_of(position: int, value: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """The tensors of one argument: dense ones with a leading dimension, and the parts of ragged and sparse ones."""
+    import tensorflow as tf
+
+    if isinstance(value, tf.RaggedTensor):
+        splits = [(("input", position, "splits", i), s) for i, s in enumerate(value.nested_row_splits)]
+        return [*splits, (("input", position, "values"), value.flat_values)]
+    if isinstance(value, tf.SparseTensor):
+        return [
+            (("input", position, "indices"), value.indices),
+            (("input", position, "values"), value.values),
+            (("input", position, "shape"), value.dense_shape),
+        ]
+    if tf.is_tensor(value) and value.shape.rank != 0 and value.dtype not in (tf.resource, tf.variant):
+        return [(("input", position, "dense"), tf.convert_to_tensor(value))]
+    return []
+
+
+def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool) -> Callable[..., Any]:
+    """The function that runs instead of the program's in each replica; it calls the program's.
+
+    Args:
+        probe: What records.
+        function: The program's function, already converted by autograph unless `converted` is False.
+        converted: False for the Python function of a tf.function, which is converted when it is traced.
+    """
+
+    @upstream.do_not_convert
+    def replica_body(*args: Any, **kwargs: Any) -> Any:
+        inner = function if converted else upstream.convert(function, enabled=True)
+        with Body(probe) as body:
+            return probe.call(body, inner, args, kwargs)
+
+    return replica_body

@@ -1,0 +1,137 @@
+"""Which collective each replica is in: counted in the graph, read by a thread, told to the supervisor.
+
+A host waits for ever in a collective that a peer never enters. Two counters a replica (entered, left) and the number
+of the collective entered last are enough to see it from outside, whatever the Python side is doing.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import upstream
+from emulate.probe.body import static_int
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+POLL_SECONDS = 0.25
+
+
+class Counters:
+    """Entered and left collectives of one replica."""
+
+    def __init__(self, replica: int) -> None:
+        import tensorflow as tf
+
+        self.replica = replica
+        ops = upstream.load("tensorflow.python.ops.gen_resource_variable_ops")
+        self._ops = ops
+        self._handles: list[Any] = []
+        with tf.init_scope(), upstream.device("CPU:0"):
+            for what in ("entered", "site", "left"):
+                handle = ops.var_handle_op(dtype=tf.int64, shape=[], shared_name=f"gpudist_{what}_{replica}")
+                ops.assign_variable_op(handle, tf.zeros([], tf.int64))
+                self._handles.append(handle)
+
+    def enter(self, site: int) -> list[Any]:
+        """Operations that count an entry."""
+        import tensorflow as tf
+
+        one = tf.ones([], tf.int64)
+        entered, at, _ = self._handles
+        operations = [self._ops.assign_add_variable_op(entered, one), self._ops.assign_variable_op(at, tf.constant(site, tf.int64))]
+        return [operation for operation in operations if operation is not None]
+
+    def leave(self) -> Any:
+        """The operation that counts an exit."""
+        import tensorflow as tf
+
+        return self._ops.assign_add_variable_op(self._handles[2], tf.ones([], tf.int64))
+
+    def read(self) -> tuple[int, int, int]:
+        """(entered, site of the last entry, left)."""
+        import tensorflow as tf
+
+        values = [int(self._ops.read_variable_op(handle, tf.int64)) for handle in self._handles]
+        return values[0], values[1], values[2]
+
+
+class Watch:
+    """Counts collectives and tells the supervisor where each replica is."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._counters: dict[int, Counters] = {}
+        self._sites: list[str] = []
+        self._told: dict[int, tuple[int, int]] = {}
+
+    def around(self, replica: int, name: str, start: Any) -> Any:
+        """Start a collective between an entry and an exit."""
+        import tensorflow as tf
+
+        counters = self._of(replica)
+        with upstream.device("CPU:0"):
+            entered = counters.enter(self._site(name))
+        with tf.control_dependencies(entered):
+            result = start()
+        with upstream.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(result, expand_composites=True)):
+            counters.leave()
+        return result
+
+    def _of(self, replica: int) -> Counters:
+        with self._lock:
+            if not self._counters:
+                threading.Thread(target=self._poll, name="gpudist-collectives", daemon=True).start()
+            if replica not in self._counters:
+                self._counters[replica] = Counters(replica)
+            return self._counters[replica]
+
+    def _site(self, name: str) -> int:
+        with self._lock:
+            self._sites.append(name)
+            return len(self._sites) - 1
+
+    def _poll(self) -> None:
+        while True:
+            time.sleep(POLL_SECONDS)
+            for replica, counters in list(self._counters.items()):
+                self._tell(replica, *counters.read())
+
+    def _tell(self, replica: int, entered: int, site: int, left: int) -> None:
+        if self._told.get(replica) == (entered, left):
+            return
+        self._told[replica] = (entered, left)
+        phase = "enter" if entered > left else "exit"
+        name = self._sites[site] if site < len(self._sites) else ""
+        event = {"event": "collective", "phase": phase, "name": name, "ordinal": entered, "replica": replica}
+        self._probe.send({**event, "step": self._probe.recording.num_steps})
+        self._probe.recording.write(event)
+
+
+def install(probe: Probe) -> None:
+    """Wrap the methods by which every collective between replicas is started."""
+    watch = Watch(probe)
+    cls = upstream.collective_launcher()
+    for method in ("all_reduce", "_all_gather"):
+        _wrap(watch, cls, method)
+
+
+def _wrap(watch: Watch, cls: Any, method: str) -> None:
+    original = getattr(cls, method)
+
+    @functools.wraps(original)
+    def collective(self: Any, input_tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        name = f"{method.strip('_')} {input_tensor.dtype.name}{list(input_tensor.shape)}"
+        replica = static_int(self._device_index) if hasattr(self, "_device_index") else _number_in(self._device)
+        return watch.around(replica, name, lambda: original(self, input_tensor, *args, **kwargs))
+
+    setattr(cls, method, collective)
+
+
+def _number_in(device: str) -> int:
+    """The local device's number: `/job:worker/replica:0/task:1/device:CPU:3` is 3."""
+    return int(str(device).rsplit(":", 1)[-1])

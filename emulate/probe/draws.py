@@ -1,0 +1,136 @@
+"""Random draws inside a step: looked at in an untouched run, and made a function of the row in comparison runs.
+
+Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted
+nor a sharded batch would draw the same. With `keyed_draws` a draw of shape [rows, ...] depends on the seed, the place
+in the program and the contents of the row alone; a draw without the batch's leading dimension on seed and place. The
+bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over row key, element number and place.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+SAMPLE = 64
+_bypass = threading.local()
+
+
+def install(probe: Probe) -> None:
+    """Wrap the ops behind uniform and normal draws."""
+    for module, name, distribution in upstream.random_ops():
+        _wrap(probe, module, name, distribution)
+
+
+def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        body = bodies.current()
+        if body is None or getattr(_bypass, "on", False):
+            return original(*args, **kwargs)
+        place = body.num_draws
+        body.num_draws += 1
+        if not probe.plan.keyed_draws:
+            value = original(*args, **kwargs)
+            if body.is_here():
+                body.draws.append(_sample(value))
+            return value
+        template = original(*args, **kwargs)
+        return _keyed(probe, body, template, place, distribution)
+
+    setattr(module, name, draw)
+
+
+def _sample(value: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(value, [-1])[:SAMPLE]
+
+
+def key_rows(probe: Probe, body: bodies.Body) -> None:
+    """Give each row of this batch a 32-bit key of its contents."""
+    import tensorflow as tf
+
+    if not probe.plan.keyed_draws:
+        return
+    dense = [tensor for key, tensor in body.inputs if key[2] == "dense" and tensor.dtype != tf.string]
+    if dense:
+        body.row_keys = _row_keys(dense)
+
+
+def _row_keys(tensors: list[Any]) -> Any:
+    import tensorflow as tf
+
+    number = tf.shape(tensors[0])[0]
+    keys = tf.zeros([number], tf.uint32)
+    for tensor in tensors:
+        if tensor.shape.rank is None or (tensor.shape[0] is not None and tensor.shape[0] != tensors[0].shape[0]):
+            continue
+        bits = tf.cast(tf.bitcast(tf.cast(tf.reshape(tensor, [number, -1]), tf.float32), tf.int32), tf.uint32)
+        weights = _mix(tf.cast(tf.range(tf.shape(bits)[1]), tf.uint32) + tf.constant(0x9E3779B9, tf.uint32))
+        keys = _mix(keys + _sum(_mix(bits ^ weights[None, :])))
+    return keys
+
+
+def _sum(values: Any) -> Any:
+    """Sum modulo 2**32 over the second dimension (TensorFlow has no uint32 sum on CPU)."""
+    import tensorflow as tf
+
+    return tf.cast(tf.math.floormod(tf.reduce_sum(tf.cast(values, tf.int64), axis=1), 1 << 32), tf.uint32)
+
+
+def _mix(bits: Any) -> Any:
+    """MurmurHash3's finaliser: every input bit reaches every output bit."""
+    import tensorflow as tf
+
+    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
+    bits = bits * tf.constant(0x85EBCA6B, tf.uint32)
+    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(13, tf.uint32))
+    bits = bits * tf.constant(0xC2B2AE35, tf.uint32)
+    return bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
+
+
+def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribution: str) -> Any:
+    """A draw with the template's shape and type that depends on seed, place and row alone."""
+    import tensorflow as tf
+
+    shape = tf.shape(template)
+    salt = tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
+    size = tf.size(template)
+    number = tf.shape(body.row_keys)[0] if body.row_keys is not None and template.shape.rank else tf.constant(-1)
+
+    def by_row() -> Any:
+        columns = tf.cast(tf.range(size // tf.maximum(number, 1)), tf.uint32)
+        return tf.reshape(_mix(_mix(body.row_keys + salt)[:, None] + _mix(columns)[None, :]), [-1])
+
+    def by_place() -> Any:
+        return _mix(_mix(tf.cast(tf.range(size), tf.uint32)) + salt)
+
+    if body.row_keys is None or not template.shape.rank:
+        bits = by_place()
+    else:
+        matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
+        bits = tf.cond(matches, by_row, by_place)
+    drawn = _shaped(tf.reshape(bits, shape), distribution, template.dtype)
+    drawn.set_shape(template.shape)
+    return drawn
+
+
+def _shaped(bits: Any, distribution: str, dtype: Any) -> Any:
+    """Uniform in [0, 1) with 24 bits, or normal by the inverse of its distribution (cut at two for `truncated`)."""
+    import tensorflow as tf
+
+    uniform = tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * (1.0 / (1 << 24))
+    if distribution == "normal":
+        uniform = tf.math.ndtri(uniform * (1.0 - 2e-7) + 1e-7)
+    elif distribution == "truncated":
+        uniform = tf.math.ndtri(uniform * 0.9544997 + 0.02275013)
+    return tf.cast(uniform, dtype)

@@ -1,0 +1,115 @@
+"""The second probe point: an optimizer's apply, where each replica's local gradients enter."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import replay, switches, upstream
+from emulate.probe.variables import is_floating
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+Pairs = list[tuple[Any, Any]]
+_inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads take turns, so a thread-local would not do
+
+
+def install_tensorflow(probe: Probe) -> None:
+    """Optimizers of TensorFlow 1."""
+    for cls, method in upstream.legacy_optimizers()[:1]:
+        _wrap_apply_gradients(probe, cls, method)
+
+
+def install_keras(probe: Probe, package: str) -> None:
+    """Optimizers of Keras 3 or tf_keras."""
+    if package == upstream.KERAS_3:
+        for cls, method in upstream.keras_optimizers():
+            _wrap_apply(probe, cls, method)
+    else:
+        for cls, method in upstream.legacy_optimizers()[1:]:
+            _wrap_apply_gradients(probe, cls, method)
+
+
+def _wrap_apply(probe: Probe, cls: Any, method: str) -> None:
+    original = getattr(cls, method)
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
+        pairs = list(zip(list(grads), variables, strict=False))
+        return _apply(probe, self, pairs, lambda new: original(self, [g for g, _ in new], trainable_variables))
+
+    setattr(cls, method, apply)
+
+
+def _wrap_apply_gradients(probe: Probe, cls: Any, method: str) -> None:
+    original = getattr(cls, method)
+
+    @functools.wraps(original)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        return _apply(probe, self, list(grads_and_vars), lambda new: original(self, new, *args, **kwargs))
+
+    setattr(cls, method, apply_gradients)
+
+
+def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs], Any]) -> Any:
+    """Record an outermost apply; an apply inside another one (a wrapped optimizer's) is part of it."""
+    body = bodies.current()
+    replica, reduced = _where(probe, body)
+    if (id(optimizer), replica) in _inside or not pairs:
+        return proceed(pairs)
+    inner = upstream.inner_optimizer(optimizer)
+    marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
+    _remember_optimizer(probe, optimizer, inner)
+    name = _name(probe, optimizer)
+    probe.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
+    if body is not None and body.share is not None:
+        pairs = replay.accumulated(body, name, pairs)
+        if not pairs:
+            return None
+    pairs = replay.perturbed(probe.plan, pairs)
+    switches.without_clipping(probe, optimizer, inner)
+    _inside.update(marked)
+    try:
+        result = proceed(pairs)
+    finally:
+        _release(marked)
+    kept = [(gradient, variable) for gradient, variable in pairs if is_floating(variable)]
+    probe.step_made(name, body, replica, kept, {"reduced": True} if reduced else {})
+    return result
+
+
+def _release(marked: set[tuple[int, int]]) -> None:
+    for one in marked:
+        _inside.discard(one)
+
+
+def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
+    """The replica whose gradients these are, and whether they are already the sum over the replicas."""
+    import tensorflow as tf
+
+    if body is not None:
+        return body.replica, False
+    context = tf.distribute.get_replica_context()
+    if context is not None:
+        return bodies.static_int(context.replica_id_in_sync_group), False
+    return probe.first_replica, True
+
+
+def _name(probe: Probe, optimizer: Any) -> str:
+    return probe.names.of(optimizer)
+
+
+def _remember_optimizer(probe: Probe, optimizer: Any, inner: Any) -> None:
+    name = _name(probe, optimizer)
+    if name in probe.facts["optimizers"]:
+        return
+    real = inner if inner is not None else optimizer
+    facts: dict[str, Any] = {"class": type(real).__name__, "loss_scale": inner is not None}
+    for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
+        value = getattr(real, setting, None)
+        facts[setting] = float(value) if isinstance(value, (int, float)) and value else None
+    probe.facts["optimizers"][name] = facts

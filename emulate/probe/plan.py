@@ -1,0 +1,54 @@
+"""What a probe is asked to do in one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Rows of another run that this run gets instead of its own.
+
+    Attributes:
+        trace: Folder of the trace whose rows are taken.
+        accumulate: False: one apply on the union of the replicas' rows. True: the replicas' shares one after the
+            other, the mean of their gradients applied once.
+    """
+
+    trace: Path
+    accumulate: bool = False
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """How one run is recorded, and in what it differs from the program as it stands.
+
+    Attributes:
+        trace: The trace's folder; each host writes `host-<number>` in it.
+        steps: Hold every host at the end of this training step; None records to the program's end.
+        seed: Seeds the permutation, the perturbation and row-keyed draws.
+        budget: Bytes of arrays each host may keep in full.
+        permute: Permute the rows of every batch.
+        perturb: Change gradients by up to this many units in the last place, 0 for none.
+        keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
+        switches: Suspects switched off, of `SWITCHES`.
+        replay: Rows to take from another run.
+        initial: Folder of a trace whose initial weights are taken.
+        precision: `float32` or `float64`: Keras's float type.
+    """
+
+    trace: Path
+    steps: int | None = 20
+    seed: int = 0
+    budget: int = 256 * MIB
+    permute: bool = False
+    perturb: float = 0.0
+    keyed_draws: bool = False
+    switches: frozenset[str] = field(default_factory=frozenset)
+    replay: Replay | None = None
+    initial: Path | None = None
+    precision: str = "float32"

@@ -1,0 +1,220 @@
+"""The probe: installed in a host before the program starts, it sees every training step without the program being edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from emulate.imports import when_imported
+from emulate.probe import collectives, draws, optimizers, replay, reports, runs, switches, tapes, upstream
+from emulate.probe.body import Body
+from emulate.probe.plan import ProbePlan
+from emulate.probe.recorder import Recorder
+from emulate.probe.recording import Recording
+from emulate.probe.trace import TraceWriter
+from emulate.probe.variables import Names, copy_of, is_floating, read_local
+
+
+class Probe:
+    """Records one host's run of a program.
+
+    Args:
+        plan: What to record, and in what this run differs from the program as it stands.
+        host: This host's number.
+        send: Sends an event to the supervisor.
+        several_hosts: Whether collectives between hosts are to be watched.
+    """
+
+    def __init__(
+        self, plan: ProbePlan, *, host: int, send: Callable[[Mapping[str, Any]], None], several_hosts: bool = False
+    ) -> None:
+        self.plan = plan
+        self.host = host
+        self.send = send
+        self.several_hosts = several_hosts
+        self.names = Names()
+        self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
+        self.recording = Recording(self.writer, steps=plan.steps, send=send)
+        self.recorder = Recorder(plan.steps, self.recording.handle)
+        self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
+        self._facts_written: str = ""
+        self._strategies: set[int] = set()
+        self._started: set[tuple[str, int]] = set()
+        self._replay = replay.Rows(plan.replay) if plan.replay else None
+        self._replicas: set[int] = set()
+
+    def install(self) -> None:
+        """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
+        when_imported("tensorflow", self._install_tensorflow)
+        when_imported("keras", lambda: self._install_keras(upstream.KERAS_3))
+        when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
+
+    def _install_tensorflow(self) -> None:
+        runs.install(self)
+        tapes.install(self)
+        draws.install(self)
+        switches.install(self)
+        reports.install_reduce(self)
+        optimizers.install_tensorflow(self)
+        if self.several_hosts:
+            collectives.install(self)
+
+    def _install_keras(self, package: str) -> None:
+        optimizers.install_keras(self, package)
+        reports.install_keras(self, package)
+        switches.install_keras(self, package)
+
+    def note(self, code: str, text: str) -> None:
+        """Tell the user something, through the trace and the supervisor."""
+        event = {"event": "note", "code": code, "text": text}
+        self.recording.write(event)
+        self.send(event)
+
+    def finish(self, reason: str) -> None:
+        """Write what is left; called when the program has ended by itself."""
+        self.recorder.finish()
+        self.recording.close(reason)
+        self.writer.close()
+
+    # What the wrappers call.
+
+    def strategy_seen(self, strategy: Any) -> None:
+        """Remember the strategy a step ran under, once."""
+        if id(strategy) in self._strategies:
+            return
+        self._strategies.add(id(strategy))
+        local = len(getattr(strategy.extended, "worker_devices", None) or (None,))
+        self.recording.local_replicas = max(self.recording.local_replicas, local)
+        replicas = int(strategy.num_replicas_in_sync)
+        event = {"event": "strategy", "name": type(strategy).__name__, "replicas": replicas, "local": local}
+        self.recording.write(event)
+        self.send(event)
+
+    def replica_seen(self, replica: int) -> None:
+        """Remember that this host has this replica."""
+        self._replicas.add(replica)
+
+    @property
+    def first_replica(self) -> int:
+        """The lowest number of this host's replicas, 0 before any ran."""
+        return min(self._replicas, default=0)
+
+    def call(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the program's function in a replica, with the rows this run is to have, and record it."""
+        if self._replay is not None:
+            return self._replay.call(self, body, function, args, kwargs)
+        if self.plan.permute:
+            args, kwargs = replay.permuted(self.plan.seed, args, kwargs)
+        return self.call_once(body, function, args, kwargs)
+
+    def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """One pass of the program's function over one batch."""
+        body.take_inputs(args, kwargs)
+        draws.key_rows(self, body)
+        result = function(*args, **kwargs)
+        if body.share is None:
+            self._leave(body)
+        return result
+
+    def _leave(self, body: Body) -> None:
+        if body.applied:
+            return
+        if body.tape and not self.facts["optimizers"]:
+            self.tape_step(body)
+            return
+        tensors = [*body.inputs, *((("draw", k), draw) for k, draw in enumerate(body.draws))]
+        if body.inputs and body.is_here():
+            self.recorder.hand_over("run", {"replica": body.replica}, tensors)
+
+    def tape_step(self, body: Body) -> None:
+        """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
+        pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
+        self.step_made("tape", body, body.replica, pairs, {"tape": True})
+
+    def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
+        """Record the weights a replica starts from, the first time it is about to change them."""
+        import tensorflow as tf
+
+        if (optimizer, replica) in self._started:
+            return
+        self._started.add((optimizer, replica))
+        with tf.init_scope(), upstream.device("CPU:0"):
+            copies = [(variable, copy_of(variable, replica)) for variable in variables if is_floating(variable)]
+            if self.plan.initial is not None:
+                replay.assign_initial(self.plan.initial, self.names, copies)
+            try:
+                values = [
+                    (("variable", self.names.of(variable), bool(getattr(variable, "trainable", True))), copy.read_value())
+                    for variable, copy in copies
+                ]
+            except tf.errors.FailedPreconditionError:
+                self.note("initial-weights-unseen", "variables are made inside the step; their first values were not seen")
+                return
+            self.recorder.hand_over("initial", {"replica": replica, "optimizer": optimizer}, values)
+
+    def step_made(
+        self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
+    ) -> None:
+        """Record a finished step: inputs, local gradients, weights after it; and hold it if it is the last wanted one."""
+        tensors: list[tuple[tuple[Any, ...], Any]] = []
+        fused = body is not None and body.is_here()
+        if fused and body is not None:
+            tensors += body.inputs
+            tensors += [(("objective", k), target) for k, target in enumerate(body.objective)]
+            tensors += [(("draw", k), draw) for k, draw in enumerate(body.draws)]
+            body.applied = True
+            body.objective, body.tape, body.draws = [], [], []
+        if (body is None and not about.get("reduced")) or (fused and body is not None and not body.inputs):
+            about = about | {"rows": "none"}
+        tensors += self._gradient_tensors(pairs)
+        variables = [variable for _, variable in pairs] + self.untrained(body)
+        tensors += [
+            (("weight", self.names.of(v), bool(getattr(v, "trainable", True))), read_local(v))
+            for v in dict.fromkeys(_Same(v) for v in variables)
+            for v in [v.item]
+        ]
+        self.write_facts()
+        operation = self.recorder.hand_over("step", {"optimizer": optimizer, "replica": replica, **about}, tensors)
+        self.recorder.gate(optimizer, replica, operation)
+        if body is None:
+            self.recorder.hold_if_reached()
+
+    def _gradient_tensors(self, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
+        import tensorflow as tf
+
+        tensors: list[tuple[tuple[Any, ...], Any]] = []
+        for gradient, variable in pairs:
+            name = self.names.of(variable)
+            if isinstance(gradient, tf.IndexedSlices):
+                tensors.append((("sparse-gradient", name), gradient.values))
+                tensors.append((("sparse-rows", name), gradient.indices))
+                tensors.append((("sparse-shape", name), tf.constant(list(variable.shape), tf.int64)))
+            elif gradient is not None:
+                tensors.append((("gradient", name), gradient))
+        return tensors
+
+    def untrained(self, body: Body | None) -> list[Any]:
+        """Floating-point variables of the models called in this step that no gradient changes."""
+        models = list(body.models.values()) if body is not None else []
+        found = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
+        return [v for v in found if is_floating(v)]
+
+    def write_facts(self) -> None:
+        """Say what kind of program this is, again whenever more is known."""
+        text = repr(self.facts)
+        if text != self._facts_written:
+            self._facts_written = text
+            self.recording.write({"event": "program", **self.facts})
+
+
+class _Same:
+    """A variable compared by identity (tf.Variables compare by value)."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.item is self.item

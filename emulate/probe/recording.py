@@ -1,0 +1,281 @@
+"""Turns records into the events of a trace: rows get their identity, arrays their place in the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.probe.recorder import Key, Record
+from emulate.probe.trace import TraceWriter, digest
+
+Array = NDArray[Any]
+WEIGHT_ELEMENTS = 1 << 16
+
+
+class Recording:
+    """Writes one host's trace.
+
+    Args:
+        writer: The host's part of the trace.
+        steps: The last wanted step (counted from 1), None for all.
+        send: Sends an event to the supervisor.
+        local_replicas: How many replicas this host has, known once a strategy ran.
+    """
+
+    def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
+        self._writer = writer
+        self._wanted = steps
+        self._send = send
+        self.local_replicas = 1
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._reported: Counter[str] = Counter()
+        self._pending: dict[int, list[dict[str, Any]]] = {}
+        self._rowless: dict[int, dict[str, Any]] = {}
+        self._first_digests: dict[tuple[str, int, str], str] = {}
+        self._last: dict[int, dict[str, Any]] = {}
+        self._reached = False
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Write an event as it is."""
+        self._writer.write(event)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that a replica of this host has made so far."""
+        return max(self._counts.values(), default=0)
+
+    def handle(self, record: Record) -> None:
+        """Write what a record says."""
+        {"step": self._step, "run": self._run, "report": self._report, "initial": self._initial}[record.kind](record)
+
+    def _initial(self, record: Record) -> None:
+        replica, about = record.about["replica"], record.about
+        variables = {
+            key[1]: self._variable(("initial", 0, key[1]), value, trainable=key[2]) for key, value in record.values
+        }
+        self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
+
+    def _variable(self, place: tuple[str, int, str], value: Array, *, trainable: bool) -> dict[str, Any]:
+        """The digest always; the elements once, and again of each copy that differs."""
+        name = digest(value)
+        entry: dict[str, Any] = {"digest": name, "trainable": trainable}
+        first = self._first_digests.get(place)
+        if first == name:
+            return entry
+        self._first_digests.setdefault(place, name)
+        entry["array"] = self._writer.array(_plain(value), share=WEIGHT_ELEMENTS)
+        return entry
+
+    def _step(self, record: Record) -> None:
+        about = record.about
+        optimizer, replica = about["optimizer"], about["replica"]
+        index = self._counts[(optimizer, replica)]
+        self._counts[(optimizer, replica)] += 1
+        if self._wanted is not None and index >= self._wanted:
+            return
+        event: dict[str, Any] = {"event": "step", "optimizer": optimizer, "step": index, "replica": replica}
+        event |= {name: about[name] for name in ("reduced", "tape") if about.get(name)}
+        event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
+        event["gradients"] = self._gradients(record)
+        event["weights"] = self._weights(record, optimizer, index)
+        objectives = [value for key, value in record.values if key[0] == "objective"]
+        if objectives:
+            event["objective"] = float(sum(float(np.sum(value, dtype=np.float64)) for value in objectives))
+        event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
+        self._place(event, fused="rows" in event or about.get("rows") == "none")
+
+    def _place(self, event: dict[str, Any], *, fused: bool) -> None:
+        """Write a step, with the rows of the `run`s that it depends on where it does not carry its own."""
+        replica = event["replica"]
+        if event.get("tape"):
+            self._pending[replica] = [event]  # an optimizer outside of the `run` may apply these gradients
+        if fused:
+            self._write_step(event)
+            return
+        if event.get("reduced"):
+            runs = [run for _, pending in sorted(self._pending.items()) for run in pending]
+            self._pending.clear()
+            event |= _joined(runs)
+            self._write_step(event)
+            return
+        self._rowless[replica] = event
+        if self._wanted is not None and event["step"] == self._wanted - 1:
+            self._write_step(self._rowless.pop(replica))
+
+    def _write_step(self, event: dict[str, Any]) -> None:
+        self.write(event)
+        self._last[event["replica"]] = event
+        if event["replica"] == min(self._last):
+            self._send({"event": "progress", "step": event["step"] + 1})
+        self._notice_end(event["optimizer"])
+
+    def _notice_end(self, optimizer: str) -> None:
+        if self._wanted is None or self._reached:
+            return
+        done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= self._wanted]
+        if len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last):
+            self._reached = True
+            self.close("steps")
+            self._send({"event": "reached", "step": self._wanted})
+
+    def close(self, reason: str) -> None:
+        """Write what is held back, the final weights and the end."""
+        for event in self._rowless.values():
+            self.write(event)
+        self._rowless.clear()
+        for replica, event in sorted(self._last.items()):
+            self.write({"event": "final", "replica": replica, "variables": event["weights"]})
+        self.write({"event": "end", "reason": reason})
+
+    def _run(self, record: Record) -> None:
+        """A `Strategy.run` whose body had no apply: rows of a step made elsewhere, or an evaluation."""
+        replica = record.about["replica"]
+        run = self._inputs(record)
+        rowless = self._rowless.pop(replica, None)
+        if rowless is not None:
+            self._write_step(rowless | run)
+            return
+        self._flush_evaluations(replica)
+        self._pending.setdefault(replica, []).append({**run, "draws": _draws(record), "replica": replica})
+
+    def _flush_evaluations(self, replica: int) -> None:
+        """Runs that no apply followed were evaluations."""
+        for run in self._pending.pop(replica, []):
+            if run.get("tape"):
+                continue
+            self.write({"event": "evaluation", "replica": replica, "rows": run.get("rows", [])})
+
+    def _report(self, record: Record) -> None:
+        about = record.about
+        value = float(np.sum(record.values[0][1], dtype=np.float64))
+        self.report(about["kind"], about["name"], value)
+
+    def report(self, kind: str, name: str, value: float) -> None:
+        """Write a number the program reports; the same name again is the next step."""
+        step = self._reported[name]
+        self._reported[name] += 1
+        if self._wanted is None or step < self._wanted:
+            self.write({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "replica": None})
+
+    def _gradients(self, record: Record) -> dict[str, Any]:
+        values = {key: value for key, value in record.values}
+        entries: dict[str, Any] = {}
+        for key, value in record.values:
+            if key[0] == "gradient":
+                entries[key[1]] = self._writer.array(_plain(value))
+            elif key[0] == "sparse-gradient":
+                rows, combined = _combined(values[("sparse-rows", key[1])], value)
+                entry = self._writer.array(_plain(combined), rows=rows)
+                entries[key[1]] = entry | {"shape": [int(n) for n in values[("sparse-shape", key[1])]]}
+        return entries
+
+    def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
+        return {
+            key[1]: self._variable((optimizer, index, key[1]), value, trainable=key[2])
+            for key, value in record.values
+            if key[0] == "weight"
+        }
+
+    def _inputs(self, record: Record) -> dict[str, Any]:
+        parts = _grouped({key: value for key, value in record.values if key[0] == "input"})
+        ordered = [parts[position] for position in sorted(parts)]
+        places = row_positions({place: _num_rows(part) for place, part in enumerate(ordered)})
+        entry: dict[str, Any] = {"row_inputs": places, "inputs": []}
+        for part in ordered:
+            numbers = "dense" in part and part["dense"].dtype != object
+            entry["inputs"].append(self._writer.array(_plain(part["dense"])) if numbers else None)
+        entry["rows"] = _row_names([ordered[place] for place in places])
+        return entry
+
+
+def row_positions(num_rows: Mapping[int, int | None]) -> list[int]:
+    """Which inputs are rows of the batch: those that share the most frequent leading dimension, the first of equals."""
+    counts = Counter(number for number in num_rows.values() if number is not None)
+    if not counts:
+        return []
+    most = counts.most_common(1)[0][0]
+    return [position for position, number in sorted(num_rows.items()) if number == most]
+
+
+def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = [row for run in runs for row in run.get("rows", [])]
+    return {"rows": rows, "shares": [len(run.get("rows", [])) for run in runs]} if runs else {}
+
+
+def _draws(record: Record) -> list[str]:
+    return [digest(value) for key, value in record.values if key[0] == "draw"]
+
+
+def _plain(value: Array) -> Array:
+    """bfloat16 as float32: NumPy's files know no bfloat16."""
+    return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+
+
+def _combined(rows: Array, values: Array) -> tuple[Array, Array]:
+    """A sparse gradient with each row once, sorted (TensorFlow lists a row as often as it was looked up)."""
+    unique, inverse = np.unique(rows, return_inverse=True)
+    combined = np.zeros((len(unique), *values.shape[1:]), values.dtype)
+    np.add.at(combined, inverse.reshape(-1), values)
+    return unique.astype(np.int64), combined
+
+
+def _grouped(values: Mapping[Key, Array]) -> dict[int, dict[str, Any]]:
+    parts: dict[int, dict[str, Any]] = {}
+    for key, value in values.items():
+        part = parts.setdefault(key[1], {})
+        if key[2] == "splits":
+            part.setdefault("splits", []).append(value)
+        else:
+            part[key[2]] = value
+    return parts
+
+
+def _num_rows(part: Mapping[str, Any]) -> int | None:
+    if "splits" in part:
+        return len(part["splits"][0]) - 1
+    if "indices" in part:
+        return int(part["shape"][0])
+    dense = part["dense"]
+    return int(dense.shape[0]) if dense.ndim else None
+
+
+def _row_names(parts: list[dict[str, Any]]) -> list[str]:
+    number = _num_rows(parts[0]) if parts else 0
+    return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
+
+
+def _row_name(pieces: list[bytes]) -> str:
+    state = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        state.update(len(piece).to_bytes(8, "little"))
+        state.update(piece)
+    return state.hexdigest()
+
+
+def _row_bytes(part: Mapping[str, Any], i: int) -> bytes:
+    if "splits" in part:
+        return _ragged_row(part, i)
+    if "indices" in part:
+        chosen = part["indices"][:, 0] == i
+        return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
+    return _bytes(part["dense"][i])
+
+
+def _ragged_row(part: Mapping[str, Any], i: int) -> bytes:
+    low, high = i, i + 1
+    pieces = []
+    for splits in part["splits"]:
+        pieces.append((splits[low : high + 1] - splits[low]).tobytes())
+        low, high = int(splits[low]), int(splits[high])
+    return b"".join([*pieces, _bytes(part["values"][low:high])])
+
+
+def _bytes(array: Array) -> bytes:
+    if array.dtype == object:
+        return b"\0".join(bytes(item) if isinstance(item, bytes) else str(item).encode() for item in np.ravel(array))
+    return np.ascontiguousarray(array).tobytes()

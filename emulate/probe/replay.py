@@ -1,0 +1,226 @@
+"""Runs that are to give the same mathematics: permuted rows, gradients rounded differently, rows of another run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emulate.probe.plan import ProbePlan, Replay
+from emulate.probe.recording import row_positions
+from emulate.probe.trace import Step, Trace
+
+if TYPE_CHECKING:
+    from emulate.probe.body import Body
+    from emulate.probe.probe import Probe
+    from emulate.probe.variables import Names
+
+
+def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The same batch with its rows in another order, another one in each step."""
+    import tensorflow as tf
+
+    flat = tf.nest.flatten((args, kwargs))
+    positions = row_positions({i: _static_rows(value) for i, value in enumerate(flat) if _static_rows(value) is not None})
+    if not positions:
+        return args, kwargs
+    number = _num_rows(flat[positions[0]])
+    order = tf.random.experimental.index_shuffle(tf.range(number), _step_seed(seed, flat[positions[0]]), number - 1)
+    for position in positions:
+        flat[position] = _gathered(flat[position], order, number)
+    new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
+    return new_args, new_kwargs
+
+
+def _step_seed(seed: int, value: Any) -> Any:
+    """A seed of the batch's own contents: it differs from step to step without a counter in the graph."""
+    import tensorflow as tf
+
+    flat = value.flat_values if isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
+    if flat.dtype == tf.string:
+        return tf.constant([seed, 1], tf.int64)
+    total = tf.cast(tf.reduce_sum(tf.cast(flat, tf.float64)) * 1e6, tf.int64)
+    return tf.stack([tf.constant(seed, tf.int64), total])
+
+
+def _static_rows(value: Any) -> int | None:
+    """What tells inputs of different leading dimension apart while a graph is built; -1 where it is not known yet."""
+    import tensorflow as tf
+
+    if isinstance(value, tf.RaggedTensor):
+        rows = value.nrows() if tf.executing_eagerly() else value.shape[0]
+        return -1 if rows is None else int(rows)
+    if isinstance(value, tf.SparseTensor) or tf.is_tensor(value):
+        if value.shape.rank == 0 or value.dtype in (tf.resource, tf.variant):
+            return None
+        return -1 if value.shape.rank is None or value.shape[0] is None else int(value.shape[0])
+    return None
+
+
+def _num_rows(value: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    return tf.cast(tf.shape(value)[0], tf.int32) if not isinstance(value, tf.SparseTensor) else tf.cast(value.dense_shape[0], tf.int32)
+
+
+def _gathered(value: Any, order: Any, number: Any) -> Any:
+    import tensorflow as tf
+
+    if isinstance(value, tf.SparseTensor):
+        place = tf.cast(tf.math.invert_permutation(order), tf.int64)
+        rows = tf.gather(place, value.indices[:, 0])
+        indices = tf.concat([rows[:, None], value.indices[:, 1:]], axis=1)
+        return tf.sparse.reorder(tf.SparseTensor(indices, value.values, value.dense_shape))
+    gathered = tf.gather(value, order)
+    if not isinstance(value, tf.RaggedTensor):
+        gathered.set_shape(value.shape)
+    return gathered
+
+
+def perturbed(plan: ProbePlan, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The gradients changed by up to `plan.perturb` units in the last place: as if they had been summed in another order."""
+    import tensorflow as tf
+
+    if not plan.perturb:
+        return pairs
+    generator = np.random.default_rng(plan.seed)
+
+    def change(gradient: Any) -> Any:
+        if gradient is None or not gradient.dtype.is_floating:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+        size = int(np.finfo(np.float64 if gradient.dtype == tf.float64 else np.float32).nmant)
+        width = plan.perturb * 2.0**-size
+        cycle = tf.constant(1.0 + width * generator.uniform(-1, 1, 509), gradient.dtype)
+        flat = tf.reshape(gradient, [-1])
+        return tf.reshape(flat * tf.gather(cycle, tf.range(tf.size(flat)) % 509), tf.shape(gradient))
+
+    return [(change(gradient), variable) for gradient, variable in pairs]
+
+
+def accumulated(body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Collect one share's gradients; with the last share, the mean over the shares; before it, nothing to apply."""
+    collected = body.accumulated.setdefault(optimizer, [])
+    collected.append([gradient for gradient, _ in pairs])
+    if body.share is None or body.share >= 0:
+        return []
+    number = len(collected)
+    return [
+        (_mean([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)
+    ]
+
+
+def _mean(gradients: list[Any], number: int) -> Any:
+    import tensorflow as tf
+
+    if gradients[0] is None:
+        return None
+    return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients]) / number
+
+
+def _mean_result(results: list[Any]) -> Any:
+    """What the step returns: numbers as the mean over the shares, everything else of the last share."""
+    import tensorflow as tf
+
+    def mean(*values: Any) -> Any:
+        if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and values[-1].dtype.is_floating:
+            return tf.add_n(list(values)) / len(values)
+        return values[-1]
+
+    return tf.nest.map_structure(mean, *results)
+
+
+def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]]) -> None:
+    """Start from the weights that another run started from."""
+    values = next(iter(Trace(trace).variables("initial").values()), {})
+    for variable, copy in copies:
+        entry = values.get(names.of(variable))
+        if entry is not None and entry.array is not None and entry.array.is_complete:
+            copy.assign(entry.array.read().astype(copy.dtype.as_numpy_dtype))
+
+
+class Rows:
+    """The rows of another run's replicas, step after step."""
+
+    def __init__(self, plan: Replay) -> None:
+        trace = Trace(plan.trace)
+        self._accumulate = plan.accumulate
+        self._steps: list[list[Step]] = [
+            [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
+        ]
+        self._calls: dict[int | None, int] = {}
+        self._lock = threading.Lock()
+
+    def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The program's function on the recorded rows: their union, or share after share."""
+        if not self._accumulate:
+            args, kwargs = self._replaced(args, kwargs, None)
+            return probe.call_once(body, function, args, kwargs)
+        results = []
+        shares = len(self._steps[0])
+        for share in range(shares):
+            body.share = share if share < shares - 1 else -1
+            new_args, new_kwargs = self._replaced(args, kwargs, share)
+            results.append(probe.call_once(body, function, new_args, new_kwargs))
+        body.share = None
+        return _mean_result(results)
+
+    def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
+        import tensorflow as tf
+
+        flat = tf.nest.flatten((args, kwargs))
+        recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
+        kept = [(place, position) for place, position in enumerate(recorded) if self._is_kept(place)]
+        dtypes = [flat[position].dtype for _, position in kept]
+
+        def rows() -> list[Any]:
+            return self._next([place for place, _ in kept], share, dtypes)
+
+        values = tf.numpy_function(rows, [], dtypes)
+        for (place, position), value in zip(kept, values, strict=True):
+            value.set_shape(self._shape(place, share))
+            flat[position] = value
+        new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
+        return new_args, new_kwargs
+
+    def _is_kept(self, place: int) -> bool:
+        inputs = self._steps[0][0].inputs
+        return place < len(inputs) and inputs[place] is not None and place in self._steps[0][0].row_inputs
+
+    def _next(self, places: list[int], share: int | None, dtypes: list[Any]) -> list[Any]:
+        with self._lock:
+            number = self._calls.get(share, 0)
+            self._calls[share] = number + 1
+        steps = self._steps[min(number, len(self._steps) - 1)]
+        chosen = steps if share is None else [steps[share]]
+        return [
+            np.concatenate([_read(step, place) for step in chosen]).astype(dtype.as_numpy_dtype)
+            for place, dtype in zip(places, dtypes, strict=True)
+        ]
+
+    def _shape(self, place: int, share: int | None) -> list[int | None]:
+        """The recorded static shape: the number of rows where it is the same in every step."""
+        rows = {
+            sum(_shape(step, place)[0] for step in (steps if share is None else [steps[share]])) for steps in self._steps
+        }
+        return [rows.pop() if len(rows) == 1 else None, *_shape(self._steps[0][0], place)[1:]]
+
+
+def _shape(step: Step, place: int) -> tuple[int, ...]:
+    array = step.inputs[place]
+    assert array is not None
+    return array.shape
+
+
+def _read(step: Step, place: int) -> Any:
+    array = step.inputs[place]
+    assert array is not None
+    return array.read()
+
+

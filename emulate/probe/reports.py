@@ -1,0 +1,116 @@
+"""The numbers a program reports itself: what it reduces over the replicas, Keras's logs, metrics."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+import sys
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+
+def install_reduce(probe: Probe) -> None:
+    """Wrap `Strategy.reduce`: how custom loops get one loss out of their replicas."""
+    cls = upstream.strategy_class()
+    original = cls.reduce
+
+    @functools.wraps(original)
+    def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
+        result = original(self, reduce_op, value, axis)
+        _report_tensor(probe, result, f"{_caller(sys._getframe(1))}/reduce")
+        return result
+
+    cls.reduce = reduce
+
+
+def _report_tensor(probe: Probe, value: Any, name: str) -> None:
+    import tensorflow as tf
+
+    if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+        return
+    about = {"kind": "loss" if "loss" in name or "reduce" in name else "metric", "name": name}
+    probe.recorder.hand_over("report", about, [(("value",), value)])
+
+
+def _caller(frame: Any) -> str:
+    """The program's function that reduces; autograph and TensorFlow stand between."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("tensorflow.", "keras.", "tf_keras.", "emulate.")):
+            return str(frame.f_code.co_name).removeprefix("tf__")
+        frame = frame.f_back
+    return "program"
+
+
+def install_keras(probe: Probe, package: str) -> None:
+    """Wrap the callbacks of `fit` and `evaluate`, and `Metric.result`, of one Keras."""
+    for cls in upstream.callback_list_classes():
+        if cls.__module__.startswith(package):
+            _wrap_logs(probe, cls)
+    for cls in upstream.metric_classes():
+        if cls.__module__.startswith(package):
+            _wrap_result(probe, cls)
+
+
+def _wrap_logs(probe: Probe, cls: Any) -> None:
+    for method, where in (("on_train_batch_end", "batch"), ("on_epoch_end", "epoch"), ("on_test_end", "evaluate")):
+        _wrap_hook(probe, cls, method, where)
+
+
+def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
+    original = getattr(cls, method)
+    takes_number = where != "evaluate"
+
+    @functools.wraps(original)
+    def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        position = 1 if takes_number else 0
+        logs = kwargs.get("logs", args[position] if len(args) > position else None)
+        for name, value in (logs or {}).items():
+            _report_log(probe, f"{where}/{name}", value)
+        return original(self, *args, **kwargs)
+
+    setattr(cls, method, hook)
+
+
+def _report_log(probe: Probe, name: str, value: Any) -> None:
+    import tensorflow as tf
+
+    if isinstance(value, numbers.Real):
+        value = tf.constant(float(value), tf.float64)
+    if tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating:
+        kind = "loss" if name.endswith("loss") else "metric"
+        probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
+
+
+def _wrap_result(probe: Probe, cls: Any) -> None:
+    """A metric's result asked for by the program outside of a step. Subclasses define `result`; Keras wraps it in each."""
+    original = cls.__new__
+
+    @functools.wraps(original)
+    def new(klass: Any, *args: Any, **kwargs: Any) -> Any:
+        _wrap_class_result(probe, klass)
+        return original(klass, *args, **kwargs) if original is not object.__new__ else original(klass)
+
+    cls.__new__ = staticmethod(new)
+
+
+def _wrap_class_result(probe: Probe, cls: Any) -> None:
+    original = cls.result
+    if getattr(original, "_gpudist", False):
+        return
+
+    @functools.wraps(original)
+    def result(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(self, *args, **kwargs)
+        frame = sys._getframe(1)
+        if bodies.current() is None and not frame.f_globals.get("__name__", "").startswith(("keras.", "tf_keras.")):
+            _report_tensor(probe, value, f"metric/{self.name}")
+        return value
+
+    result._gpudist = True  # type: ignore[attr-defined]
+    cls.result = result

@@ -1,0 +1,99 @@
+"""The first probe point: `Strategy.run`, where each replica's rows enter."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+
+def install(probe: Probe) -> None:
+    """Wrap `run` of every class that defines it."""
+    for cls in upstream.strategy_classes():
+        _wrap(probe, cls)
+    _see_layers(probe)
+
+
+def _wrap(probe: Probe, cls: Any) -> None:
+    original = cls.run
+    clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+        import tensorflow as tf
+
+        if bodies.current() is not None or type(self).__name__.startswith("ParameterServerStrategyV2"):
+            return original(self, fn, args, kwargs, options)
+        probe.strategy_seen(self)
+        result = original(self, _probed(probe, clones, fn), args, kwargs, options)
+        if tf.executing_eagerly():
+            probe.recorder.hold_if_reached()
+        return result
+
+    cls.run = run
+
+
+def _probed(probe: Probe, clones: Any, function: Any) -> Any:
+    if not upstream.is_function(function):
+        return bodies.wrap(probe, upstream.convert(function), converted=True)
+    if function not in clones:
+        clones[function] = upstream.clone_function(function, bodies.wrap(probe, function.python_function, converted=False))
+    return clones[function]
+
+
+def _see_layers(probe: Probe) -> None:
+    """Outermost layers called in a step, wherever Keras is imported from."""
+    from emulate.imports import when_imported
+
+    for package in ("keras", "tf_keras"):
+        when_imported(package, functools.partial(_wrap_layers, probe))
+
+
+def _wrap_layers(probe: Probe) -> None:
+    for cls in upstream.layer_classes():
+        if not hasattr(cls.__call__, "_gpudist"):
+            _wrap_layer(probe, cls)
+
+
+def _wrap_layer(probe: Probe, cls: Any) -> None:
+    original = cls.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        body = bodies.current()
+        if body is None or body.layer_depth:
+            return original(self, *args, **kwargs)
+        body.models[id(self)] = self
+        body.layer_depth += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            body.layer_depth -= 1
+            _facts_of(probe, self)
+
+    call._gpudist = True  # type: ignore[attr-defined]
+    cls.__call__ = call
+
+
+def _facts_of(probe: Probe, model: Any) -> None:
+    """Which layers of a model may make a difference between topologies."""
+    flatten = getattr(model, "_flatten_layers", None)
+    for layer in list(flatten()) if flatten else [model]:
+        kind = type(layer).__name__
+        if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):
+            _add(probe, "batchnorm", [probe.names.of(v) for v in layer.non_trainable_variables])
+        if "Dropout" in kind:
+            _add(probe, "dropout", [layer.name])
+        for variable in getattr(layer, "trainable_variables", []):
+            if getattr(variable, "regularizer", None) is not None:
+                _add(probe, "regularized", [probe.names.of(variable)])
+
+
+def _add(probe: Probe, fact: str, names: list[str]) -> None:
+    probe.facts[fact] += [name for name in names if name not in probe.facts[fact]]

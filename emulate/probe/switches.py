@@ -1,0 +1,93 @@
+"""Suspects switched off in a re-run, so that a cause is confirmed by its absence; and XLA, where the probe cannot look."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+CLIPS = ("clip_by_norm", "clip_by_global_norm", "clip_by_value")
+
+
+def install(probe: Probe) -> None:
+    """The switches that are TensorFlow's: clipping functions, XLA."""
+    _without_xla(probe)
+    for name in CLIPS:
+        _wrap_clip(probe, name)
+
+
+def _without_xla(probe: Probe) -> None:
+    """A step compiled by XLA cannot hand tensors out; it runs uncompiled, and the supervisor is told."""
+    cls = upstream.function_class()
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self._jit_compile:
+            self._jit_compile = False
+            probe.note("xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen")
+
+    cls.__init__ = init
+
+
+def _wrap_clip(probe: Probe, name: str) -> None:
+    import tensorflow as tf
+
+    original = getattr(tf, name)
+
+    @functools.wraps(original)
+    def clip(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if bodies.current() is None:
+            return original(value, *args, **kwargs)
+        probe.facts["clip_calls"] += 1
+        if "no-clipping" not in probe.plan.switches:
+            return original(value, *args, **kwargs)
+        return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
+
+    setattr(tf, name, clip)
+
+
+def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
+    """Take clipping out of an optimizer."""
+    if "no-clipping" not in probe.plan.switches:
+        return
+    for one in (optimizer, inner):
+        for setting in ("clipnorm", "clipvalue", "global_clipnorm"):
+            if getattr(one, setting, None) is not None:
+                setattr(one, setting, None)
+
+
+def install_keras(probe: Probe, package: str) -> None:
+    """The switches that are Keras's: BatchNormalization, regularisation, dropout."""
+    if "batchnorm-synchronized" in probe.plan.switches:
+        for cls in upstream.batchnorm_classes():
+            _synchronize(cls)
+    if "no-regularization" in probe.plan.switches:
+        for cls in upstream.layer_classes():
+            _unregularize(cls)
+
+
+def _synchronize(cls: Any) -> None:
+    original = cls.call
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.synchronized = True
+        return original(self, *args, **kwargs)
+
+    cls.call = call
+
+
+def _unregularize(cls: Any) -> None:
+    original = cls.losses
+
+    def losses(self: Any) -> Any:
+        return [0.0 * loss for loss in original.fget(self)]
+
+    cls.losses = property(losses)

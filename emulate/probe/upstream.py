@@ -1,0 +1,180 @@
+"""The one place where the probe touches private names of TensorFlow, Keras and tf_keras.
+
+A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+KERAS_3 = "keras.src"
+LEGACY_KERAS = "tf_keras.src"
+
+
+def load(module: str) -> Any:
+    """A private module of TensorFlow or Keras."""
+    return importlib.import_module(module)
+
+
+def strategy_class() -> Any:
+    """The class behind every public strategy; its `run` sees each replica's input (TF 2.21)."""
+    return load("tensorflow.python.distribute.distribute_lib").StrategyBase
+
+
+def strategy_classes() -> list[Any]:
+    """Classes that define `run` themselves."""
+    lib = load("tensorflow.python.distribute.distribute_lib")
+    return [cls for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1) if "run" in vars(cls)]
+
+
+def tape_class() -> Any:
+    """`tf.GradientTape`."""
+    return load("tensorflow.python.eager.backprop").GradientTape
+
+
+def function_class() -> Any:
+    """The class of what `tf.function` returns."""
+    return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
+
+
+def is_function(candidate: object) -> bool:
+    """Whether this is a `tf.function`."""
+    return isinstance(candidate, function_class())
+
+
+def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
+    """The same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
+    return function._clone(python_function=python_function)
+
+
+def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:
+    """Autograph as `Strategy.run` applies it: as in the calling context, or enabled, or not at all."""
+    api = load("tensorflow.python.autograph.impl.api")
+    ctx = load("tensorflow.python.autograph.core.ag_ctx")
+    if enabled is None:
+        return api.tf_convert(function, ctx.control_status_ctx(), convert_by_default=False)  # type: ignore[no-any-return]
+    if not enabled:
+        return function
+    return api.tf_convert(function, ctx.ControlStatusCtx(status=ctx.Status.ENABLED))  # type: ignore[no-any-return]
+
+
+def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep autograph out of our own code."""
+    return load("tensorflow.python.autograph.impl.api").do_not_convert(function)  # type: ignore[no-any-return]
+
+
+def device(name: str) -> Any:
+    """`tf.device` as TensorFlow has it, whatever the emulator put in its place for programs."""
+    return load("tensorflow.python.framework.ops").device_v2(name)
+
+
+def pack(tensors: list[Any]) -> Any:
+    """Put tensors of any type and shape into one variant, by reference."""
+    return load("tensorflow.python.ops.gen_optional_ops").optional_from_value(tensors)
+
+
+def unpack(variant: Any, dtypes: list[Any]) -> list[Any]:
+    """The tensors of `pack`."""
+    ops = load("tensorflow.python.ops.gen_optional_ops")
+    return list(ops.optional_get_value(variant, dtypes, [None] * len(dtypes)))
+
+
+def control_flow_root(graph: Any) -> Any:
+    """The function graph that a `cond` or `while` body belongs to: those are never called from elsewhere."""
+    flow = load("tensorflow.python.ops.control_flow_v2_func_graphs")
+    kinds = (flow.CondBranchFuncGraph, flow.WhileCondFuncGraph, flow.WhileBodyFuncGraph)
+    while isinstance(graph, kinds):
+        graph = graph.outer_graph
+    return graph
+
+
+def keras_optimizers() -> list[tuple[Any, str]]:
+    """(class, method) of every apply that a training step may end with, of the Keras that are imported."""
+    found: list[tuple[Any, str]] = []
+    if f"{KERAS_3}.optimizers.base_optimizer" in sys.modules:
+        found.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
+        found.append((load(f"{KERAS_3}.optimizers.loss_scale_optimizer").LossScaleOptimizer, "apply"))
+    return found
+
+
+def legacy_optimizers() -> list[tuple[Any, str]]:
+    """The same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
+    found: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
+    if f"{LEGACY_KERAS}.optimizers.optimizer" in sys.modules:
+        optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
+        scale = load(f"{LEGACY_KERAS}.mixed_precision.loss_scale_optimizer")
+        found += [(cls, "apply_gradients") for cls in (optimizer._BaseOptimizer, optimizer.Optimizer)]
+        found.append((load(f"{LEGACY_KERAS}.optimizers.legacy.optimizer_v2").OptimizerV2, "apply_gradients"))
+        found += [(cls, "apply_gradients") for cls in (scale.LossScaleOptimizer, scale.LossScaleOptimizerV3)]
+    return [(cls, name) for cls, name in found if name in vars(cls)]
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """What a LossScaleOptimizer wraps, or None."""
+    return getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "_optimizer", None)
+
+
+def layer_classes() -> list[Any]:
+    """The Layer classes of the Keras that are imported."""
+    names = (f"{KERAS_3}.layers.layer", f"{LEGACY_KERAS}.engine.base_layer")
+    return [load(name).Layer for name in names if name in sys.modules]
+
+
+def metric_classes() -> list[Any]:
+    """The Metric classes of the Keras that are imported."""
+    names = (f"{KERAS_3}.metrics.metric", f"{LEGACY_KERAS}.metrics.base_metric")
+    return [load(name).Metric for name in names if name in sys.modules]
+
+
+def callback_list_classes() -> list[Any]:
+    """The CallbackList classes of the Keras that are imported: every log of `fit` passes them."""
+    names = (f"{KERAS_3}.callbacks.callback_list", f"{LEGACY_KERAS}.callbacks")
+    return [load(name).CallbackList for name in names if name in sys.modules]
+
+
+def batchnorm_classes() -> list[Any]:
+    """The BatchNormalization classes of the Keras that are imported."""
+    found = []
+    if f"{KERAS_3}.layers.normalization.batch_normalization" in sys.modules:
+        found.append(load(f"{KERAS_3}.layers.normalization.batch_normalization").BatchNormalization)
+    if f"{LEGACY_KERAS}.layers.normalization.batch_normalization" in sys.modules:
+        found.append(load(f"{LEGACY_KERAS}.layers.normalization.batch_normalization").BatchNormalizationBase)
+    return found
+
+
+def random_ops() -> list[tuple[Any, str, str]]:
+    """(module, function, distribution) of the ops behind every uniform and normal draw (TF 2.21)."""
+    plain = load("tensorflow.python.ops.gen_random_ops")
+    stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
+    return [
+        (plain, "random_uniform", "uniform"),
+        (plain, "random_standard_normal", "normal"),
+        (plain, "truncated_normal", "truncated"),
+        (stateless, "stateless_random_uniform_v2", "uniform"),
+        (stateless, "stateless_random_normal_v2", "normal"),
+        (stateless, "stateless_truncated_normal_v2", "truncated"),
+    ]
+
+
+def local_copies(variable: Any) -> list[Any]:
+    """The plain tf.Variables behind a variable of Keras 3, tf_keras or tf.distribute: one for each local replica."""
+    inner = getattr(variable, "_value", None) if type(variable).__module__.startswith(KERAS_3) else variable
+    if type(inner).__name__ == "AutoCastDistributedVariable" or hasattr(inner, "_variable"):
+        inner = getattr(inner, "_variable", inner)
+    copies = getattr(inner, "_values", None)
+    return list(copies) if isinstance(copies, (list, tuple)) else [inner]
+
+
+def tf_variable(variable: Any) -> Any:
+    """The tf.Variable (or distributed variable) that a Keras 3 or auto-casting variable wraps."""
+    if type(variable).__module__.startswith(KERAS_3):
+        return variable._value
+    return getattr(variable, "_variable", variable)
+
+
+def collective_launcher() -> Any:
+    """What every collective between replicas is started by (TF 2.21)."""
+    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher

@@ -1,0 +1,52 @@
+"""Names and local values of variables, the same for Keras 3, tf_keras and plain tf.Variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from emulate.probe import upstream
+
+
+class Names:
+    """A stable, unique name for every variable: its path in the model, numbered where two share one."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, str] = {}
+        self._taken: dict[str, int] = {}
+        self._kept: list[Any] = []
+
+    def of(self, variable: Any) -> str:
+        """The variable's name; asking again gives the same."""
+        key = id(variable)
+        if key not in self._by_id:
+            self._by_id[key] = self._new(_path(variable))
+            self._kept.append(variable)
+        return self._by_id[key]
+
+    def _new(self, path: str) -> str:
+        count = self._taken.get(path, 0) + 1
+        self._taken[path] = count
+        return path if count == 1 else f"{path}#{count}"
+
+
+def _path(variable: Any) -> str:
+    path = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
+    return str(path).removesuffix(":0")
+
+
+def read_local(variable: Any) -> Any:
+    """A tensor with the value that the current replica sees (the first copy outside a replica)."""
+    return upstream.tf_variable(variable).read_value()
+
+
+def copy_of(variable: Any, local: int) -> Any:
+    """The plain tf.Variable that a local replica uses."""
+    copies = upstream.local_copies(variable)
+    return copies[local % len(copies)]
+
+
+def is_floating(variable: Any) -> bool:
+    """Whether the variable holds numbers that training changes."""
+    dtype = getattr(variable, "dtype", None)
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", "")
+    return name.startswith(("float", "bfloat"))
