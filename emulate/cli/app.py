@@ -1,0 +1,93 @@
+"""The command `gpudist`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from emulate.cli import causes, compare, devices, run, verify
+from emulate.cli.command import INTERRUPTED, OWN_FAULT, ProgramCommand, complain
+
+app = typer.Typer(
+    name="gpudist",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example:\n\ngpudist verify train.py --topology 1x4 --topology 2x2",
+)
+app.command(cls=ProgramCommand, epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify)
+app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.run)
+app.command(epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
+app.command(epilog=devices.EXAMPLES)(devices.devices)
+app.command(epilog=causes.EXAMPLES)(causes.causes)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"gpudist {version('gpudist')}")
+        raise typer.Exit
+
+
+@app.callback()
+def gpudist(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Does a TensorFlow program train the same model on many devices as on one? Answered on this machine's CPU."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: The arguments; those of the process unless told.
+
+    Returns:
+        The exit code.
+    """
+    if args is None:
+        _forget_own_folder()
+    try:
+        app(args=None if args is None else list(args), prog_name="gpudist")
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `gpudist ... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 1
+    except Exception:
+        return _own_fault()
+    return 0
+
+
+def _forget_own_folder() -> None:
+    """Python put the folder of our own script first on `sys.path`: no program may import from there."""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if sys.path and not getattr(sys.flags, "safe_path", False) and os.path.abspath(sys.path[0]) != ours:
+        del sys.path[0]
+
+
+def _own_fault() -> int:
+    text = traceback.format_exc()
+    if os.environ.get("GPUDIST_DEBUG"):
+        print(text, file=sys.stderr)
+        where = "is above"
+    else:
+        with tempfile.NamedTemporaryFile("w", prefix="gpudist-fault-", suffix=".txt", delete=False, encoding="utf-8") as file:
+            file.write(f"{sys.argv}\n{text}")
+        where = f"is in {file.name} (GPUDIST_DEBUG=1 prints it here)"
+    last = text.rstrip().splitlines()[-1]
+    complain(f"This is a fault of gpudist, not of your program: {last}\nPlease report it with its traceback, which {where}.")
+    return OWN_FAULT

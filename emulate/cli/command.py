@@ -1,0 +1,81 @@
+"""What every command shares: `--` before the program's arguments, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import typer
+from typer.core import TyperCommand
+
+from emulate.errors import GpudistError, WrongUse
+
+INTERRUPTED = 130
+OWN_FAULT = 70
+_HINT = "Options and arguments of the program itself go after '--'."
+_ARGS = "gpudist.args"
+P = ParamSpec("P")
+
+
+class ProgramCommand(TyperCommand):
+    """A command whose line ends in `[-- ARGS...]`: what follows the first `--` is the program's, untouched."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the program's arguments aside before the options are read."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_ARGS] = tuple(args[at + 1 :])
+        ctx.allow_extra_args = True
+        try:
+            rest = super().parse_args(ctx, args[:at])
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # an option that does not exist
+                error.message = f"{str(getattr(error, 'message', error)).rstrip('.')}. {_HINT}"  # type: ignore[attr-defined]
+            raise
+        if ctx.args and not ctx.resilient_parsing:
+            ctx.fail(f"One PROGRAM can be given. Received: {ctx.args[0]!r} besides it. {_HINT}")
+        return rest
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The pieces of the usage line."""
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
+def program_args(context: typer.Context) -> tuple[str, ...]:
+    """The program's own arguments of a `ProgramCommand`."""
+    args: tuple[str, ...] = context.meta.get(_ARGS, ())
+    return args
+
+
+def exits_properly(command: Callable[P, int]) -> Callable[P, None]:
+    """Turn a command's return value and its errors on purpose into exit codes."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code = command(*args, **kwargs)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            code = INTERRUPTED
+        except GpudistError as error:
+            complain(str(error))
+            code = error.exit_code
+        raise typer.Exit(code)
+
+    return wrapped
+
+
+def complain(text: str) -> None:
+    """One message on standard error."""
+    from emulate.report import Page, width_of
+
+    page = Page(width_of(sys.stderr))
+    page.labelled("gpudist:", text, 0, 9, label_style="bold red")
+    page.print(sys.stderr)
+
+
+def only_here(condition: bool, text: str) -> None:
+    """Raise the error of a wrong use unless a condition holds."""
+    if not condition:
+        raise WrongUse(text)

@@ -1,0 +1,119 @@
+"""The options that several commands have, and how their texts are read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from emulate.errors import WrongUse
+from emulate.topology import Topology
+
+DEFAULT_TOPOLOGY = "1x4"
+DEFAULT_STEPS = 20
+DEFAULT_TIMEOUT = 300.0
+
+
+class Device(str, Enum):
+    """What computes."""
+
+    CPU = "cpu"
+    AUTO = "auto"
+
+
+class Network(str, Enum):
+    """Which network the hosts of a topology with several are on."""
+
+    OWN = "own"
+    HOST = "host"
+
+
+class AllReduce(str, Enum):
+    """How gradients are summed over devices."""
+
+    AUTO = "auto"
+    RING = "ring"
+    HIERARCHICAL = "hierarchical"
+    ONE_DEVICE = "one-device"
+
+
+class Precision(str, Enum):
+    """The float type that the program computes in."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+ProgramArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="PROGRAM", show_default=False, help="train.py, train.py:function or package.module:function."),
+]
+ModuleOption = Annotated[
+    str | None,
+    typer.Option("-m", metavar="MODULE", show_default=False, help="Instead of PROGRAM: a module, run as python -m runs it."),
+]
+DeviceOption = Annotated[Device, typer.Option("--device", help="What computes.")]
+NetworkOption = Annotated[
+    Network,
+    typer.Option("--network", help="Hosts of a topology with several get a network of their own, or share this machine's."),
+]
+AllReduceOption = Annotated[
+    AllReduce, typer.Option("--all-reduce", help="How gradients are summed; auto takes one that runs every program.")
+]
+
+
+def program_target(program: str | None, module: str | None) -> str:
+    """The program as `Program.find` takes it.
+
+    Raises:
+        WrongUse: When none was given, or two.
+    """
+    if module is None and program is None:
+        raise WrongUse("A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function.")
+    if module is not None and program is not None:
+        raise WrongUse(
+            f"One program can be given. Received: -m {module} and {program!r}. "
+            "Arguments of the program itself go after '--', the last thing on the line."
+        )
+    return program if program is not None else f"-m {module}"
+
+
+def topologies(texts: Sequence[str]) -> list[Topology]:
+    """The topologies asked for, each once, in order; `1x4` where none was.
+
+    Raises:
+        WrongUse: When one is not a topology.
+    """
+    return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
+
+
+def number_of_steps(text: str) -> int | None:
+    """The number of `--steps`, None for all.
+
+    Raises:
+        WrongUse: When it is neither a positive number nor `all`.
+    """
+    if text == "all":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise WrongUse(
+        f"--steps must be a positive whole number or 'all'. Received: --steps {text!r}. {DEFAULT_STEPS} unless told."
+    )
+
+
+def known_code(code: str, codes: Iterable[str], option: str) -> str:
+    """A cause's code as it was given.
+
+    Raises:
+        WrongUse: When there is no such cause.
+    """
+    known = list(codes)
+    if code in known:
+        return code
+    near = difflib.get_close_matches(code, known, n=1)
+    hint = f"Did you mean {near[0]!r}?" if near else "'gpudist causes' lists them."
+    raise WrongUse(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")

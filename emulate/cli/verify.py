@@ -1,0 +1,113 @@
+"""`gpudist verify`: the main job, a program in, a verdict out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emulate.cli import options
+from emulate.cli.command import exits_properly, only_here, program_args
+from emulate.cli.options import AllReduce, Device, Network, Precision
+
+EXAMPLES = """Examples:
+
+gpudist verify train.py --topology 1x4 --topology 2x2
+
+gpudist verify train.py --steps all --json verdict.json -- --epochs 1
+
+gpudist verify -m package.train --allow batchnorm-local-statistics"""
+
+
+@exits_properly
+def verify(
+    context: typer.Context,
+    program: options.ProgramArgument = None,
+    module: options.ModuleOption = None,
+    topology: Annotated[
+        list[str], typer.Option("--topology", metavar="HxD", help="Hosts x devices each; may be repeated. 1x4 unless told.")
+    ] = [],  # noqa: B006 (typer copies it)
+    device: options.DeviceOption = Device.AUTO,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
+    ] = 0,
+    steps: Annotated[
+        str, typer.Option("--steps", metavar="N|all", help="Training steps to compare; code after them does not run.")
+    ] = str(options.DEFAULT_STEPS),
+    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")] = 300.0,
+    network: options.NetworkOption = Network.OWN,
+    all_reduce: options.AllReduceOption = AllReduce.AUTO,
+    precision: Annotated[Precision, typer.Option("--precision", help="The float type to compute in.")] = Precision.FLOAT32,
+    allow: Annotated[
+        list[str],
+        typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
+    ] = [],  # noqa: B006
+    reference_arg: Annotated[
+        list[str],
+        typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
+    ] = [],  # noqa: B006
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")] = None,
+    traces: Annotated[
+        Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
+    ] = None,
+) -> int:
+    """Does PROGRAM train the same model on these topologies as on one device?"""
+    from emulate.program import Program
+    from emulate.report import check_writable, progress_on, show, write_json
+
+    only_here(timeout > 0, f"--timeout must be a positive number of seconds. Received: --timeout {timeout:g}.")
+    wanted = options.topologies(topology)
+    count = options.number_of_steps(steps)
+    found = Program.find(options.program_target(program, module), program_args(context))
+    if json is not None:
+        check_writable(json)
+    if traces is not None:
+        check_folder(traces)
+    check_codes(allow)
+    from emulate.verify import verify as verify_program
+
+    with progress_on() as progress:
+        verdict = verify_program(
+            found,
+            topology=wanted,
+            device=device.value,
+            seed=seed,
+            steps=count,
+            timeout=timeout,
+            network=network.value,
+            all_reduce=all_reduce.value,
+            precision=precision.value,
+            allow=tuple(allow),
+            reference_args=tuple(reference_arg) or None,
+            traces=traces,
+            progress=progress,
+        )
+    show(verdict)
+    if json is not None:
+        write_json(verdict, json)
+    return int(verdict.exit_code)
+
+
+def check_codes(codes: list[str]) -> None:
+    """Check that every `--allow` names a cause."""
+    if codes:
+        from emulate.verify.causes import all_causes
+
+        known = [cause.code for cause in all_causes()]
+        for code in codes:
+            options.known_code(code, known, "--allow")
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of `--traces`, and see that it is one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        only_here(
+            False, f"--traces must name a folder that can be written. Received: --traces {str(folder)!r} ({error.strerror})."
+        )
+    full = any(folder.iterdir())
+    only_here(
+        not full, f"--traces must name an empty folder. Received: --traces {str(folder)!r}, which has contents. Name a new one."
+    )

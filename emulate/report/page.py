@@ -1,0 +1,103 @@
+"""Lines of styled text: what a report is made of before it goes to a terminal or into a string."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from typing import TextIO
+
+Span = tuple[str, str]
+PLAIN_WIDTH = 100
+_WIDEST = 120
+_CODE = 4  # a line indented by this much is code, or a table: it is not wrapped
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def clean(text: str) -> str:
+    """Without terminal control: what a program printed must not paint on the user's screen."""
+    return _CONTROL.sub("", text)
+
+
+@dataclass
+class Page:
+    """Lines, each a list of (text, style); a style is a word or two as rich knows them, or empty.
+
+    Attributes:
+        width: Columns to wrap at. A word longer than that stays whole, so that it can be copied.
+    """
+
+    width: int = PLAIN_WIDTH
+    lines: list[list[Span]] = field(default_factory=list)
+
+    def line(self, *spans: Span | str) -> None:
+        """Add one line, not wrapped."""
+        self.lines.append([(clean(s), "") if isinstance(s, str) else (clean(s[0]), s[1]) for s in spans])
+
+    def blank(self) -> None:
+        """Add an empty line, unless there is one or nothing above."""
+        if self.lines and self.lines[-1]:
+            self.lines.append([])
+
+    def text(self, text: str, indent: int = 0, style: str = "") -> None:
+        """Add text, wrapped and indented; its own line breaks and indentations stay."""
+        self.labelled("", text, indent, indent, style)
+
+    def labelled(self, label: str, text: str, indent: int, column: int, style: str = "", label_style: str = "") -> None:
+        """Add text that begins at a column, with a label in front of its first line."""
+        for number, part in enumerate(clean(text).splitlines() or [""]):
+            for inner, wrapped in enumerate(self._wrap(part, column)):
+                first = number == inner == 0
+                front = (" " * indent + (label if first else "")).ljust(column)
+                self.lines.append([(front, label_style if first else ""), (wrapped, style)])
+
+    def _wrap(self, text: str, column: int) -> list[str]:
+        own = text[: len(text) - len(text.lstrip())]
+        if len(own) >= _CODE:
+            return [text]
+        width = max(24, self.width - column)
+        return textwrap.wrap(
+            text.strip(),
+            width,
+            initial_indent=own,
+            subsequent_indent=own,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+
+    def verbatim(self, text: str, indent: int = 0, style: str = "") -> None:
+        """Add text line by line, indented, not wrapped (tracebacks, code)."""
+        for part in clean(text).rstrip().splitlines():
+            self.lines.append([(" " * indent + part, style)])
+
+    def plain(self) -> str:
+        """The page as a string without any style; it ends without a newline."""
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines).rstrip()
+
+    def print(self, stream: TextIO | None = None) -> None:
+        """Write the page: with colour on a terminal, plain elsewhere."""
+        stream = stream or sys.stdout
+        if not stream.isatty():
+            stream.write(_encodable(self.plain(), stream) + "\n")
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=stream, highlight=False)
+        for line in self.lines:
+            console.print(Text.assemble(*line), soft_wrap=True)
+
+
+def width_of(stream: TextIO) -> int:
+    """The columns to write for on this stream."""
+    if not stream.isatty():
+        return PLAIN_WIDTH
+    from rich.console import Console
+
+    return min(_WIDEST, Console(file=stream).width)
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)

@@ -1,0 +1,134 @@
+"""What a verification tells while it runs: which run it is at, and which step of it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+
+class Progress(Protocol):
+    """What a verification calls, from any thread; several runs may be going on at once."""
+
+    def run_started(self, label: str, steps: int | None) -> None:
+        """A run begins. `steps` is how many it makes at most, None for as many as the program has."""
+
+    def step(self, label: str, step: int) -> None:
+        """A run has made this many steps."""
+
+    def run_ended(self, label: str, outcome: str) -> None:
+        """A run is over; `outcome` is a word or two."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know while waiting."""
+
+
+class Silent:
+    """Tells nothing."""
+
+    def run_started(self, label: str, steps: int | None) -> None:
+        """Nothing."""
+
+    def step(self, label: str, step: int) -> None:
+        """Nothing."""
+
+    def run_ended(self, label: str, outcome: str) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """Tells in plain lines, for logs: when a run begins and when it is over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._steps: dict[str, int] = {}
+        self._started: dict[str, float] = {}
+
+    def run_started(self, label: str, steps: int | None) -> None:
+        """Print that it begins."""
+        self._started[label] = time.monotonic()
+        self._print(f"{label}: running")
+
+    def step(self, label: str, step: int) -> None:
+        """Only remember it."""
+        self._steps[label] = step
+
+    def run_ended(self, label: str, outcome: str) -> None:
+        """Print how it ended, after how many steps and seconds."""
+        seconds = time.monotonic() - self._started.get(label, time.monotonic())
+        steps = self._steps.get(label)
+        self._print(f"{label}: {outcome}" + (f", {steps} steps" if steps else "") + f", {seconds:.1f} s")
+
+    def note(self, text: str) -> None:
+        """Print it."""
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        with self._lock:
+            print(text, file=self._stream, flush=True)
+
+
+class Live:
+    """Tells on a terminal: one line a run, with its step and seconds."""
+
+    def __init__(self, display: RichProgress) -> None:
+        self._display = display
+        self._lock = threading.Lock()
+        self._tasks: dict[str, TaskID] = {}
+
+    def run_started(self, label: str, steps: int | None) -> None:
+        """Add its line."""
+        with self._lock:
+            self._tasks[label] = self._display.add_task(label, total=steps, count="starting")
+
+    def step(self, label: str, step: int) -> None:
+        """Move its line on."""
+        with self._lock:
+            task = self._tasks[label]
+            total = self._display.tasks[self._display.task_ids.index(task)].total
+            count = f"step {step} of {total:.0f}" if total else f"step {step}"
+            self._display.update(task, completed=step, count=count)
+
+    def run_ended(self, label: str, outcome: str) -> None:
+        """Stop its clock and show the outcome."""
+        with self._lock:
+            task = self._tasks[label]
+            self._display.update(task, count=outcome, total=1, completed=1)
+            self._display.stop_task(task)
+
+    def note(self, text: str) -> None:
+        """Print it above the lines."""
+        self._display.print(text, markup=False, highlight=False)
+
+
+@contextmanager
+def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
+    """Progress for this stream (standard error unless told): live on a terminal, plain lines elsewhere."""
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield Lines(stream)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        SpinnerColumn(finished_text="·"),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[count]}", markup=False),
+        TimeElapsedColumn(),
+    )
+    with RichProgress(*columns, console=Console(file=stream), transient=True, refresh_per_second=8) as display:
+        yield Live(display)

@@ -1,0 +1,133 @@
+"""What was found on the topologies; those with the same findings are told of once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from emulate.report.page import Page
+from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
+from emulate.verify.verdict import Finding, Run
+
+_COLUMN = 15
+_STACK_LINES = 14
+
+
+def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs of which there is something to say, those with the same verdict and causes together."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        if run.verdict != "equivalent" or run.causes or run.notes or run.not_compared:
+            groups.setdefault(_key(run), []).append(run)
+    return list(groups.values())
+
+
+def _key(run: Run) -> tuple[object, ...]:
+    last_line = (run.failure or "").rstrip().rpartition("\n")[2] if run.verdict == "failed" else None
+    alone = run.topology if run.verdict == "hung" else None
+    return (run.verdict, run.reason, alone, last_line, tuple((c.code, c.by_design, c.allowed) for c in run.causes))
+
+
+def add_group(page: Page, runs: Sequence[Run]) -> None:
+    """Add the findings of runs that have the same verdict and causes."""
+    first = runs[0]
+    page.blank()
+    names = ", ".join(run.topology for run in runs)
+    page.line((names, "bold"), "  ", (_headline(runs), STYLES[first.verdict]))
+    _add_facts(page, runs, "first", _first)
+    _add_facts(page, runs, "samples", _samples)
+    _add_failure(page, first)
+    _add_stacks(page, first)
+    for at in range(len(first.causes)):
+        _add_cause(page, at, [run.causes[at] for run in runs], [run.topology for run in runs])
+    _add_list(page, "not compared", runs, lambda run: run.not_compared)
+    _add_list(page, "notes", runs, lambda run: run.notes)
+
+
+def _headline(runs: Sequence[Run]) -> str:
+    run = runs[0]
+    if run.verdict == "divergent":
+        steps = {run.first_divergence.step for run in runs if run.first_divergence}
+        return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
+    if run.verdict == "hung":
+        how = {"hang": "no host could go on", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
+        return f"hung: {how}, after {one_of(run.steps, 'step')}"
+    if run.verdict == "failed":
+        return f"failed: the program raised after {one_of(run.steps, 'step')}"
+    if run.verdict == "unverified":
+        return "unverified: nothing could be compared" + (f" ({run.reason})" if run.reason else "")
+    if run.verdict == "unavailable":
+        return "unavailable: this machine cannot provide it" + (f" ({run.reason})" if run.reason else "")
+    return "equivalent"
+
+
+def _add_facts(page: Page, runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> None:
+    """One labelled text for each that differs, naming the topologies where not all share it."""
+    by_text: dict[str, list[str]] = {}
+    for run in runs:
+        if text := of(run):
+            by_text.setdefault(text, []).append(run.topology)
+    for text, topologies in by_text.items():
+        named = label if len(topologies) == len(runs) else f"{label} ({', '.join(topologies)})"
+        page.labelled(named, text, 2, max(_COLUMN, len(named) + 4), label_style="dim")
+
+
+def _first(run: Run) -> str:
+    difference = run.first_divergence
+    if difference is None:
+        return ""
+    values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
+    found = "" if difference.value is None and difference.reference_value is None else values
+    return f"{tensor(difference)} at {where(difference)}{found} ({against_noise(difference)})"
+
+
+def _samples(run: Run) -> str:
+    samples = run.samples
+    if not (samples.missing or samples.repeated):
+        return ""
+    wrong = f"{samples.missing} missing, {samples.repeated} repeated"
+    return f"{samples.seen} seen, {samples.reference} in the reference: {wrong}"
+
+
+def _add_failure(page: Page, run: Run) -> None:
+    if run.failure:
+        page.blank()
+        page.verbatim(run.failure, indent=2)
+
+
+def _add_stacks(page: Page, run: Run) -> None:
+    hosts = run.details.get("hosts", {})
+    for host in sorted({*run.stacks, *(int(host) for host in hosts)}):
+        page.blank()
+        about = hosts.get(host) or hosts.get(str(host)) or {}
+        known = [f"last step {about['step']}"] if about.get("step") is not None else []
+        known += [f"last collective {about['collective']}"] if about.get("collective") else []
+        page.line("  ", (f"host {host}", "bold"), f"  {', '.join(known)}")
+        stack = run.stacks.get(host, "").rstrip().splitlines()
+        page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
+        if len(stack) > _STACK_LINES:
+            page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
+
+
+def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str]) -> None:
+    cause = causes[0]
+    page.blank()
+    kind = " (allowed)" if cause.allowed else " (by design)" if cause.by_design else ""
+    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (kind, "yellow"))
+    page.text(cause.summary, indent=5)
+    differ = len({other.evidence for other in causes}) > 1
+    if cause.evidence:
+        label = f"evidence ({topologies[0]})" if differ else "evidence"
+        page.labelled(label, cause.evidence, 5, max(_COLUMN, len(label) + 7), label_style="dim")
+    if cause.fix:
+        page.labelled("fix", cause.fix, 5, _COLUMN, style="green", label_style="dim")
+
+
+def _add_list(page: Page, title: str, runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> None:
+    texts = dict.fromkeys(text for run in runs for text in of(run))
+    if not texts:
+        return
+    page.blank()
+    page.line("  ", (title, "dim"))
+    for text in texts:
+        having = [run.topology for run in runs if text in of(run)]
+        page.labelled("-", text if len(having) == len(runs) else f"{', '.join(having)}: {text}", 5, 7)

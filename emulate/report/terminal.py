@@ -1,0 +1,103 @@
+"""The verdict to be read by a person: one line a topology, then what was found and how to mend it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
+from emulate.report.runs import add_group, groups_of
+from emulate.report.words import MARKS, STYLES, number
+from emulate.verify.verdict import Reference, Run, Verdict
+
+_HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "noise", "seconds")
+_RIGHT = {3, 4, 5, 6, 7, 8}
+
+
+def render(verdict: Verdict, width: int = PLAIN_WIDTH) -> str:
+    """The verdict as plain text, without colour; it ends without a newline."""
+    return _page(verdict, width).plain()
+
+
+def show(verdict: Verdict, stream: TextIO | None = None) -> None:
+    """Print the verdict: with colour on a terminal, plain elsewhere."""
+    stream = stream or sys.stdout
+    _page(verdict, width_of(stream)).print(stream)
+
+
+def _page(verdict: Verdict, width: int) -> Page:
+    page = Page(width)
+    _add_head(page, verdict)
+    _add_table(page, verdict.runs)
+    _add_reference(page, verdict.reference, verdict.runs)
+    for group in groups_of(verdict.runs):
+        add_group(page, group)
+    if verdict.notes:
+        page.blank()
+        for note in verdict.notes:
+            page.labelled("note", note, 0, 6, label_style="bold")
+    _add_next(page, verdict)
+    return page
+
+
+def _add_head(page: Page, verdict: Verdict) -> None:
+    versions = [f"{name} {version}" for name, version in verdict.versions.items()]
+    page.line((verdict.program, "bold"))
+    page.text(", ".join([f"seed {verdict.seed}", f"on {verdict.device.upper()}", *versions]), style="dim")
+    page.blank()
+
+
+def _add_table(page: Page, runs: Sequence[Run]) -> None:
+    rows = [_HEADER, *(_cells(run) for run in runs)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADER))]
+    for at, row in enumerate(rows):
+        style = "dim" if at == 0 else STYLES[runs[at - 1].verdict]
+        page.line(*_aligned(row, widths, style, at == 0))
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], style: str, whole: bool) -> Iterable[Span]:
+    for at, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        text = cell.rjust(width) if at in _RIGHT else cell.ljust(width)
+        yield (text if at == 0 else "  " + text, style if whole or at in (0, 2) else "")
+
+
+def _cells(run: Run) -> tuple[str, ...]:
+    worst = run.first_divergence if run.verdict == "divergent" and run.first_divergence else run.worst
+    samples = run.samples
+    seen = str(samples.seen) if samples.seen == samples.reference else f"{samples.seen} of {samples.reference}"
+    error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
+    return (
+        MARKS[run.verdict],
+        run.topology,
+        run.verdict,
+        str(run.replicas or "-"),
+        str(run.steps),
+        seen if samples.seen or samples.reference else "-",
+        error,
+        number(worst.noise) if worst else "-",
+        f"{run.seconds:.1f}",
+    )
+
+
+def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> None:
+    if reference.status == "ok" and not reference.repeatable:
+        page.text("The reference (the program on 1x1) differs from its own repeat: see unseeded-randomness.", style="yellow")
+    if reference.status in ("ok", "none"):
+        return
+    page.blank()
+    words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
+    page.text(f"On one device (1x1, the reference) the program {words}: distribution is not what breaks it.", style="bold")
+    if reference.failure and all(run.failure is None for run in runs):
+        page.verbatim(reference.failure, indent=2)
+
+
+def _add_next(page: Page, verdict: Verdict) -> None:
+    codes = list(dict.fromkeys(cause.code for run in verdict.runs for cause in run.causes if not cause.allowed))
+    if not codes:
+        return
+    page.blank()
+    page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  what it means, how it was found, how to mend it", "dim"))
+    design = list(dict.fromkeys(c.code for run in verdict.runs for c in run.causes if c.by_design and not c.allowed))
+    if design:
+        page.line(f"      --allow {design[0]}", ("  if that is what you want: it is then reported and does not decide", "dim"))

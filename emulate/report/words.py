@@ -1,0 +1,57 @@
+"""The words, marks and numbers of the reports."""
+
+from __future__ import annotations
+
+import math
+
+from emulate.verify.verdict import Difference
+
+MARKS = {"equivalent": "✔", "divergent": "✘", "failed": "✘", "hung": "✘", "unverified": "?", "unavailable": "-"}
+STYLES = {
+    "equivalent": "bold green",
+    "divergent": "bold red",
+    "failed": "bold red",
+    "hung": "bold red",
+    "unverified": "bold yellow",
+    "unavailable": "bold yellow",
+}
+_KINDS = {"gradient": "the gradient of {}", "weight": "the weight {}", "initial-weight": "the initial weight {}"}
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number for a reader: few digits, `?` for none."""
+    if value is None:
+        return "?"
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "infinite"
+    return f"{value:.{digits}g}"
+
+
+def tensor(difference: Difference) -> str:
+    """What differs: `the gradient of dense/kernel`."""
+    return _KINDS.get(difference.kind, difference.kind + " {}").format(difference.tensor)
+
+
+def where(difference: Difference) -> str:
+    """Where it differs: `step 3, replica 1, optimizer adam`."""
+    parts = [f"step {difference.step}"]
+    for name in ("replica", "host", "optimizer"):
+        value = getattr(difference, name)
+        if value is not None:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def against_noise(difference: Difference) -> str:
+    """The error and how it compares: `error 0.38, 3.8e+06 times the noise (1e-07)`."""
+    if difference.non_finite:
+        return "not finite"
+    error, noise = difference.error, difference.noise
+    if not noise or not math.isfinite(error / noise):
+        return f"error {number(error)}, noise {number(noise)}"
+    return f"error {number(error)}, {number(error / noise)} times the noise of {number(noise)}"
+
+
+def one_of(count: int, noun: str) -> str:
+    """`1 step`, `20 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
