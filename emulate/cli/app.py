@@ -32,9 +32,12 @@ app.command(epilog=causes.EXAMPLES)(causes.causes)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        print(f"gpudist {version('gpudist')}")
+        try:
+            print(f"gpudist {version('gpudist')}")
+        except PackageNotFoundError:
+            print("gpudist, not installed: run from its source")
         raise typer.Exit
 
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 import typer
 from typer.core import TyperCommand
 
-from emulate.errors import GpudistError, WrongUse
+from emulate.errors import GpudistError
 
 INTERRUPTED = 130
 OWN_FAULT = 70
@@ -67,15 +67,9 @@ def exits_properly(command: Callable[P, int]) -> Callable[P, None]:
 
 
 def complain(text: str) -> None:
-    """One message on standard error."""
+    """One message on standard error: wrapped for a terminal, one line for a log, where it is searched."""
     from emulate.report import Page, width_of
 
-    page = Page(width_of(sys.stderr))
+    page = Page(width_of(sys.stderr) if sys.stderr.isatty() else sys.maxsize)
     page.labelled("gpudist:", text, 0, 9, label_style="bold red")
     page.print(sys.stderr)
-
-
-def only_here(condition: bool, text: str) -> None:
-    """Raise the error of a wrong use unless a condition holds."""
-    if not condition:
-        raise WrongUse(text)

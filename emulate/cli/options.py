@@ -58,7 +58,7 @@ ModuleOption = Annotated[
 DeviceOption = Annotated[Device, typer.Option("--device", help="What computes.")]
 NetworkOption = Annotated[
     Network,
-    typer.Option("--network", help="Hosts of a topology with several get a network of their own, or share this machine's."),
+    typer.Option("--network", help="Several hosts get a network of their own, or share this machine's."),
 ]
 AllReduceOption = Annotated[
     AllReduce, typer.Option("--all-reduce", help="How gradients are summed; auto takes one that runs every program.")
@@ -101,7 +101,7 @@ def number_of_steps(text: str) -> int | None:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise WrongUse(
-        f"--steps must be a positive whole number or 'all'. Received: --steps {text!r}. {DEFAULT_STEPS} unless told."
+        f"--steps must be a positive whole number or 'all'. Received: --steps {text!r}. Try --steps {DEFAULT_STEPS}."
     )
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from emulate.cli import options
-from emulate.cli.command import exits_properly, only_here, program_args
+from emulate.cli.command import exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network, Precision
+from emulate.errors import WrongUse
 
 EXAMPLES = """Examples:
 
@@ -35,7 +36,9 @@ def verify(
     steps: Annotated[
         str, typer.Option("--steps", metavar="N|all", help="Training steps to compare; code after them does not run.")
     ] = str(options.DEFAULT_STEPS),
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
+    ] = options.DEFAULT_TIMEOUT,
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
     precision: Annotated[Precision, typer.Option("--precision", help="The float type to compute in.")] = Precision.FLOAT32,
@@ -56,7 +59,8 @@ def verify(
     from emulate.program import Program
     from emulate.report import check_writable, progress_on, show, write_json
 
-    only_here(timeout > 0, f"--timeout must be a positive number of seconds. Received: --timeout {timeout:g}.")
+    if not timeout > 0:
+        raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {timeout:g}. Try --timeout 60.")
     wanted = options.topologies(topology)
     count = options.number_of_steps(steps)
     found = Program.find(options.program_target(program, module), program_args(context))
@@ -100,14 +104,12 @@ def check_codes(codes: list[str]) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Make the folder of `--traces`, and see that it is one."""
+    """Make the folder of `--traces`, and see that it is one and empty."""
+    received = f"Received: --traces {str(folder)!r}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        full = any(folder.iterdir())
     except OSError as error:
-        only_here(
-            False, f"--traces must name a folder that can be written. Received: --traces {str(folder)!r} ({error.strerror})."
-        )
-    full = any(folder.iterdir())
-    only_here(
-        not full, f"--traces must name an empty folder. Received: --traces {str(folder)!r}, which has contents. Name a new one."
-    )
+        raise WrongUse(f"--traces must name a folder that can be written. {received} ({error.strerror}).") from None
+    if full:
+        raise WrongUse(f"--traces must name an empty folder. {received}, which has contents. Name a new one.")
