@@ -1,0 +1,248 @@
+"""What the gradients themselves say: which arithmetic turns the replicas' local gradients into the reference's.
+
+Only steps whose weights were still the reference's can be judged this way; in such a step both runs computed gradients
+of the same loss at the same weights, so a wrong factor, a wrong weight of a replica or a term added too often is exact
+up to rounding. The simplest model that leaves nothing beyond the noise floor is taken:
+
+    the sum of the local gradients, divided by one constant           loss-scaling
+    the sum weighted by each replica's share of the rows              uneven-batch
+    the sum less a multiple of the weights on some tensors            regularization-per-replica
+    two of these together
+    the sum with any other weight for each replica                    local-normalization
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from emulate.verify.arrays import Floats, largest, norm
+from emulate.verify.compare import Comparison
+from emulate.verify.gradients import GradientView, StepOfAll, views
+from emulate.verify.measure import complete
+from emulate.verify.noise import FACTOR
+
+INFORMATIVE = 4
+"""A parameter is believed when at least this many elements beyond the noise floor determine it."""
+ROUND = 1e-3
+"""How near a factor must be to a round one to be called by its name."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The model that explains one step's gradients.
+
+    Attributes:
+        scale: The sum of the local gradients is this many times too large.
+        shares: The weight each replica's gradient would have needed; empty where all weigh 1.
+        uneven: Whether these are the replicas' shares of the rows.
+        decay: Of each tensor what multiple of its weights (and of their signs) it has too much.
+        before: Largest relative L2 difference before, after the model: `after`, in units of the noise floor.
+        replicated: Every replica's local gradient already was the sum.
+    """
+
+    optimizer: str
+    step: int
+    scale: float = 1.0
+    shares: Mapping[int, float] = field(default_factory=dict)
+    uneven: bool = False
+    decay: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    before: float = 0.0
+    after: float = 0.0
+    replicated: bool = False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The fits of all steps that could be judged; `unexplained` are those (optimizer, step) that no model fits."""
+
+    fits: tuple[Fit, ...]
+    unexplained: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def scaled(self) -> tuple[Fit, ...]:
+        """Steps with one wrong factor."""
+        return tuple(fit for fit in self.fits if fit.scale != 1.0)
+
+    @cached_property
+    def uneven(self) -> tuple[Fit, ...]:
+        """Steps in which replicas with fewer rows weighed as much as the others."""
+        return tuple(fit for fit in self.fits if fit.uneven)
+
+    @cached_property
+    def weighted(self) -> tuple[Fit, ...]:
+        """Steps in which replicas weighed wrong for another reason."""
+        return tuple(fit for fit in self.fits if fit.shares and not fit.uneven)
+
+    @cached_property
+    def decayed(self) -> tuple[Fit, ...]:
+        """Steps with a multiple of the weights too much."""
+        return tuple(fit for fit in self.fits if fit.decay)
+
+
+def explain(comparison: Comparison) -> Explanation:
+    """Find the model of every step that differs and can be judged."""
+    fits: list[Fit] = []
+    unexplained: list[tuple[str, int]] = []
+    for optimizer, step in dirty_steps(comparison):
+        fit = fit_step(comparison, optimizer, step)
+        if fit is None:
+            unexplained.append((optimizer, step))
+        else:
+            fits.append(fit)
+    return Explanation(tuple(fits), tuple(unexplained))
+
+
+def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
+    """Steps with gradients beyond the noise floor, at weights that were still the reference's."""
+    last = comparison.first_step("weight")
+    points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
+    return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
+
+
+def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
+    """The simplest model that explains one step."""
+    runs = comparison.runs
+    seen = list(views(runs.reference, runs.topology, optimizer, step, comparison.noise("gradient", optimizer, step)))
+    seen = [view for view in seen if np.isfinite(view.total).all() and np.isfinite(view.reference).all()]
+    if not seen:
+        return None
+    blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))
+    shares = _row_shares(complete(runs.topology, optimizer)[step])
+    models: list[Callable[[], Fit | None]] = [
+        lambda: _scale(seen, blank),
+        lambda: _uneven(seen, blank, shares, scaled=False),
+        lambda: _decay(seen, blank, scaled=False),
+        lambda: _uneven(seen, blank, shares, scaled=True),
+        lambda: _decay(seen, blank, scaled=True),
+        lambda: _weighted(seen, blank),
+    ]
+    return next((fit for model in models if (fit := model()) is not None), None)
+
+
+def _row_shares(step: StepOfAll) -> dict[int, float]:
+    """b_r * N / B of each replica, empty where rows are not known or all have as many."""
+    counts = {replica: len(one.rows) for replica, one in step.items() if one.rows is not None}
+    whole = sum(counts.values())
+    if len(counts) < len(step) or len(set(counts.values())) < 2 or not whole:
+        return {}
+    return {replica: count * len(counts) / whole for replica, count in counts.items()}
+
+
+def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
+    scale = _best_scale(seen, [view.total for view in seen])
+    after = _after(seen, [view.total / scale for view in seen], scale) if scale else None
+    if scale is None or after is None or abs(scale - 1) < 1e-6:
+        return None
+    replicated = all(_are_equal(view.locals) for view in seen) and len(seen[0].locals) > 1
+    return Fit(blank.optimizer, blank.step, scale=scale, before=blank.before, after=after, replicated=replicated)
+
+
+def _are_equal(arrays: Mapping[int, Floats]) -> bool:
+    first, *rest = arrays.values()
+    return all(np.array_equal(first, one) for one in rest)
+
+
+def _uneven(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], *, scaled: bool) -> Fit | None:
+    if not shares:
+        return None
+    totals = [_weigh(view, shares) for view in seen]
+    scale = _best_scale(seen, totals) if scaled else 1.0
+    after = _after(seen, [one / scale for one in totals], scale) if scale else None
+    if scale is None or after is None:
+        return None
+    return Fit(blank.optimizer, blank.step, scale, dict(shares), uneven=True, before=blank.before, after=after)
+
+
+def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
+    return np.asarray(np.sum([shares.get(replica, 1.0) * local for replica, local in view.locals.items()], axis=0))
+
+
+def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | None:
+    """Tensors that agree (after one factor for all) and tensors that have a multiple of their weights too much."""
+    scale = _median_scale(seen) if scaled else 1.0
+    if scale is None or (scaled and abs(scale - 1) < 1e-6):
+        return None
+    decay: dict[str, tuple[float, float]] = {}
+    after = 0.0
+    for view in seen:
+        residual = view.total / scale - view.reference
+        left = _ratio(residual, view, scale)
+        if left > FACTOR:
+            fitted = _fit_weights(view, residual)
+            if fitted is None or (left := _ratio(residual - fitted[1], view, scale)) > FACTOR:
+                return None
+            decay[view.tensor] = fitted[0]
+        after = max(after, left)
+    return Fit(blank.optimizer, blank.step, scale, decay=decay, before=blank.before, after=after) if decay else None
+
+
+def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
+    """residual = a * w + b * sign(w), the simpler of one and two terms."""
+    weight = view.weight
+    if weight is None or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
+        return None
+    for terms in ([weight], [np.sign(weight)], [weight, np.sign(weight)]):
+        basis = np.stack(terms, axis=1)
+        found, *_ = np.linalg.lstsq(basis, residual, rcond=None)
+        if largest(residual - basis @ found) <= FACTOR * view.noise:
+            pair = (float(found[0]), 0.0) if terms[0] is weight else (0.0, float(found[0]))
+            return (pair if len(terms) == 1 else (float(found[0]), float(found[1]))), basis @ found
+    return None
+
+
+def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
+    """Any weight for each replica, all tensors together; each in units of its noise."""
+    replicas = sorted(seen[0].locals)
+    whole = [view for view in seen if sorted(view.locals) == replicas]
+    if len(replicas) < 2 or _informative(whole) < INFORMATIVE * len(replicas):
+        return None
+    unit = [1.0 / (view.noise or 1.0) for view in whole]
+    basis = np.concatenate([np.stack([v.locals[r] for r in replicas], axis=1) * u for v, u in zip(whole, unit, strict=True)])
+    target = np.concatenate([v.reference * u for v, u in zip(whole, unit, strict=True)])
+    found, *_ = np.linalg.lstsq(basis, target, rcond=None)
+    shares = {replica: float(weight) for replica, weight in zip(replicas, found, strict=True)}
+    after = _after(seen, [_weigh(view, shares) for view in seen], 1.0)
+    if after is None or min(shares.values()) <= 0:
+        return None
+    return Fit(blank.optimizer, blank.step, shares=shares, before=blank.before, after=after)
+
+
+def _informative(seen: Sequence[GradientView]) -> int:
+    return sum(int((np.abs(view.reference) > FACTOR * view.noise).sum()) for view in seen)
+
+
+def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float | None:
+    """Least squares over all tensors, each in units of its noise."""
+    if _informative(seen) < INFORMATIVE:
+        return None
+    units = [1.0 / (view.noise or 1.0) for view in seen]
+    above = sum(float(np.dot(t * u, v.reference * u)) for v, t, u in zip(seen, totals, units, strict=True))
+    below = sum(float(np.dot(v.reference * u, v.reference * u)) for v, u in zip(seen, units, strict=True))
+    return above / below if below and above else None
+
+
+def _median_scale(seen: Sequence[GradientView]) -> float | None:
+    squares = [(v, float(np.dot(v.reference, v.reference))) for v in seen if largest(v.reference) > FACTOR * v.noise]
+    ratios = [float(np.dot(v.total, v.reference)) / size for v, size in squares if size]
+    if not ratios:
+        return None
+    middle = sorted(ratios, key=lambda ratio: sum(abs(ratio - other) for other in ratios))[0]
+    return middle or None
+
+
+def _after(seen: Sequence[GradientView], totals: Sequence[Floats], scale: float) -> float | None:
+    """The largest difference left, in units of the noise floor; None where that is more than rounding."""
+    worst = max(_ratio(t - v.reference, v, scale) for v, t in zip(seen, totals, strict=True))
+    return worst if worst <= FACTOR else None
+
+
+def _ratio(residual: Floats, view: GradientView, scale: float) -> float:
+    # The noise floor is at the scale of what was recorded: a gradient that is divided by c has its noise divided too, but
+    # one that is multiplied (c < 1) has it multiplied.
+    allowed = view.noise * max(1.0, 1.0 / abs(scale))
+    left = largest(residual)
+    return left / allowed if allowed else (float("inf") if left else 0.0)

@@ -1,0 +1,49 @@
+"""Arrays of traces, brought to the elements that all of them kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.probe.trace import StoredArray, Variable
+
+Floats = NDArray[np.float64]
+
+
+def aligned(arrays: Sequence[StoredArray]) -> list[Floats]:
+    """The elements that every array kept, flat and as float64.
+
+    Traces with different budgets keep every a-th and every b-th element: both have every lcm(a, b)-th.
+    """
+    stride = math.lcm(*(array.stride for array in arrays))
+    return [array.read().reshape(-1)[:: stride // array.stride].astype(np.float64) for array in arrays]
+
+
+def is_numeric(array: StoredArray) -> bool:
+    """Whether the array holds floating point numbers (counters and seeds are compared exactly or not at all)."""
+    return np.dtype(array.dtype).kind == "f"
+
+
+def eps_of(dtype: str) -> float:
+    """The unit in the last place at 1 of a floating point dtype; float32's for any other."""
+    kind = np.dtype(dtype)
+    return float(np.finfo(kind).eps) if kind.kind == "f" else float(np.finfo(np.float32).eps)
+
+
+def largest(values: Floats) -> float:
+    """Largest absolute value of the finite elements, 0 where there is none."""
+    finite = values[np.isfinite(values)]
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def norm(values: Floats) -> float:
+    """L2 norm."""
+    return float(np.sqrt(np.dot(values, values)))
+
+
+def kept(variables: Iterable[Variable]) -> StoredArray | None:
+    """The first array that was kept among one variable's values on several replicas."""
+    return next((variable.array for variable in variables if variable.array is not None), None)

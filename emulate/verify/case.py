@@ -1,0 +1,189 @@
+"""Everything that is known about one topology's run, as the causes look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from emulate.probe.trace import Trace
+from emulate.verify.agreement import Agreement, agreement
+from emulate.verify.arithmetic import Explanation, Fit, explain
+from emulate.verify.compare import Comparison, Point, compare
+from emulate.verify.facts import Facts
+from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.verdict import Finding
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Runs that were made again with one suspect switched off."""
+
+    reference: Trace
+    topology: Trace
+    noise: Sequence[Trace] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the topology's run ended.
+
+    Attributes:
+        failure: The program's own traceback where it raised.
+        hung: `hang` or `timeout` where it had to be ended.
+        hosts: By host how it ended: returned, raised, exited, killed, or ended (by us).
+        codes: Exit codes, negative for a signal, of hosts that ended by themselves.
+        stacks: Python stacks of the hosts that hung.
+        reference_failure: The reference's traceback where it raised too.
+    """
+
+    failure: str | None = None
+    hung: str | None = None
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    codes: Mapping[int, int | None] = field(default_factory=dict)
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    reference_failure: str | None = None
+
+
+def _nothing(_: str) -> Rerun | None:
+    return None
+
+
+def _none() -> Sequence[Trace]:
+    return ()
+
+
+class Case:
+    """One topology's run with the reference and what can be run again.
+
+    Args:
+        reference: The run on one device.
+        topology: The run to judge (with draws keyed by row where the program draws random numbers).
+        noise: Noise runs of the reference.
+        repeat: The reference run once more, to see whether it repeats.
+        untouched: The topology's run with the program's own randomness; `topology` unless given.
+        rerun: Makes runs with one suspect switched off; None where that cannot be done.
+        confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
+        outcome: How the run ended.
+    """
+
+    def __init__(
+        self,
+        reference: Trace,
+        topology: Trace,
+        noise: Sequence[Trace] = (),
+        *,
+        repeat: Trace | None = None,
+        untouched: Trace | None = None,
+        rerun: Callable[[str], Rerun | None] = _nothing,
+        confirm: Callable[[], Sequence[Trace]] = _none,
+        outcome: Outcome | None = None,
+    ) -> None:
+        self.reference = reference
+        self.topology = topology
+        self.noise = noise
+        self.repeat = repeat
+        self.untouched = untouched or topology
+        self.outcome = outcome or Outcome()
+        self.found: list[Finding] = []
+        self.notes: list[str] = []
+        self.unreachable: list[str] = []
+        self._rerun = rerun
+        self._confirm = confirm
+        self._switched: dict[str, Comparison | None] = {}
+        self._base: Comparison | None = None
+        self._explanation: Explanation | None = None
+        self._explained: list[Callable[[Point], bool]] = []
+
+    @cached_property
+    def comparison(self) -> Comparison:
+        """The runs as they came."""
+        first = compare(self.reference, self.topology, self.noise)
+        more = self._confirm() if first.needs_confirmation else ()
+        return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What the probe learnt of the program."""
+        return Facts.of(self.reference, self.topology)
+
+    @cached_property
+    def ledgers(self) -> dict[str, Ledger]:
+        """The data ledger of each optimizer."""
+        return ledgers(self.reference, self.untouched)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger that is not in order, else the first."""
+        known = [ledger for ledger in self.ledgers.values() if ledger.is_known]
+        return next((one for one in known if not one.is_same), known[0] if known else None)
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """Whether the replicas agree."""
+        return agreement(self.untouched)
+
+    @cached_property
+    def num_replicas(self) -> int:
+        """Replicas of the program's strategy: the most that any of its strategies has, 1 without one."""
+        return max(
+            (int(event["replicas"]) for _, event in self.untouched.of("strategy")), default=len(self.untouched.replicas) or 1
+        )
+
+    @property
+    def base(self) -> Comparison:
+        """The comparison that the arithmetic is judged on: the runs as they came, or those with a found cause switched off."""
+        return self._base or self.comparison
+
+    def rebase(self, comparison: Comparison) -> None:
+        """Judge the arithmetic on this comparison from now on."""
+        self._base, self._explanation = comparison, None
+        self._explained.clear()
+
+    @property
+    def explanation(self) -> Explanation:
+        """What the gradients of the base say."""
+        if self._explanation is None:
+            self._explanation = explain(self.base)
+        return self._explanation
+
+    def switched(self, switch: str) -> Comparison | None:
+        """The comparison with one suspect switched off; None where it could not be run."""
+        if switch not in self._switched:
+            again = self._rerun(switch)
+            self._switched[switch] = compare(again.reference, again.topology, again.noise) if again else None
+        return self._switched[switch]
+
+    def left(self) -> list[Point]:
+        """What differs in the base and is neither explained by the arithmetic nor a consequence of what is."""
+        return [point for point in self.base.exceeding if not self._is_explained(point)]
+
+    def explain(self, predicate: Callable[[Point], bool]) -> None:
+        """A cause explains these differences."""
+        self._explained.append(predicate)
+
+    def explain_fits(self, fits: Sequence[Fit], reports: Callable[[Point], bool] = lambda point: True) -> None:
+        """Wrong gradients explain themselves, the weights from then on, and once weights differ everything.
+
+        Args:
+            fits: The steps that a model explains.
+            reports: Which losses and metrics of steps with the reference's weights are explained too.
+        """
+        steps = {(fit.optimizer, fit.step) for fit in fits}
+        onset = min(fit.step for fit in fits)
+        apart = self.base.first_step("weight")
+
+        def is_explained(point: Point) -> bool:
+            key, step = point.measure.key, point.step
+            if key.kind == "weight" or (apart is not None and step > apart >= onset):
+                return step >= onset
+            return (key.optimizer, step) in steps if key.kind == "gradient" else step >= onset and reports(point)
+
+        self.explain(is_explained)
+
+    def _is_explained(self, point: Point) -> bool:
+        return any(predicate(point) for predicate in self._explained)
+
+    def has(self, code: str) -> bool:
+        """Whether a cause was found already."""
+        return any(finding.code == code for finding in self.found)

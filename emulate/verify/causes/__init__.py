@@ -1,0 +1,6 @@
+"""Why a program does not train the same model: one small unit for each cause, and the catalogue of all."""
+
+from emulate.verify.causes.catalogue import all_causes, find_causes, get
+from emulate.verify.causes.cause import Cause, Sign
+
+__all__ = ["Cause", "Sign", "all_causes", "find_causes", "get"]

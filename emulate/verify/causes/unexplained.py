@@ -1,0 +1,34 @@
+"""A difference that no cause explains."""
+
+from __future__ import annotations
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+
+_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "nan")
+"""After these the arithmetic of later steps says nothing of its own."""
+
+
+def _search(case: Case) -> Sign | None:
+    left = case.left()
+    if not left or any(case.has(code) for code in _DECIDED):
+        return None
+    first = left[0]
+    d = first.difference()
+    where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
+    return Sign(
+        f"From step {d.step} on the {where} differs, and no known cause explains it.",
+        f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
+        f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities differ at some step",
+    )
+
+
+UNEXPLAINED = Cause(
+    code="unexplained",
+    title="a difference without a known cause",
+    meaning="The run differs from the one on one device by more than rounding, and none of the known causes leaves such a trace.",
+    evidence="An error far above the noise floor that remains after every known cause was looked for.",
+    fix="Look at what the first differing tensor's gradient depends on: anything that sees only the replica's rows (a mean, a maximum, a "
+    "normalization, a count) or that knows the replica's number. --precision float64 tells whether rounding is amplified.",
+    search=_search,
+)

@@ -1,0 +1,208 @@
+"""Compares a topology's trace with the reference's, against the noise floor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from emulate.probe.trace import Trace
+from emulate.verify.gradients import names_of
+from emulate.verify.kinks import is_kink
+from emulate.verify.measure import Measure, Runs, complete, measure_all
+from emulate.verify.noise import FACTOR, REPORTED, Key, floors
+from emulate.verify.verdict import Difference
+
+KINDS = ("initial-weight", "gradient", "weight", "loss", "metric")
+"""The order in which a step's differences come about."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measure with its noise floor; `excused` where a larger perturbation of the reference explains it."""
+
+    measure: Measure
+    noise: float
+    excused: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The error in units of the noise floor."""
+        if self.measure.non_finite:
+            return float("inf")
+        return self.measure.error / self.noise if self.noise else (float("inf") if self.measure.error else 0.0)
+
+    @property
+    def step(self) -> int:
+        """The step it belongs to: what is reported after k steps comes from step k - 1."""
+        step = self.measure.step
+        return max(0, step - 1) if self.measure.key.kind in REPORTED else step
+
+    @property
+    def factor(self) -> float:
+        """The differing element as a multiple of the reference's."""
+        ours, theirs = self.measure.value, self.measure.reference_value
+        return ours / theirs if ours is not None and theirs else float("nan")
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the difference is more than rounding."""
+        return self.ratio > FACTOR and not self.excused
+
+    def difference(self) -> Difference:
+        """As the verdict has it."""
+        m = self.measure
+        return Difference(
+            tensor=m.key.tensor,
+            kind=m.key.kind,
+            step=m.step,
+            error=m.error,
+            noise=self.noise,
+            replica=m.replica,
+            host=m.host,
+            optimizer=m.key.optimizer or None,
+            value=m.value,
+            reference_value=m.reference_value,
+            non_finite=m.non_finite,
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        points: Every tensor and step that was compared, and every reported number.
+        objectives: The sums of the local objectives; evidence for causes, they decide nothing by themselves.
+        needs_confirmation: Every difference could be one unit (a ReLU, a maximum) that fell on the other side of its kink.
+            Make noise runs with a larger perturbation and compare again with them as `confirmation`.
+        steps: Steps compared of each optimizer.
+        not_compared: What only one run has.
+    """
+
+    runs: Runs
+    points: tuple[Point, ...]
+    objectives: tuple[Point, ...]
+    needs_confirmation: bool
+    steps: Mapping[str, int]
+    not_compared: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @cached_property
+    def exceeding(self) -> tuple[Point, ...]:
+        """What is more than rounding, in the order in which it came about."""
+        return tuple(sorted((p for p in self.points if p.exceeds), key=_order))
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """The same for the verdict."""
+        return tuple(point.difference() for point in self.exceeding)
+
+    @property
+    def first(self) -> Difference | None:
+        """The first divergence: earliest step, in a step what comes about first, then the clearest."""
+        return self.exceeding[0].difference() if self.exceeding else None
+
+    @property
+    def worst(self) -> Difference | None:
+        """What is farthest out, in units of the noise floor, whether or not that is more than rounding."""
+        return max(self.points, key=lambda p: p.ratio).difference() if self.points else None
+
+    @property
+    def is_equivalent(self) -> bool:
+        """Whether nothing differs by more than rounding (and something was compared)."""
+        return bool(self.points) and not self.exceeding
+
+    def kinds(self) -> set[str]:
+        """Kinds of which something was compared; an objective counts as a loss."""
+        found = {point.measure.key.kind for point in self.points}
+        return found | {"loss"} if self.objectives else found
+
+    def noise(self, kind: str, optimizer: str, step: int) -> dict[str, float]:
+        """The noise floor of each tensor of one step."""
+        return {
+            point.measure.key.tensor: point.noise
+            for point in self.points
+            if (point.measure.key.kind, point.measure.key.optimizer, point.measure.step) == (kind, optimizer, step)
+        }
+
+    def first_step(self, *kinds: str) -> int | None:
+        """The earliest step in which something of these kinds differs."""
+        return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
+
+
+def _order(point: Point) -> tuple[int, int, int, float]:
+    kind = point.measure.key.kind
+    return (0 if kind == "initial-weight" else 1, point.step, KINDS.index(kind) if kind in KINDS else len(KINDS), -point.ratio)
+
+
+def compare(
+    reference: Trace, topology: Trace, noise: Sequence[Trace] = (), *, confirmation: Sequence[Trace] = ()
+) -> Comparison:
+    """Compare a run on a topology with the reference.
+
+    Args:
+        reference: The run on one device.
+        topology: The run to judge.
+        noise: Replays of the reference with permuted rows and gradients off by one unit in the last place.
+        confirmation: Replays with a larger perturbation, where a first comparison asked for them.
+    """
+    runs = Runs(reference, topology, noise, confirmation)
+    measures = list(measure_all(runs))
+    points = _points(measures)
+    kink = is_kink(points)
+    if kink and confirmation:
+        points = [replace(p, excused=p.exceeds and p.measure.error <= FACTOR * p.measure.confirmed) for p in points]
+    return Comparison(
+        runs=runs,
+        points=tuple(p for p in points if p.measure.key.kind != "objective"),
+        objectives=tuple(p for p in points if p.measure.key.kind == "objective"),
+        needs_confirmation=kink and not confirmation,
+        steps={name: len(runs.pairs(name)) for name in runs.optimizers},
+        not_compared=tuple(_not_compared(runs)),
+        notes=tuple(_notes(points, kink and bool(confirmation))),
+    )
+
+
+def _points(measures: Sequence[Measure]) -> list[Point]:
+    spreads: dict[Key, dict[int, float]] = {}
+    scales: dict[Key, dict[int, float]] = {}
+    for m in measures:
+        spreads.setdefault(m.key, {})[m.step] = max(m.spread, spreads.get(m.key, {}).get(m.step, 0.0))
+        scales.setdefault(m.key, {})[m.step] = max(m.scale, scales.get(m.key, {}).get(m.step, 0.0))
+    found = floors(spreads, scales, {m.key: m.eps for m in measures})
+    return [Point(m, found[m.key][m.step]) for m in measures]
+
+
+def _not_compared(runs: Runs) -> list[str]:
+    found = [f"optimizer {name} (it steps only in the {_only(runs, name)})" for name in _apart(runs)]
+    for optimizer in runs.optimizers:
+        for ours, theirs in runs.pairs(optimizer)[:1]:
+            apart = set(names_of(ours)) ^ set(names_of(theirs))
+            found += [f"gradient of {name} (not in both runs)" for name in sorted(apart)]
+        lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
+        if lengths[0] != lengths[1]:
+            found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
+    return found
+
+
+def _apart(runs: Runs) -> list[str]:
+    return sorted(set(runs.reference.optimizers) ^ set(runs.topology.optimizers))
+
+
+def _only(runs: Runs, name: str) -> str:
+    return "reference" if name in runs.reference.optimizers else "topology"
+
+
+def _notes(points: Sequence[Point], confirmed: bool) -> list[str]:
+    notes = []
+    both = [p.measure for p in points if p.measure.both_non_finite]
+    if both:
+        notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")
+    if confirmed and any(p.excused for p in points):
+        first = min((p for p in points if p.excused), key=_order).measure
+        notes.append(
+            f"from step {first.step} on single units fell on the other side of a kink (ReLU, maximum); "
+            f"runs of the reference with a larger perturbation differ as much"
+        )
+    return notes

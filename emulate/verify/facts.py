@@ -1,0 +1,53 @@
+"""What the probe learnt of the program itself: its optimizers, layers and calls. Every fact may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.probe.trace import Trace
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about the program.
+
+    Attributes:
+        optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale.
+        batchnorm: Names of BatchNormalization variables that are not synchronized.
+        regularized: Names of variables with a Keras regularizer.
+        clip_calls: How many tf.clip_by_* a step makes.
+        dropout: Names of dropout layers.
+    """
+
+    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    batchnorm: tuple[str, ...] = ()
+    regularized: tuple[str, ...] = ()
+    clip_calls: int = 0
+    dropout: tuple[str, ...] = ()
+    uses_keras_loss: bool | None = None
+
+    @classmethod
+    def of(cls, *traces: Trace) -> Facts:
+        """The facts of all traces together."""
+        merged: dict[str, Any] = {}
+        for trace in traces:
+            for _, event in trace.of("program"):
+                merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
+                for name in ("batchnorm", "regularized", "dropout"):
+                    merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
+                merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
+                merged["uses_keras_loss"] = event.get("uses_keras_loss", merged.get("uses_keras_loss"))
+        return cls(**merged)
+
+    def clipping(self, optimizer: str) -> dict[str, float]:
+        """The clipping options of an optimizer that are set."""
+        options = self.optimizers.get(optimizer, {})
+        names = ("clipnorm", "clipvalue", "global_clipnorm")
+        return {name: float(options[name]) for name in names if options.get(name) is not None}
+
+    @property
+    def clips(self) -> bool:
+        """Whether anything clips gradients."""
+        return self.clip_calls > 0 or any(self.clipping(name) for name in self.optimizers)

@@ -1,0 +1,102 @@
+"""Gradients and weights of one step, replica by replica, beside the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulate.probe.trace import Step, StoredArray, Trace
+from emulate.verify.arrays import Floats, aligned, is_numeric, kept
+
+StepOfAll = Mapping[int, Step]
+"""One step by replica."""
+
+
+def aggregation(trace: Trace, optimizer: str) -> str:
+    """How an optimizer makes one gradient of the replicas': `sum`, `replicated` (each has the whole) or `unknown`.
+
+    Every optimizer of Keras sums. What the probe knows better it says in its `program` event.
+    """
+    for _, event in trace.of("program"):
+        said = event.get("optimizers", {}).get(optimizer, {}).get("aggregation")
+        if said is not None:
+            return str(said)
+    return "sum"
+
+
+def gradients_of(step: StepOfAll, tensor: str) -> dict[int, StoredArray]:
+    """The local gradients of one tensor by replica; a replica without one (an untouched branch) is left out."""
+    found = {replica: one.gradients[tensor] for replica, one in sorted(step.items()) if tensor in one.gradients}
+    return {replica: array for replica, array in found.items() if is_numeric(array)}
+
+
+def names_of(step: StepOfAll) -> list[str]:
+    """Names of the tensors with a gradient on any replica, in the program's order."""
+    return list(dict.fromkeys(name for replica in sorted(step) for name in step[replica].gradients))
+
+
+def weight_of(step: StepOfAll, tensor: str) -> StoredArray | None:
+    """The first replica's value of a variable after the step (digests alone are kept where replicas agree)."""
+    return kept(step[replica].weights[tensor] for replica in sorted(step) if tensor in step[replica].weights)
+
+
+def total(locals_: list[Floats], how: str) -> Floats:
+    """The gradient that the optimizer applies."""
+    whole = np.sum(locals_, axis=0)
+    return np.asarray(whole / len(locals_) if how == "replicated" else whole)
+
+
+@dataclass(frozen=True)
+class GradientView:
+    """One tensor's gradient in one step.
+
+    Attributes:
+        locals: Each replica's local gradient, by replica.
+        reference: The reference's.
+        weight: The reference's weights before the step where they were kept.
+        noise: The noise floor of this tensor at this step.
+    """
+
+    tensor: str
+    locals: Mapping[int, Floats]
+    reference: Floats
+    weight: Floats | None
+    noise: float
+    how: str = "sum"
+
+    @property
+    def total(self) -> Floats:
+        """The gradient of all replicas together."""
+        return total(list(self.locals.values()), self.how)
+
+    @property
+    def residual(self) -> Floats:
+        """What the topology has too much."""
+        return self.total - self.reference
+
+
+def views(reference: Trace, topology: Trace, optimizer: str, index: int, noise: Mapping[str, float]) -> Iterator[GradientView]:
+    """Every tensor's gradient of one step that both traces have; tensors without a noise floor were not compared."""
+    ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
+    how = aggregation(topology, optimizer)
+    for tensor in names_of(theirs):
+        mine, others = gradients_of(ours, tensor), gradients_of(theirs, tensor)
+        if not mine or not others or tensor not in noise:
+            continue
+        before = weights_before(reference, optimizer, index, tensor)
+        arrays = aligned([*mine.values(), *others.values(), *([before] if before is not None else [])])
+        weight = arrays.pop() if before is not None else None
+        mean_of_others = np.sum(arrays[len(mine) :], axis=0)
+        yield GradientView(tensor, dict(zip(mine, arrays, strict=False)), mean_of_others, weight, noise[tensor], how)
+
+
+def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replica: int | None = None) -> StoredArray | None:
+    """A variable before a step: the initial value, or the one after the step before."""
+    if index > 0:
+        step = trace.steps(optimizer)[index - 1]
+        return weight_of({replica: step[replica]} if replica in step else step, tensor)
+    initial = trace.variables("initial")
+    own = [v for (_, r), v in sorted(initial.items()) if r == replica] or [v for _, v in sorted(initial.items())]
+    return kept(v[tensor] for v in own if tensor in v) or kept(v[tensor] for _, v in sorted(initial.items()) if tensor in v)

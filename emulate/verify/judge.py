@@ -1,0 +1,106 @@
+"""Judges one topology's run: the verdict, its causes, and what was not compared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from emulate.verify.case import Case
+from emulate.verify.causes import find_causes
+from emulate.verify.compare import Comparison
+from emulate.verify.verdict import Difference, Finding, Run, Samples
+
+NEEDED = ("gradient", "weight", "loss")
+"""What must have been compared before a run is called equivalent."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The fields of a verdict's run that follow from the traces."""
+
+    verdict: str
+    reason: str | None
+    replicas: int
+    steps: int
+    samples: Samples
+    worst: Difference | None
+    first_divergence: Difference | None
+    causes: tuple[Finding, ...]
+    not_compared: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def fill(self, run: Run) -> Run:
+        """The run with these fields; its own notes come first."""
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return replace(run, **{**own, "notes": run.notes + self.notes})
+
+
+def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
+    """Judge a run.
+
+    Args:
+        case: Everything that is known about it.
+        allow: Codes of causes that are expected: they are reported and do not decide.
+    """
+    causes = find_causes(case, allow)
+    deciding = [cause for cause in causes if not cause.allowed]
+    verdict, missing = _verdict(case, deciding, bool(causes))
+    ended = verdict in ("failed", "hung")
+    base = case.base
+    return Judgement(
+        verdict=verdict,
+        reason=case.outcome.hung,
+        replicas=case.num_replicas,
+        steps=case.topology.num_steps,
+        samples=case.ledger.samples if case.ledger else Samples(),
+        worst=_worst(case.comparison),
+        first_divergence=None if verdict == "equivalent" else _first(case, base, ended),
+        causes=causes,
+        not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
+        notes=tuple(dict.fromkeys((*case.notes, *base.notes))),
+    )
+
+
+def _verdict(case: Case, deciding: list[Finding], any_cause: bool) -> tuple[str, list[str]]:
+    missing = _missing(case)
+    if case.outcome.hung:
+        return "hung", missing
+    if case.outcome.failure:
+        return "failed", missing
+    if deciding:
+        return "divergent", missing
+    return ("unverified" if missing else "equivalent"), missing
+
+
+def _missing(case: Case) -> list[str]:
+    """What a verdict of equivalence lacks."""
+    compared = case.base.kinds()
+    missing = [f"{kind}: none was seen in both runs" for kind in NEEDED if kind not in compared]
+    return missing if case.ledger else [*missing, "data: the rows of the batches were not seen"]
+
+
+def _worst(comparison: Comparison) -> Difference | None:
+    return comparison.worst
+
+
+def _first(case: Case, base: Comparison, ended: bool) -> Difference | None:
+    """The first divergence: in the numbers, else in the data, else between replicas."""
+    found = [d for d in (case.comparison.first, _in_data(case), _between_replicas(case)) if d is not None]
+    return min(found, key=lambda d: (d.step, d.kind != "data"), default=None)
+
+
+def _in_data(case: Case) -> Difference | None:
+    ledger = case.ledger
+    if ledger is None or ledger.first_apart is None or not (case.has("samples-missing") or case.has("samples-repeated")):
+        return None
+    k = ledger.first_apart
+    seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])
+    return Difference("rows", "data", k, float(abs(seen - expected)), 0.0, value=float(seen), reference_value=float(expected))
+
+
+def _between_replicas(case: Case) -> Difference | None:
+    apart = case.agreement.first
+    if apart is None:
+        return None
+    replica = int(apart.groups[1][0].rsplit(" ", 1)[1])
+    return Difference(apart.tensor, "weight", apart.step, float("nan"), 0.0, replica=replica, optimizer=apart.optimizer)

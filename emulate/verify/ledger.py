@@ -1,0 +1,183 @@
+"""The data ledger: which rows each replica consumed in which step, against the reference's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from emulate.probe.trace import Trace
+from emulate.verify.gradients import StepOfAll
+from emulate.verify.measure import complete
+from emulate.verify.verdict import Samples
+
+Rows = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The rows of one optimizer's steps.
+
+    Attributes:
+        optimizer: Whose steps these are.
+        reference: Rows of each step of the reference.
+        topology: Rows of each step by replica.
+        hosts: The host of each replica.
+    """
+
+    optimizer: str
+    reference: tuple[Rows, ...]
+    topology: tuple[Mapping[int, Rows], ...]
+    hosts: Mapping[int, int]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the rows of at least one step were seen in both runs."""
+        return bool(self.reference) and bool(self.topology)
+
+    @cached_property
+    def grows(self) -> bool:
+        """Whether the batch grows with the replicas: step k has the rows of the reference's steps kN to kN + N - 1."""
+        n = len(self.hosts)
+        steps = min(len(self.reference) // n if n else 0, len(self.topology))
+        return n > 1 and steps > 0 and all(_together(self.topology[k]) == self._joined(k * n, n) for k in range(steps))
+
+    def _joined(self, at: int, count: int) -> Counter[str]:
+        return Counter(row for rows in self.reference[at : at + count] for row in rows)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the topology that the reference's recorded steps cover."""
+        each = len(self.hosts) if self.grows else 1
+        return min(len(self.reference) // each, len(self.topology))
+
+    @cached_property
+    def expected(self) -> tuple[Rows, ...]:
+        """The reference's rows of each step of the topology."""
+        each = len(self.hosts) if self.grows else 1
+        return tuple(
+            tuple(row for rows in self.reference[k * each : (k + 1) * each] for row in rows) for k in range(self.num_steps)
+        )
+
+    @cached_property
+    def is_same(self) -> bool:
+        """Whether every step has the reference's rows, each as often."""
+        return self.is_known and not self.grows and self.first_apart is None
+
+    @cached_property
+    def first_apart(self) -> int | None:
+        """The first step whose rows differ."""
+        pairs = zip(self.topology, self.expected, strict=False)
+        return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), None)
+
+    @cached_property
+    def _counts(self) -> tuple[Counter[str], Counter[str]]:
+        ours: Counter[str] = Counter()
+        for step in self.topology[: self.num_steps]:
+            ours.update(_together(step))
+        return ours, Counter(row for rows in self.expected for row in rows)
+
+    @property
+    def samples(self) -> Samples:
+        """The ledger in four numbers."""
+        ours, theirs = self._counts
+        return Samples(theirs.total(), ours.total(), (theirs - ours).total(), (ours - theirs).total() - self.foreign)
+
+    @property
+    def foreign(self) -> int:
+        """Rows that the reference did not see in its recorded steps (another order, another batch, another draw)."""
+        ours, theirs = self._counts
+        return sum(count for row, count in ours.items() if row not in theirs)
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the same rows came in other steps."""
+        ours, theirs = self._counts
+        return self.first_apart is not None and ours == theirs
+
+    @cached_property
+    def repeated_in_step(self) -> int:
+        """Rows that several replicas consumed in the same step, more often than the reference has them in a step."""
+        most: Counter[str] = Counter()
+        for rows in self.reference:
+            most |= Counter(rows)
+        return sum(
+            count - max(1, most[row])
+            for step in self.topology
+            for row, count in _together(step).items()
+            if count > max(1, most[row])
+        )
+
+    @cached_property
+    def identical_replicas(self) -> tuple[int, ...]:
+        """Steps in which every replica had the same rows."""
+        return tuple(k for k, step in enumerate(self.topology) if _all_alike([Counter(rows) for rows in step.values()]))
+
+    @cached_property
+    def identical_hosts(self) -> tuple[int, ...]:
+        """Steps in which every host had the same rows."""
+        return tuple(k for k, step in enumerate(self.topology) if _all_alike(list(self._by_host(step).values())))
+
+    def _by_host(self, step: Mapping[int, Rows]) -> dict[int, Counter[str]]:
+        found: dict[int, Counter[str]] = {}
+        for replica, rows in step.items():
+            found.setdefault(self.hosts[replica], Counter()).update(rows)
+        return found
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether, each step's repeats taken out, the topology has the first rows of the reference: it only came less far."""
+        once: Counter[str] = Counter()
+        for step in self.topology[: self.num_steps]:
+            once.update(set(_together(step)))
+        flat = [row for rows in self.reference for row in rows]
+        return once == Counter(flat[: once.total()])
+
+    def counts(self, step: int) -> dict[int, int]:
+        """How many rows each replica had in a step."""
+        return {replica: len(rows) for replica, rows in self.topology[step].items()}
+
+    @property
+    def uneven(self) -> tuple[int, ...]:
+        """Steps in which the replicas had different numbers of rows."""
+        return tuple(k for k in range(len(self.topology)) if len(set(self.counts(k).values())) > 1)
+
+    @property
+    def empty(self) -> tuple[tuple[int, int], ...]:
+        """(step, replica) of each shard without a row."""
+        return tuple((k, replica) for k in range(len(self.topology)) for replica, n in self.counts(k).items() if n == 0)
+
+
+def _together(step: Mapping[int, Rows]) -> Counter[str]:
+    return Counter(row for rows in step.values() for row in rows)
+
+
+def _all_alike(counts: Sequence[Counter[str]]) -> bool:
+    return len(counts) > 1 and bool(counts[0]) and all(one == counts[0] for one in counts[1:])
+
+
+def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
+    """The ledger of each optimizer that both runs have; rows that a probe did not see end it."""
+    names = [name for name in reference.optimizers if name in topology.optimizers]
+    return {name: _ledger(name, complete(reference, name), complete(topology, name)) for name in names}
+
+
+def _ledger(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll]) -> Ledger:
+    theirs = [{replica: one.rows for replica, one in step.items()} for step in reference]
+    ours = [{replica: one.rows for replica, one in step.items()} for step in topology]
+    hosts = {replica: one.host for step in topology for replica, one in step.items()}
+    return Ledger(
+        name, tuple(tuple(r for rows in s.values() for r in rows) for s in _known(theirs)), tuple(_known(ours)), hosts
+    )
+
+
+def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:
+    """The steps up to the first whose rows were not seen on every replica."""
+    found: list[dict[int, Rows]] = []
+    for step in steps:
+        rows = {replica: one for replica, one in sorted(step.items()) if one is not None}
+        if len(rows) < len(step):
+            break
+        found.append(rows)
+    return found

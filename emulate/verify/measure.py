@@ -1,0 +1,260 @@
+"""Measures every tensor of every step against the reference: the error, and how far the noise runs are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulate.probe.trace import Report, Step, StoredArray, Trace
+from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
+from emulate.verify.gradients import StepOfAll, aggregation, gradients_of, names_of, total, weight_of
+from emulate.verify.noise import Key
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One tensor in one step.
+
+    Attributes:
+        error: Largest absolute difference from the reference.
+        relative: L2 norm of the difference over the L2 norm of the reference.
+        spread: Largest absolute difference of the noise runs from the reference.
+        confirmed: The same of the extra noise runs with larger perturbation.
+        scale: Largest absolute element of the reference and of the local gradients.
+        non_finite: The topology has a NaN or an infinity where the reference has a number.
+        both_non_finite: Both have one in the same place.
+    """
+
+    key: Key
+    step: int
+    error: float
+    relative: float
+    spread: float
+    confirmed: float
+    scale: float
+    eps: float
+    value: float | None = None
+    reference_value: float | None = None
+    replica: int | None = None
+    host: int | None = None
+    non_finite: bool = False
+    both_non_finite: bool = False
+
+
+def measure(
+    key: Key,
+    step: int,
+    ours: Floats,
+    theirs: Floats,
+    noise: Sequence[Floats],
+    confirmation: Sequence[Floats] = (),
+    *,
+    eps: float,
+    scale: float = 0.0,
+    host: int | None = None,
+) -> Measure:
+    """Compare one tensor; all arrays have the same elements."""
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    distance = np.where(finite, np.abs(np.where(finite, ours, 0.0) - np.where(finite, theirs, 0.0)), 0.0)
+    lost = ~np.isfinite(ours) & np.isfinite(theirs)
+    at = int(np.argmax(lost)) if lost.any() else (int(np.argmax(distance)) if distance.size else -1)
+    size = norm(np.where(np.isfinite(theirs), theirs, 0.0))
+    return Measure(
+        key=key,
+        step=step,
+        error=float(distance.max()) if distance.size else 0.0,
+        relative=norm(distance) / size if size else (float("inf") if distance.any() else 0.0),
+        spread=max((_distance(one, theirs) for one in noise), default=0.0),
+        confirmed=max((_distance(one, theirs) for one in confirmation), default=0.0),
+        scale=max(scale, largest(theirs)),
+        eps=eps,
+        value=float(ours[at]) if at >= 0 else None,
+        reference_value=float(theirs[at]) if at >= 0 else None,
+        host=host,
+        non_finite=bool(lost.any()),
+        both_non_finite=bool((~np.isfinite(ours) & ~np.isfinite(theirs)).any()),
+    )
+
+
+def _distance(one: Floats, other: Floats) -> float:
+    return largest(one - other) if one.shape == other.shape else 0.0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The traces of one comparison."""
+
+    reference: Trace
+    topology: Trace
+    noise: Sequence[Trace]
+    confirmation: Sequence[Trace] = ()
+
+    @property
+    def others(self) -> list[Trace]:
+        """The noise runs and then those that confirm."""
+        return [*self.noise, *self.confirmation]
+
+    def pairs(self, optimizer: str) -> list[tuple[StepOfAll, StepOfAll]]:
+        """Complete steps that both runs have, in order: (topology, reference)."""
+        return list(zip(complete(self.topology, optimizer), complete(self.reference, optimizer), strict=False))
+
+    @property
+    def optimizers(self) -> list[str]:
+        """Optimizers that both runs have."""
+        return [name for name in self.reference.optimizers if name in self.topology.optimizers]
+
+
+def complete(trace: Trace, optimizer: str) -> list[StepOfAll]:
+    """An optimizer's steps without those at the end that lack replicas (a host was ended in the middle)."""
+    steps: list[StepOfAll] = list(trace.steps(optimizer))
+    while steps and len(steps[-1]) < len(steps[0]):
+        steps.pop()
+    return steps
+
+
+def measure_all(runs: Runs) -> Iterator[Measure]:
+    """Every measure of a comparison: initial weights, then step by step, then what was reported."""
+    yield from _initial(runs)
+    for optimizer in runs.optimizers:
+        others = [complete(trace, optimizer) for trace in runs.others]
+        for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
+            beside = [steps[k] if k < len(steps) else {} for steps in others]
+            yield from _gradients(runs, optimizer, k, ours, theirs, beside)
+            yield from _weights(runs, optimizer, k, ours, theirs, beside)
+            yield from _objective(runs, optimizer, k, ours, theirs, beside)
+    yield from _reports(runs)
+
+
+def _initial(runs: Runs) -> Iterator[Measure]:
+    ours, theirs = _first_values(runs.topology), _first_values(runs.reference)
+    for tensor in theirs:
+        if tensor in ours and is_numeric(theirs[tensor]):
+            a, b = aligned([ours[tensor], theirs[tensor]])
+            if a.shape == b.shape:
+                yield measure(Key("initial-weight", "", tensor), 0, a, b, (), eps=eps_of(theirs[tensor].dtype))
+
+
+def _first_values(trace: Trace) -> dict[str, StoredArray]:
+    found: dict[str, StoredArray] = {}
+    for _, variables in sorted(trace.variables("initial").items()):
+        for name, variable in variables.items():
+            if variable.array is not None:
+                found.setdefault(name, variable.array)
+    return found
+
+
+def _gradients(
+    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    how = aggregation(runs.topology, optimizer)
+    for tensor in names_of(theirs):
+        mine, reference = gradients_of(ours, tensor), gradients_of(theirs, tensor)
+        if not mine or not reference or not _same_shape([*mine.values(), *reference.values()]):
+            continue
+        stored = [gradients_of(step, tensor) for step in beside]
+        arrays = aligned([*mine.values(), *reference.values(), *(a for one in stored for a in one.values())])
+        local, arrays = arrays[: len(mine)], arrays[len(mine) :]
+        other, arrays = total(arrays[: len(reference)], "sum"), arrays[len(reference) :]
+        noise = _totals(arrays, [len(one) for one in stored], other)
+        yield measure(
+            Key("gradient", optimizer, tensor),
+            k,
+            total(local, how),
+            other,
+            noise[: len(runs.noise)],
+            noise[len(runs.noise) :],
+            eps=max(eps_of(array.dtype) for array in mine.values()),
+            scale=max(largest(array) for array in local),
+        )
+
+
+def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
+    """One gradient for each noise run; the reference's own where a run does not have it."""
+    found = []
+    for count in counts:
+        found.append(total(arrays[:count], "sum") if count else missing)
+        arrays = arrays[count:]
+    return found
+
+
+def _weights(
+    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    for tensor in dict.fromkeys(name for step in theirs.values() for name in step.weights):
+        a, b = weight_of(ours, tensor), weight_of(theirs, tensor)
+        if a is None or b is None or not is_numeric(b) or not _same_shape([a, b]):
+            continue
+        stored = [weight_of(step, tensor) for step in beside]
+        arrays = aligned([a, b, *(one for one in stored if one is not None)])
+        rest = iter(arrays[2:])
+        noise = [arrays[1] if one is None else next(rest) for one in stored]
+        key, eps = Key("weight", optimizer, tensor), eps_of(b.dtype)
+        yield measure(key, k, arrays[0], arrays[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
+
+
+def _objective(
+    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    values = [objective(step) for step in (ours, theirs, *beside)]
+    if values[0] is None or values[1] is None:
+        return
+    numbers = [np.array([values[1] if value is None else value]) for value in values]
+    noise = numbers[2:]
+    key, eps = Key("objective", optimizer, "objective"), _precision(theirs)
+    yield measure(key, k, numbers[0], numbers[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
+
+
+def objective(step: StepOfAll) -> float | None:
+    """The sum over replicas of what the gradient was taken of; None where one was not seen."""
+    found = [one.objective for one in step.values()]
+    return sum(value for value in found if value is not None) if found and None not in found else None
+
+
+def _precision(step: Mapping[int, Step]) -> float:
+    return max((eps_of(a.dtype) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
+
+
+def _reports(runs: Runs) -> Iterator[Measure]:
+    theirs = reported(runs.reference.reports)
+    others = [reported(trace.reports) for trace in runs.others]
+    precision = max(
+        (_precision(theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
+    )
+    for place, report in reported(runs.topology.reports).items():
+        one = (0, *place[1:])
+        if one not in theirs:
+            continue
+        beside = [np.array([values[one].value]) for values in others if one in values]
+        many = len(runs.noise) if len(beside) == len(others) else len(beside)
+        yield measure(
+            Key(report.kind, "", report.name),
+            report.step,
+            np.array([report.value]),
+            np.array([theirs[one].value]),
+            beside[:many],
+            beside[many:],
+            eps=precision,
+            host=place[0] if runs.topology.num_hosts > 1 else None,
+        )
+
+
+Place = tuple[int, str, str, int, int]
+"""(host, kind, name, step, how manieth of its name in this step)"""
+
+
+def reported(reports: Sequence[Report]) -> dict[Place, Report]:
+    """What the program reported, each with its place; what one replica reports of itself alone is left out."""
+    found: dict[Place, Report] = {}
+    for report in reports:
+        if report.replica is None:
+            count = 0
+            while (place := (report.host, report.kind, report.name, report.step, count)) in found:
+                count += 1
+            found[place] = report
+    return found
+
+
+def _same_shape(arrays: list[StoredArray]) -> bool:
+    return len({array.shape for array in arrays}) == 1

@@ -1,0 +1,88 @@
+"""The noise floor: how far two runs may differ by rounding alone.
+
+Floating point sums depend on their order, so a correct program on four replicas does not give the bits of one
+device. How far apart is still right is *measured*: the reference runs again with the rows of each batch permuted and
+each gradient changed by one unit in the last place - mathematically the same training, rounded differently. What
+these runs differ by, per tensor and step, is the floor. It only grows over the steps, since what was disturbed once
+stays disturbed. Three runs see a tensor of a few elements too seldom (three zeros happen), so the floor is never less than
+
+- 8 units in the last place of the tensor's scale: the largest element so far, local gradients included, because a
+  gradient that cancels to nothing over the batch is as noisy as its summands;
+- the median relative floor of all tensors of its kind in the same step, at its own scale (for losses and metrics also that
+  of the gradients).
+
+A difference counts from `FACTOR` times the floor on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+FACTOR = 10.0
+UNITS = 8.0
+
+
+@dataclass(frozen=True, order=True)
+class Key:
+    """What is followed over the steps: one tensor of one optimizer, or one reported number."""
+
+    kind: str
+    optimizer: str
+    tensor: str
+
+
+BySteps = Mapping[int, float]
+REPORTED = ("loss", "metric")
+
+
+def floors(
+    spreads: Mapping[Key, BySteps], scales: Mapping[Key, BySteps], eps: Mapping[Key, float]
+) -> dict[Key, dict[int, float]]:
+    """The noise floor of each tensor by step.
+
+    Args:
+        spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference).
+        scales: For each tensor and step its largest absolute element.
+        eps: The unit in the last place at 1 of each tensor's dtype.
+    """
+    spread = {key: _running(values) for key, values in spreads.items()}
+    scale = {key: _running(values) for key, values in scales.items()}
+    pool = _Pool(spread, scale)
+    return {
+        key: {k: max(spread[key][k], max(UNITS * eps[key], pool.at(key.kind, k)) * scale[key][k]) for k in spread[key]}
+        for key in spread
+    }
+
+
+class _Pool:
+    """Of each kind and step the median over tensors of the relative spread."""
+
+    def __init__(self, spread: Mapping[Key, BySteps], scale: Mapping[Key, BySteps]) -> None:
+        relative: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for key, values in spread.items():
+            for k, value in values.items():
+                if scale[key][k] > 0:
+                    relative[key.kind][k].append(value / scale[key][k])
+        self._medians = {
+            kind: {k: float(np.median(values)) for k, values in sorted(steps.items())} for kind, steps in relative.items()
+        }
+
+    def at(self, kind: str, step: int) -> float:
+        own = self._medians.get(kind, {}).get(step, 0.0)
+        return max(own, self._latest("gradient", step)) if kind in REPORTED else own
+
+    def _latest(self, kind: str, step: int) -> float:
+        return max((value for k, value in self._medians.get(kind, {}).items() if k <= step), default=0.0)
+
+
+def _running(values: BySteps) -> dict[int, float]:
+    """The largest so far by step; what is not finite counts as nothing."""
+    largest, found = 0.0, {}
+    for step, value in sorted(values.items()):
+        largest = max(largest, value if np.isfinite(value) else 0.0)
+        found[step] = largest
+    return found

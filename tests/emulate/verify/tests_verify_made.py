@@ -1,0 +1,85 @@
+"""Writes small traces by hand, as a probe would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.probe.trace import Trace, TraceWriter, digest
+
+
+@dataclass
+class Made:
+    """A trace in the making: `step(...)` for each replica and step, then `trace()`."""
+
+    directory: Path
+    topology: str = "1x1"
+    share: int | None = None
+    replicas: int | None = None
+    _writers: dict[int, TraceWriter] = field(default_factory=dict)
+
+    def writer(self, host: int = 0) -> TraceWriter:
+        if host not in self._writers:
+            Trace.describe(self.directory, {"topology": self.topology})
+            self._writers[host] = TraceWriter(self.directory / f"host-{host}", budget=1 << 30)
+        return self._writers[host]
+
+    def event(self, event: Mapping[str, Any], host: int = 0) -> None:
+        self.writer(host).write(event)
+
+    def variables(self, host: int, values: Mapping[str, Any], frozen: Sequence[str] = (), keep: bool = True) -> dict[str, Any]:
+        writer = self.writer(host)
+        found = {}
+        for name, value in values.items():
+            array = np.asarray(value)
+            entry: dict[str, Any] = {"digest": digest(array), "trainable": name not in frozen}
+            if keep:
+                entry["array"] = writer.array(array, share=self.share)
+            found[name] = entry
+        return found
+
+    def initial(self, weights: Mapping[str, Any], replica: int = 0, host: int = 0, frozen: Sequence[str] = ()) -> None:
+        self.event({"event": "initial", "replica": replica, "variables": self.variables(host, weights, frozen)}, host)
+
+    def step(
+        self,
+        index: int,
+        gradients: Mapping[str, Any],
+        weights: Mapping[str, Any],
+        *,
+        replica: int = 0,
+        host: int = 0,
+        optimizer: str = "sgd",
+        rows: Sequence[str] | None = None,
+        objective: float | None = None,
+        draws: Sequence[str] = (),
+        frozen: Sequence[str] = (),
+        keep: bool = True,
+    ) -> None:
+        writer = self.writer(host)
+        stored = {name: writer.array(np.asarray(value), share=self.share) for name, value in gradients.items()}
+        event: dict[str, Any] = {
+            "event": "step",
+            "optimizer": optimizer,
+            "step": index,
+            "replica": replica,
+            "rows": None if rows is None else list(rows),
+            "inputs": [],
+            "gradients": stored,
+            "weights": self.variables(host, weights, frozen, keep),
+            "objective": objective,
+            "draws": list(draws),
+        }
+        self.event(event, host)
+
+    def report(self, kind: str, name: str, step: int, value: float, host: int = 0) -> None:
+        self.event({"event": "report", "kind": kind, "name": name, "step": step, "value": value}, host)
+
+    def trace(self) -> Trace:
+        for writer in self._writers.values():
+            writer.close()
+        return Trace(self.directory)
