@@ -30,9 +30,10 @@ class ProbePlan:
     Attributes:
         trace: The trace's folder; each host writes `host-<number>` in it.
         steps: Hold every host at the end of this training step; None records to the program's end.
-        seed: Seeds the permutation, the perturbation and row-keyed draws.
+        seed: Seeds row-keyed draws.
         budget: Bytes of arrays each host may keep in full.
         permute: Permute the rows of every batch.
+        noise_seed: Which permutation and perturbation, so that several runs differ.
         perturb: Change gradients by up to this many units in the last place, 0 for none.
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
         switches: Suspects switched off, of `SWITCHES`.
@@ -47,6 +48,7 @@ class ProbePlan:
     budget: int = 256 * MIB
     permute: bool = False
     perturb: float = 0.0
+    noise_seed: int = 0
     keyed_draws: bool = False
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None

@@ -103,12 +103,12 @@ class Probe:
         """Run the program's function in a replica, with the rows this run is to have, and record it."""
         if self._replay is not None:
             return self._replay.call(self, body, function, args, kwargs)
-        if self.plan.permute:
-            args, kwargs = replay.permuted(self.plan.seed, args, kwargs)
         return self.call_once(body, function, args, kwargs)
 
     def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """One pass of the program's function over one batch."""
+        if self.plan.permute:
+            args, kwargs = replay.permuted(self.plan.noise_seed, args, kwargs)
         body.take_inputs(args, kwargs)
         draws.key_rows(self, body)
         result = function(*args, **kwargs)

@@ -88,7 +88,7 @@ def perturbed(plan: ProbePlan, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, 
 
     if not plan.perturb:
         return pairs
-    generator = np.random.default_rng(plan.seed)
+    generator = np.random.default_rng(plan.noise_seed)
 
     def change(gradient: Any) -> Any:
         if gradient is None or not gradient.dtype.is_floating:

@@ -1,0 +1,70 @@
+"""What runs in a host: seed everything, install the probe, start the program."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from emulate.imports import when_imported
+from emulate.probe import Probe, ProbePlan
+from emulate.program import Program
+
+
+@dataclass(frozen=True)
+class RecordedProgram:
+    """The entry of a host in a verification.
+
+    Attributes:
+        program: What to run.
+        plan: How to record it; None runs it unprobed.
+        seed: Seeds Python, NumPy, TensorFlow and Keras.
+        precision: Keras's float type.
+    """
+
+    program: Program
+    plan: ProbePlan | None
+    seed: int
+    precision: str = "float32"
+
+    def __call__(self, context: Any) -> None:
+        """Run on this host."""
+        seed_everything(self.seed, self.precision)
+        if self.plan is None:
+            self.program.start(context.path)
+            return
+        several = context.topology.has_several_hosts
+        probe = Probe(self.plan, host=context.host, send=context.send, several_hosts=several)
+        probe.install()
+        try:
+            self.program.start(context.path)
+        except BaseException:
+            probe.finish("raised")
+            raise
+        probe.finish("returned")
+
+
+def seed_everything(seed: int, precision: str = "float32") -> None:
+    """Seed every generator a program may use, each as soon as its package is there."""
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the legacy generator is the one that programs use unseeded
+    when_imported("tensorflow", lambda: _seed_tensorflow(seed))
+    when_imported("keras", lambda: _seed_keras("keras", seed, precision))
+    when_imported("tf_keras", lambda: _seed_keras("tf_keras", seed, precision))
+
+
+def _seed_tensorflow(seed: int) -> None:
+    import tensorflow as tf
+
+    tf.random.set_seed(seed)
+
+
+def _seed_keras(package: str, seed: int, precision: str) -> None:
+    import importlib
+
+    keras = importlib.import_module(package)
+    keras.utils.set_random_seed(seed)
+    if precision != "float32":
+        keras.backend.set_floatx(precision)
