@@ -1,0 +1,54 @@
+"""What a user reads of a traceback is their own part of it."""
+
+from pathlib import Path
+
+import emulate.errors
+from emulate.program import own_traceback, trim_traceback
+
+OURS = str(Path(emulate.errors.__file__).parent)
+
+
+def test_frames_of_gpudist_are_removed_wherever_they_stand():
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "{OURS}/program/start.py", line 3, in start\n    run()\n    ^^^^^\n'
+        '  File "train.py", line 8, in <module>\n    fit()\n'
+        f'  File "{OURS}/probe/runs.py", line 9, in run\n'
+        '  File "train.py", line 2, in fit\n    raise ValueError\nValueError: no\n'
+    )
+    assert trim_traceback(text) == (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 8, in <module>\n    fit()\n'
+        '  File "train.py", line 2, in fit\n    raise ValueError\nValueError: no'
+    )
+
+
+def test_a_message_that_quotes_a_traceback_is_trimmed_too():
+    text = (
+        'TypeError: in user code:\n\n    File "train.py", line 1, in step  *\n        x\n'
+        f'    File "{OURS}/a.py", line 2, in f  **\n        y\n\n    TypeError: no'
+    )
+    assert OURS not in trim_traceback(text)
+    assert 'File "train.py", line 1, in step  *\n        x\n\n    TypeError: no' in trim_traceback(text)
+
+
+def test_a_traceback_of_ours_alone_leaves_the_error():
+    text = f'Traceback (most recent call last):\n  File "{OURS}/a.py", line 2, in f\n    y\nWrongUse: what\n'
+    assert trim_traceback(text) == "WrongUse: what"
+
+
+def test_text_without_a_traceback_stays_as_it_is():
+    assert trim_traceback("ValueError: no\n  indented\n\nlast") == "ValueError: no\n  indented\n\nlast"
+
+
+def test_an_exception_is_told_with_its_causes():
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+    except ValueError as error:
+        text = own_traceback(error)
+    assert "KeyError: 'first'" in text
+    assert "direct cause" in text
+    assert text.endswith("ValueError: second")
