@@ -42,8 +42,8 @@ def run(
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
 ) -> int:
     """Run PROGRAM on an emulated topology: no recording, output passed through, the program's exit code."""
-    found = Program.find(options.program_target(program, module), program_args(context))
     shape = options.topologies([topology])[0]
+    found = Program.find(options.program_target(program, module), program_args(context))
     from emulate.cluster import ClusterPlan
 
     with tempfile.TemporaryDirectory(prefix="gpudist-run-") as folder:

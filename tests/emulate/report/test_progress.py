@@ -1,0 +1,79 @@
+"""Progress: lines for a log, a live display for a terminal, nothing for a library."""
+
+import io
+import threading
+
+from emulate.report import Lines, Silent, progress_on
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def go(progress):
+    progress.run_started("reference", 20)
+    progress.run_started("1x4", None)
+    for step in range(1, 21):
+        progress.step("reference", step)
+        progress.step("1x4", step)
+    progress.note("the program's TF_CONFIG [was] replaced")
+    progress.run_ended("reference", "done")
+    progress.run_ended("1x4", "hung")
+
+
+def test_a_log_gets_a_line_when_a_run_begins_and_ends():
+    stream = io.StringIO()
+    with progress_on(stream) as progress:
+        assert isinstance(progress, Lines)
+        go(progress)
+    lines = stream.getvalue().splitlines()
+    assert lines[:3] == ["reference: running", "1x4: running", "the program's TF_CONFIG [was] replaced"]
+    assert lines[3].startswith("reference: done, 20 steps, ")
+    assert lines[4].startswith("1x4: hung, 20 steps, ")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_shows_every_run_with_its_step():
+    screen = Screen()
+    with progress_on(screen) as progress:
+        progress.run_started("reference", 20)
+        progress.step("reference", 7)
+        progress._display.refresh()
+        go(progress)
+    assert "step 7 of 20" in screen.getvalue()
+    assert "TF_CONFIG [was] replaced" in screen.getvalue()
+
+
+def test_an_interruption_gives_the_terminal_back():
+    screen = Screen()
+    try:
+        with progress_on(screen) as progress:
+            progress.run_started("reference", 20)
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert screen.getvalue().rindex("\x1b[?25h") > screen.getvalue().rindex("\x1b[?25l")
+
+
+def test_runs_may_report_from_several_threads():
+    stream = io.StringIO()
+    progress = Lines(stream)
+
+    def work(label):
+        progress.run_started(label, 3)
+        for step in range(3):
+            progress.step(label, step)
+        progress.run_ended(label, "done")
+
+    threads = [threading.Thread(target=work, args=(f"run {n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stream.getvalue().splitlines()) == 16
+
+
+def test_silence_prints_nothing(capsys):
+    go(Silent())
+    assert capsys.readouterr() == ("", "")
