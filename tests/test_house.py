@@ -1,0 +1,55 @@
+"""What holds for the house as a whole: what importing it costs, and what its modules are allowed to touch."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import emulate
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def modules_of_emulate() -> list[str]:
+    found = pkgutil.walk_packages(emulate.__path__, "emulate.")
+    return ["emulate", *(module.name for module in found if module.name != "emulate.__main__")]
+
+
+def test_importing_any_module_of_emulate_imports_no_tensorflow() -> None:
+    code = (
+        f"import importlib, sys\nfor name in {modules_of_emulate()!r}:\n    importlib.import_module(name)\n"
+        "    heavy = {'tensorflow', 'keras', 'tf_keras'} & sys.modules.keys()\n    assert not heavy, (name, heavy)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def private_imports(text: str) -> list[str]:
+    """The private modules of TensorFlow and Keras that a file imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{name.name}" for name in node.names]
+    return [name for name in names if re.match(r"(tensorflow\.python|keras\.src|tf_keras\.src)\b", name)]
+
+
+@pytest.mark.parametrize("package", ["emulate", "gpudist_core"])
+def test_private_names_of_tensorflow_and_keras_stand_in_upstream_files_alone(package: str) -> None:
+    touching = {
+        str(path.relative_to(ROOT)): private_imports(path.read_text())
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if path.name != "upstream.py"
+    }
+    assert {path: names for path, names in touching.items() if names} == {}
+
+
+def test_every_package_is_marked_as_typed() -> None:
+    assert [package for package in ("emulate", "gpudist_core") if not (ROOT / package / "py.typed").exists()] == []
