@@ -1,0 +1,16 @@
+"""What all tests share: an environment that says nothing of its own about clusters, devices or Keras."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# Every test says itself what its hosts are told; what the shell says must not decide.
+for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "CUDA_VISIBLE_DEVICES"):
+    os.environ.pop(name, None)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# A deadline is a timed assertion, and two cores shared with other tests keep none.
+settings.register_profile("gpudist", deadline=None)
+settings.load_profile("gpudist")
