@@ -1,0 +1,9 @@
+"""Hosts as processes: the pre-loaded parent that forks them, their isolation, their supervision and their end."""
+
+from emulate.cluster.cluster import Cluster
+from emulate.cluster.host import HostContext
+from emulate.cluster.parent import Preload
+from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
+from emulate.cluster.running import RunningCluster
+
+__all__ = ["Cluster", "ClusterPlan", "HostContext", "HostOutcome", "Preload", "RemoteError", "RunningCluster"]

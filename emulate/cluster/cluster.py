@@ -1,0 +1,207 @@
+"""`Cluster`: run a function on every host of a topology."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from emulate.cluster.environ import is_read_at_import
+from emulate.cluster.host import HostContext
+from emulate.cluster.parent import Preload
+from emulate.cluster.plan import ClusterPlan, HostOutcome
+from emulate.cluster.running import RunningCluster
+from emulate.cluster.views import remove_tree
+from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.topology import Topology
+
+
+class Cluster:
+    """A cluster of emulated hosts on this machine, each a process with its own devices.
+
+    Every `run` forks fresh hosts from one process that has imported TensorFlow, so that a run takes tenths of a
+    second and finds nothing of the one before. The caller's process imports no TensorFlow.
+
+    Args:
+        topology: `"2x2"` or a Topology.
+        all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
+        network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
+        timeout: Seconds that one `run` may take; None for as long as it takes.
+        environment: Set on every host on top of this process's environment.
+        echo: Pass the hosts' output on to this process's own instead of keeping it for error messages.
+
+    Raises:
+        WrongUse: For a topology or an option that cannot be.
+        Unavailable: Where hosts cannot be emulated.
+
+    Example:
+        >>> from emulate import Cluster
+        >>> with Cluster("2x1") as cluster:
+        ...     cluster.run(lambda a, b: a + b, 1, b=2)
+        [3, 3]
+    """
+
+    def __init__(
+        self,
+        topology: str | Topology,
+        *,
+        all_reduce: str = "auto",
+        network: str = "own",
+        timeout: float | None = 600,
+        environment: Mapping[str, str] | None = None,
+        echo: bool = False,
+    ) -> None:
+        self.topology = Topology.parse(topology)
+        _check_one_of("all_reduce", all_reduce, ("auto", "ring", "hierarchical", "one-device"))
+        _check_one_of("network", network, ("own", "host"))
+        if timeout is not None and not timeout > 0:
+            raise WrongUse(f"A time limit must be positive. Received: timeout={timeout!r}. Use None for no limit.")
+        self._all_reduce = all_reduce
+        self._network = network
+        self._timeout = timeout
+        self._environment = dict(environment or {})
+        self._echo = echo
+        self._preload: Preload | None = Preload(environment=self._early())
+        self.notes: list[str] = []
+
+    def _early(self) -> dict[str, str]:
+        return {name: value for name, value in self._environment.items() if is_read_at_import(name)}
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a function on every host at the same time.
+
+        Args:
+            function: Sent by value where it is local to a script or a test; TensorFlow is imported on the host already.
+            *args: Its arguments, the same on every host.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            What it returned, one result per host in host order: the workers, or with parameter servers the chief, the
+            workers, the servers. What still serves when the chief is done is ended and has None.
+
+        Raises:
+            ProgramFailed: When a host raised or ended by itself, with the host's name and its traceback; the
+                exception itself is the cause where this process knows its class.
+            Hung: When the time limit passed.
+            WrongUse: When the cluster was left already.
+        """
+        if self._preload is None:
+            raise WrongUse(
+                f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. Make a new one."
+            )
+        call = _Call(function, args, kwargs)
+        try:
+            return self._run_once(self._preload, call)
+        except _NeedsFreshProcessError:
+            with Preload(environment=self._early(), imports=False) as preload:
+                return self._run_once(preload, call)
+
+    def _run_once(self, preload: Preload, call: _Call) -> list[Any]:
+        directory = Path(tempfile.mkdtemp(dir=preload.directory))
+        try:
+            with preload.launch(self._plan(call, directory)) as running:
+                self._supervise(running)
+            self.notes += [note for note in running.notes if note not in self.notes]
+            return _values(running)
+        finally:
+            remove_tree(directory)
+
+    def _plan(self, call: _Call, directory: Path) -> ClusterPlan:
+        return ClusterPlan(
+            topology=self.topology,
+            entry=call,
+            directory=directory,
+            all_reduce=self._all_reduce,
+            network=self._network,
+            environment=self._environment,
+            echo=self._echo,
+        )
+
+    def _supervise(self, running: RunningCluster) -> None:
+        until = time.monotonic() + (self._timeout or float("inf"))
+        while not running.is_over:
+            for _, event in running.events(min(1.0, max(0.0, until - time.monotonic()))):
+                self._react(event)
+            for outcome in running.outcomes:
+                if outcome.status != "returned":
+                    _fail(running, outcome)
+            if time.monotonic() > until:
+                self._give_up(running)
+
+    def _react(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "needs-fresh-process":
+            raise _NeedsFreshProcessError
+        if event["event"] == "note" and event["text"] not in self.notes:
+            self.notes.append(event["text"])
+
+    def _give_up(self, running: RunningCluster) -> NoReturn:
+        stacks = running.stacks()
+        shown = "\n".join(f"{running.name(host)}:\n{stack}" for host, stack in stacks.items())
+        raise Hung(
+            f"A function must end in time on every host. Received: timeout={self._timeout:g} s, topology={str(self.topology)!r}. "
+            f"Give it more time, or see where each host was:\n{shown}",
+            reason="timeout",
+            stacks=stacks,
+        )
+
+    def close(self) -> None:
+        """End every process."""
+        if self._preload is not None:
+            self._preload.close()
+            self._preload = None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _NeedsFreshProcessError(Exception):
+    pass
+
+
+class _Call:
+    """A function with its arguments, as an entry."""
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
+
+    def __call__(self, context: HostContext) -> Any:
+        return self._function(*self._args, **self._kwargs)
+
+
+def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
+    if value not in possible:
+        raise WrongUse(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
+
+
+def _values(running: RunningCluster) -> list[Any]:
+    by_host = {outcome.host: outcome for outcome in running.outcomes}
+    return [by_host[host].value for host in range(len(running.roles))]
+
+
+def _fail(running: RunningCluster, outcome: HostOutcome) -> NoReturn:
+    name, output = running.name(outcome.host), _last_output(running, outcome.host)
+    if outcome.error is not None:
+        text = f"A function must not raise. Received: {outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
+        raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
+    how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
+    text = f"A function must return. Received: {name} ended with {how} instead.{output}"
+    raise ProgramFailed(text, host=outcome.host, traceback_text="")
+
+
+def _last_output(running: RunningCluster, host: int) -> str:
+    """The end of what the host wrote, for the message."""
+    shown = ""
+    for name in ("stdout", "stderr"):
+        path = running.plan.directory / f"host-{host}" / name
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if path.exists() else []
+        shown += f"\n{name} of the host:{os.linesep}" + os.linesep.join(lines) if any(lines) else ""
+    return shown

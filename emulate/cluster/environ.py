@@ -1,0 +1,146 @@
+"""Keeps watch over a program's environment: TF_CONFIG stays the topology's, and what comes too late is noticed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+_KEPT = "TF_CONFIG"
+_READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "KMP_", "TF2_")
+_READ_LATER = (  # by the runtime, at its first use or later, or by GPU code alone
+    _KEPT,
+    "TF_CPP_",
+    "TF_CUDNN_",
+    "TF_DETERMINISTIC_OPS",
+    "TF_FORCE_GPU_ALLOW_GROWTH",
+    "TF_GPU_",
+)
+
+
+def is_read_at_import(name: str) -> bool:
+    """Whether TensorFlow or Keras reads the variable when they are imported, so that setting it later is in vain."""
+    return name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
+
+
+class Watch:
+    """What to do about a program's writes to its environment.
+
+    Args:
+        tf_config: The topology's TF_CONFIG, None where it has none.
+        note: Called with the code and the text of a note.
+        needs_fresh_process: Called with the name of a variable that the imported TensorFlow has read already; it
+            does not return. None where TensorFlow was not imported before the program.
+    """
+
+    def __init__(
+        self,
+        tf_config: str | None,
+        note: Callable[[str, str], None],
+        needs_fresh_process: Callable[[str], None] | None,
+    ) -> None:
+        self.tf_config = tf_config
+        self._note = note
+        self._needs_fresh_process = needs_fresh_process
+        self._noted: set[str] = set()
+        self._putenv, self._unsetenv = os.putenv, os.unsetenv
+
+    def start(self) -> None:
+        """Watch item assignment, `update`, `setdefault`, `putenv` and a whole new `os.environ` from now on."""
+        watch = self
+
+        class OsModule(ModuleType):
+            def __setattr__(self, name: str, value: Any) -> None:
+                super().__setattr__(name, watch.replacement(value) if name == "environ" else value)
+
+        os.environ.__class__ = _guarded(type(os.environ), self)
+        os.putenv, os.unsetenv = self._put, self._unset
+        sys.modules["os"].__class__ = OsModule
+
+    def written(self, name: str, value: str) -> str | None:
+        """The value that a variable gets instead of the one the program wrote; None for none at all."""
+        if name == _KEPT:
+            if value != self.tf_config:
+                self._say(f"The program sets TF_CONFIG itself to {_short(value)}; {self._instead()}")
+            return self.tf_config
+        self._check(name, value)
+        return value
+
+    def deleted(self, name: str) -> bool:
+        """Whether a variable may be removed."""
+        if name == _KEPT and self.tf_config is not None:
+            self._say(f"The program removes TF_CONFIG; {self._instead()}")
+            return False
+        self._check(name, None)
+        return True
+
+    def replacement(self, value: Any) -> Any:
+        """What becomes of a mapping that is assigned to `os.environ` itself."""
+        if hasattr(value, "is_watched") or not isinstance(value, Mapping):
+            return value
+        replaced = _guarded(UserDict, self)(value)
+        if self.tf_config is not None:
+            replaced.data[_KEPT] = self.tf_config
+        return replaced
+
+    def _check(self, name: str, value: str | None) -> None:
+        if self._needs_fresh_process is None or not is_read_at_import(name) or os.environ.get(name) == value:
+            return
+        from emulate.cluster.upstream import is_runtime_initialized
+
+        if not is_runtime_initialized():  # afterwards it comes too late in a process of its own as well
+            self._needs_fresh_process(name)
+
+    def _say(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note("tf-config", text)
+
+    def _instead(self) -> str:
+        if self.tf_config is None:
+            return "a topology of one host has none, so that was left out."
+        return f"every host got the topology's: {_short(self.tf_config)}."
+
+    def _put(self, name: Any, value: Any) -> None:
+        kept = self.written(os.fsdecode(name), os.fsdecode(value))
+        if kept is None:
+            self._unsetenv(name)
+        else:
+            self._putenv(name, kept)
+
+    def _unset(self, name: Any) -> None:
+        if self.deleted(os.fsdecode(name)):
+            self._unsetenv(name)
+
+
+def _guarded(base: Any, watch: Watch) -> Any:
+    """A mapping's class that asks the watch before an item changes."""
+
+    class Guarded(base):
+        __slots__ = ()  # else Python refuses to change the class of os.environ
+        is_watched = True
+
+        def __setitem__(self, name: Any, value: Any) -> None:
+            if isinstance(name, str) and isinstance(value, str):  # else the mapping itself says what is wrong
+                kept = watch.written(name, value)
+                if kept is None:
+                    return
+                value = kept
+            super().__setitem__(name, value)
+
+        def __delitem__(self, name: Any) -> None:
+            if not isinstance(name, str) or watch.deleted(name):
+                super().__delitem__(name)
+
+        def clear(self) -> None:
+            for name in list(self):  # the inherited one goes on until nothing is left
+                del self[name]
+
+    return Guarded
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -1,0 +1,242 @@
+"""A host: the forked process that runs an entry on its main thread and says how that ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from emulate.cluster import stacks, system
+from emulate.cluster.channel import EVENT, RESULT, Channel
+from emulate.cluster.environ import Watch
+from emulate.cluster.plan import RemoteError
+from emulate.cluster.views import Views
+from emulate.topology import Topology
+
+
+@dataclass
+class HostContext:
+    """What an entry gets to know in its host.
+
+    Attributes:
+        topology: The cluster's shape.
+        host: This host's number.
+        role: `worker`, `chief` or `ps`.
+        directory: This host's own folder, `host-<number>` in the run's.
+    """
+
+    topology: Topology
+    host: int
+    role: str
+    directory: Path
+    _channel: Channel = field(repr=False)
+    _views: Views = field(repr=False)
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Tell the supervisor something that JSON can say; from any thread."""
+        with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
+            self._channel.send(EVENT, json.dumps(event, separators=(",", ":")).encode())
+
+    def path(self, path: Path) -> Path:
+        """Where a file of the user lies in this run: the same place, unless a working copy stands in for a view."""
+        return self._views.path(path)
+
+    def note(self, code: str, text: str) -> None:
+        """Tell the supervisor something the user should know."""
+        self.send({"event": "note", "code": code, "text": text})
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What the keeper tells a host that it forks."""
+
+    topology: Topology
+    all_reduce: str
+    reference: bool
+    entry: bytes
+    environment: Mapping[str, str]
+    search_path: tuple[str, ...]
+    cwd: Path
+    tf_config: str | None
+    is_preloaded: bool
+    waits_for_others: bool
+
+
+def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | None, parent: int) -> NoReturn:
+    """Be a host, from the fork to the end of the process."""
+    code = 70
+    try:
+        _become_a_process_of_its_own(context, output, parent)
+        _set_environment(settings, context)
+        context.send({"event": "started"})
+        code = _run_entry(settings, context)
+        if code == 0 and settings.waits_for_others:
+            _wait_for_others(context._channel.socket)
+    except Exception as error:  # our own fault, before the entry ran
+        _send_result(context, "raised", RemoteError(type(error).__qualname__, str(error), traceback.format_exc()))
+    finally:
+        _flush()
+        os._exit(code)
+
+
+def _become_a_process_of_its_own(context: HostContext, output: tuple[int, int] | None, parent: int) -> None:
+    import resource  # not on every system that may import this file
+
+    system.die_with_parent(parent)
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(number, handler)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    context.directory.mkdir(exist_ok=True)
+    _redirect(context.directory, output)
+    stacks.answer_signals(context.directory)
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv[:] = [""]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # Python's own generator is seeded anew by os.fork, NumPy's is not
+
+
+def _redirect(directory: Path, output: tuple[int, int] | None) -> None:
+    """Output by descriptor, so that what C++ writes is captured too."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if output is None:
+            fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        else:
+            fd = output[number - 1]
+        os.dup2(fd, number)
+        os.close(fd)
+        # By line: a host that is killed has said what it said.
+        stream = open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _set_environment(settings: HostSettings, context: HostContext) -> None:
+    os.environ.update(settings.environment)
+    tempfile.tempdir = None  # the new TMPDIR counts
+    if settings.tf_config is None:
+        os.environ.pop("TF_CONFIG", None)
+    else:
+        os.environ["TF_CONFIG"] = settings.tf_config
+        _keep_proxies_out()
+    sys.path[:] = settings.search_path
+    os.chdir(context.path(settings.cwd))
+
+    def park(name: str) -> None:
+        context.send({"event": "needs-fresh-process", "name": name})
+        while True:
+            signal.pause()
+
+    Watch(settings.tf_config, context.note, park if settings.is_preloaded else None).start()
+
+
+def _keep_proxies_out() -> None:
+    """gRPC sends even what is meant for 127.0.0.1 to a proxy unless told otherwise."""
+    names = ("grpc_proxy", "https_proxy", "http_proxy")
+    if any(os.environ.get(name) for name in names):
+        known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+        os.environ["no_grpc_proxy"] = ",".join(filter(None, (known, "127.0.0.1")))
+
+
+def _run_entry(settings: HostSettings, context: HostContext) -> int:
+    """Run it and send how it ended; the exit code."""
+    try:
+        entry = pickle.loads(settings.entry)
+        _install_devices(settings, context)
+        value = entry(context)
+    except SystemExit as leave:
+        return _leave(leave.code, context)
+    except BaseException as error:
+        _send_result(context, "raised", describe(error))
+        return 1
+    try:
+        pickled = _dump(value)
+    except Exception as error:  # objects refuse in many ways
+        _send_result(context, "raised", describe(_not_sendable(value, error)))
+        return 1
+    _send_result(context, "returned", pickled)
+    return 0
+
+
+def _install_devices(settings: HostSettings, context: HostContext) -> None:
+    from emulate.devices import DevicePlan, install
+
+    num_devices = settings.topology.num_devices if context.role == "worker" else 1
+    plan = DevicePlan(num_devices, settings.topology.num_hosts, settings.all_reduce, settings.reference)
+    install(plan, context.note)
+
+
+def _leave(code: Any, context: HostContext) -> int:
+    """What `sys.exit` means at the end of a Python program."""
+    if code is None or code == 0:
+        _send_result(context, "returned", None)
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _send_result(context: HostContext, status: str, content: Any) -> None:
+    with contextlib.suppress(OSError):
+        context._channel.send(RESULT, pickle.dumps((status, content)))
+
+
+def _dump(value: Any) -> bytes:
+    import cloudpickle
+
+    return bytes(cloudpickle.dumps(value))
+
+
+def _not_sendable(value: Any, error: Exception) -> TypeError:
+    return TypeError(
+        f"What a function returns on a host must be sendable to another process. Received: a {type(value).__name__}, which is "
+        f"not ({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
+    )
+
+
+def describe(error: BaseException) -> RemoteError:
+    """An exception as it is sent to the supervisor."""
+    from emulate.program import own_traceback
+
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return RemoteError(name, str(error), own_traceback(error), _pickle_error(error), kind.__module__)
+
+
+def _pickle_error(error: BaseException) -> bytes | None:
+    from tblib import pickling_support
+
+    try:
+        pickling_support.install(error)
+        return _dump(error)
+    except Exception:  # the text says it all the same
+        return None
+
+
+def _wait_for_others(sock: socket.socket) -> None:
+    """Stay until all are over: a host that leaves first takes the connections of the others with it."""
+    with contextlib.suppress(OSError):
+        sock.recv(1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

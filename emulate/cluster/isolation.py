@@ -1,0 +1,128 @@
+"""A network of its own and copy-on-write views of folders, for the keeper of a cluster and the hosts it forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emulate.cluster import system
+from emulate.cluster.views import Views
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What this system lets us isolate.
+
+    Attributes:
+        flags: What has to be given to `unshare` besides the namespaces themselves (0 for root, else a user namespace);
+            None where namespaces are refused.
+        network: Why there can be no network of its own; empty where there can.
+        overlay: Why there can be no overlay mounts; empty where there can.
+    """
+
+    flags: int | None
+    network: str = ""
+    overlay: str = ""
+
+
+@dataclass
+class Isolation:
+    """What isolation is in force in a cluster."""
+
+    own_network: bool = False
+    notes: list[str] = field(default_factory=list)
+    views: Views = field(default_factory=Views)
+
+    def __str__(self) -> str:
+        return f"{'own network' if self.own_network else 'host network'}, {self.views}"
+
+
+def find_capability() -> Capability:
+    """Try out, in children that end at once, what the system allows: a namespace that was entered cannot be left."""
+    if sys.platform != "linux":
+        return Capability(None, "only Linux has namespaces", "only Linux has namespaces")
+    tried = [_try(flags) for flags in ((0,) if os.geteuid() == 0 else ()) + (system.CLONE_NEWUSER,)]
+    return min(tried, key=lambda one: bool(one.network) + bool(one.overlay))
+
+
+def _try(flags: int) -> Capability:
+    network, overlay = _refusal(flags, _use_network), _refusal(flags, _use_overlay)
+    return Capability(None if network and overlay else flags, network, overlay)
+
+
+def _refusal(flags: int, use: Callable[[int], None]) -> str:
+    """Why the use of a namespace fails; empty where it works. In a child, since there is no way back."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(10)
+            use(flags)
+            os.write(writer, b"ok")
+        except OSError as error:
+            os.write(writer, str(error.strerror or error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8", errors="replace") as pipe:
+        text = pipe.read().replace("\n", " ")
+    os.waitpid(pid, 0)
+    return "" if text == "ok" else text or "the attempt ended without an answer"
+
+
+def enter(flags: int) -> None:
+    """Leave the namespaces for new ones and keep one's identity."""
+    uid, gid = os.getuid(), os.getgid()
+    system.unshare(flags)
+    if flags & system.CLONE_NEWUSER:
+        system.map_own_ids(uid, gid)
+    if flags & system.CLONE_NEWNS:
+        system.mount("none", "/", None, system.MS_REC | system.MS_PRIVATE)
+    if flags & system.CLONE_NEWNET:
+        system.bring_up_loopback()
+
+
+def _use_network(flags: int) -> None:
+    enter(flags | system.CLONE_NEWNET)
+
+
+def _use_overlay(flags: int) -> None:
+    enter(flags | system.CLONE_NEWNS)
+    place = Path(tempfile.gettempdir())
+    system.mount("tmpfs", str(place), "tmpfs")
+    for name in ("lower", "upper", "work"):
+        (place / name).mkdir()
+    options = f"lowerdir={place}/lower,upperdir={place}/upper,workdir={place}/work"
+    system.mount("overlay", str(place / "lower"), "overlay", 0, options + (",userxattr" if flags else ""))
+    (place / "lower" / "file").touch()
+
+
+def isolate(capability: Capability, *, network: bool, folders: tuple[Path, ...], directory: Path) -> Isolation:
+    """Isolate this process and those it forks from now on; it must have one thread.
+
+    Args:
+        capability: What the system allows.
+        network: Whether a network of its own is wanted.
+        folders: Folders that get a copy-on-write view.
+        directory: The run's folder, which stays real wherever it lies.
+
+    Raises:
+        Unavailable: When a folder is too large for the working copy that has to take a view's place.
+    """
+    isolation = Isolation(own_network=network and capability.flags is not None and not capability.network)
+    if network and not isolation.own_network:
+        isolation.notes.append(
+            f"The hosts share this machine's network: the system refuses them one of their own ({capability.network})."
+        )
+    overlay = bool(folders) and capability.flags is not None and not capability.overlay
+    flags = (system.CLONE_NEWNET if isolation.own_network else 0) | (system.CLONE_NEWNS if overlay else 0)
+    if flags:
+        enter(flags | (capability.flags or 0))
+    isolation.views = Views(directory, in_user_namespace=bool(capability.flags))
+    isolation.notes += isolation.views.show(folders, "" if overlay else capability.overlay)
+    return isolation

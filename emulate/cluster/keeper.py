@@ -1,0 +1,218 @@
+"""The keeper of one cluster: isolates it, forks its hosts, reports their ends, and leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import select
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from emulate.cluster import host, roles, stacks, system
+from emulate.cluster.channel import CONTROL, Channel, Inbox
+from emulate.cluster.isolation import Capability, Isolation, isolate
+from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.upstream import is_runtime_initialized
+from emulate.cluster.views import remove_tree
+from emulate.errors import GpudistError
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the supervisor tells the keeper: the plan without its entry, which is pickled for the hosts alone."""
+
+    plan: ClusterPlan
+    entry: bytes
+    search_path: tuple[str, ...]
+    cwd: Path
+    supervisor: int
+
+
+class Wakeups:
+    """Waits on sockets, on the ends of children and on the end of another process, all at once."""
+
+    def __init__(self, supervisor: int) -> None:
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        # The socket alone would not do: a process that the supervisor forked may hold a copy of its end.
+        self._supervisor = _open_process(supervisor)
+
+    def wait(self, others: Sequence[Any]) -> tuple[list[Any], bool]:
+        """Those of the others that can be read, and whether the supervisor is gone."""
+        watched = [self._reader, *others, *([self._supervisor] if self._supervisor is not None else [])]
+        ready = select.select(watched, (), ())[0]
+        if self._reader in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._reader.recv(4096)
+        return [one for one in others if one in ready], self._supervisor in ready
+
+    def close(self) -> None:
+        """Let go of everything, in a child that has its own life."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._reader.close()
+        self._writer.close()
+        if self._supervisor is not None:
+            os.close(self._supervisor)
+
+
+def _open_process(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(0)
+    except OSError:  # before Linux 5.3, or forbidden
+        return None
+
+
+def keep(channel: Channel, capability: Capability, *, is_preloaded: bool) -> NoReturn:
+    """Be the keeper, from the fork to the end of the process."""
+    try:
+        _, body = channel.receive()
+        order: Order = pickle.loads(body)
+        _Keeper(channel, order).run(capability, is_preloaded)
+    except EOFError:
+        pass
+    finally:
+        os._exit(0)
+
+
+class _Keeper:
+    def __init__(self, channel: Channel, order: Order) -> None:
+        self._channel = channel
+        self._order = order
+        self._plan = order.plan
+        self._roles = roles.roles_of(order.plan.topology)
+        self._hosts: dict[int, int] = {}  # process id: number
+        self._isolation = Isolation()
+        self._held_ports: list[socket.socket] = []
+
+    def run(self, capability: Capability, is_preloaded: bool) -> None:
+        system.adopt_orphans()
+        try:
+            fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
+            self._isolate(capability)
+            self._fork_hosts(fds, is_preloaded)
+            self._report(
+                {"is": "ready", "hosts": list(self._hosts), "isolation": str(self._isolation), "notes": self._isolation.notes}
+            )
+            self._watch()
+        except GpudistError as error:
+            self._report({"is": "refused", "error": error})
+        finally:
+            end_descendants()
+            self._isolation.views.remove()
+            remove_tree(self._plan.directory / "tmp")
+
+    def _isolate(self, capability: Capability) -> None:
+        wants_network = self._plan.topology.has_several_hosts and self._plan.network == "own"
+        self._isolation = isolate(capability, network=wants_network, folders=self._plan.views, directory=self._plan.directory)
+
+    def _fork_hosts(self, fds: list[int], is_preloaded: bool) -> None:
+        assert not is_runtime_initialized(), "TensorFlow's runtime was initialised before a fork"
+        ports = self._ports()
+        channels = [Channel(socket.socket(fileno=fd)) for fd in fds[: len(self._roles)]]
+        outputs = [(fds[at], fds[at + 1]) for at in range(len(self._roles), len(fds), 2)]
+        (self._plan.directory / "tmp").mkdir(exist_ok=True)
+        parent = os.getpid()
+        for number, channel in enumerate(channels):
+            settings = self._settings(ports, number, is_preloaded)
+            pid = os.fork()
+            if pid == 0:
+                self._channel.close()
+                for other in [*channels[:number], *channels[number + 1 :], *self._held_ports]:
+                    other.close()
+                for fd in (fd for pair in outputs[:number] + outputs[number + 1 :] for fd in pair):
+                    os.close(fd)
+                host.run(settings, self._context(number, channel), outputs[number] if outputs else None, parent)
+            self._hosts[pid] = number
+        for channel in channels:
+            channel.close()
+        for pair in outputs:
+            os.close(pair[0])
+            os.close(pair[1])
+
+    def _ports(self) -> list[int]:
+        if not self._plan.sets_tf_config:
+            return []
+        if self._isolation.own_network:
+            return [roles.FIRST_PORT + number for number in range(len(self._roles))]
+        self._held_ports = roles.hold_ports(len(self._roles))
+        return [sock.getsockname()[1] for sock in self._held_ports]
+
+    def _settings(self, ports: list[int], number: int, is_preloaded: bool) -> host.HostSettings:
+        plan = self._plan
+        return host.HostSettings(
+            topology=plan.topology,
+            all_reduce=plan.all_reduce,
+            reference=plan.reference,
+            entry=self._order.entry,
+            environment={**plan.environment, "TMPDIR": str(plan.directory / "tmp")},
+            search_path=self._order.search_path,
+            cwd=self._order.cwd,
+            tf_config=roles.tf_config(self._roles, ports, number) if ports else None,
+            is_preloaded=is_preloaded,
+            waits_for_others=len(self._roles) > 1,
+        )
+
+    def _context(self, number: int, channel: Channel) -> host.HostContext:
+        directory = self._plan.directory / f"host-{number}"
+        return host.HostContext(self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views)
+
+    def _watch(self) -> None:
+        """Report the ends of hosts and answer, until told to end or the supervisor is gone."""
+        wakeups, inbox = Wakeups(self._order.supervisor), Inbox()
+        self._reap()  # what ended before the line above sends no signal any more
+        while not inbox.is_closed:
+            _, is_alone = wakeups.wait([self._channel.socket])
+            self._reap()
+            if is_alone or any(not self._answer(body) for _, body in inbox.receive(self._channel.socket)):
+                return
+
+    def _reap(self) -> None:
+        while (ended := wait_for_any(os.WNOHANG)) is not None and ended[0]:
+            number = self._hosts.pop(ended[0], None)
+            if number is not None:
+                self._report({"is": "exit", "host": number, "code": os.waitstatus_to_exitcode(ended[1])})
+
+    def _answer(self, body: bytes) -> bool:
+        """False where the cluster is to end."""
+        if body == b"stacks":
+            for pid in self._hosts:  # not reaped yet, so the numbers are theirs
+                os.kill(pid, stacks.SIGNAL)
+        return body != b"end"
+
+    def _report(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(CONTROL, pickle.dumps(message))
+
+
+def wait_for_any(options: int) -> tuple[int, int] | None:
+    """As os.waitpid(-1); None without children."""
+    try:
+        return os.waitpid(-1, options)
+    except OSError as error:
+        if error.errno != errno.ECHILD:
+            raise
+        return None
+
+
+def end_descendants() -> None:
+    """Kill all children, and theirs, which become ours as their parents end, until none is left."""
+    me = os.getpid()
+    while (ended := wait_for_any(os.WNOHANG)) is not None:
+        if ended[0]:
+            continue
+        for pid in system.children_of(me):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_for_any(0)

@@ -1,0 +1,130 @@
+"""The supervisor's side of the pre-loaded parent: starts it, has it fork clusters, ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from emulate.cluster.channel import CONTROL, Channel
+from emulate.cluster.keeper import Order
+from emulate.cluster.plan import ClusterPlan
+from emulate.cluster.preload import Hello
+from emulate.cluster.running import RunningCluster
+from emulate.cluster.views import remove_tree
+from emulate.errors import Unavailable
+
+_START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.preload import main; main(int(sys.argv[1]))"
+_ROOT = str(Path(__file__).resolve().parents[2])
+_PATIENCE = 15.0
+
+
+class Preload:
+    """The pre-loaded parent process. It starts at once and imports while the caller goes on.
+
+    Args:
+        environment: Set on top of this process's own. What TensorFlow reads at import must be given here.
+        imports: False for one that has not imported TensorFlow, whose hosts do so themselves.
+
+    Attributes:
+        directory: A scratch folder, the place for the folders of runs: it is deleted with the process, even when
+            this process is killed.
+
+    Raises:
+        Unavailable: On a system without what this rests on.
+
+    Example:
+        with Preload() as preload, preload.launch(plan) as cluster:
+            while not cluster.is_over:
+                cluster.events(timeout=1)
+    """
+
+    def __init__(self, *, environment: Mapping[str, str] | None = None, imports: bool = True) -> None:
+        if sys.platform != "linux":
+            raise Unavailable(
+                f"Hosts are emulated on Linux only. Received: sys.platform={sys.platform!r}. Use a Linux machine or container."
+            )
+        self.imports = imports
+        self.directory = Path(tempfile.mkdtemp(prefix="gpudist-"))
+        self._lock = threading.Lock()
+        self._control, theirs = Channel.pair()
+        try:
+            self._process = self._start(theirs, {**os.environ, **(environment or {})})
+        finally:
+            theirs.close()
+        self._finalizer = weakref.finalize(self, _end, self._control, self._process, self.directory)
+        self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports)))
+
+    def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        environment.pop("TF_CONFIG", None)
+        search_path = list(dict.fromkeys([*(entry for entry in sys.path if entry), _ROOT]))
+        with (self.directory / "preload.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", _START, str(theirs.fileno()), *search_path],
+                env=environment,
+                cwd="/",  # a keras.py in the working directory is the program's affair
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the supervisor, which ends all in good order
+            )
+
+    def launch(self, plan: ClusterPlan) -> RunningCluster:
+        """Start a cluster; from any thread.
+
+        Raises:
+            Unavailable: When the pre-loaded parent is not there any more.
+        """
+        import cloudpickle
+
+        entry = bytes(cloudpickle.dumps(plan.entry))
+        order = Order(
+            plan=replace(plan, entry=_no_entry, directory=plan.directory.resolve()),
+            entry=entry,
+            search_path=tuple(sys.path),
+            cwd=plan.cwd or Path.cwd(),
+            supervisor=os.getpid(),
+        )
+        cluster = RunningCluster(plan, self.directory / "preload.log")
+        with contextlib.suppress(OSError), cluster.handing_over() as keeper_end:  # else it finds its keeper gone and says why
+            with self._lock:
+                self._control.send(CONTROL, b"launch")
+                self._control.send_fds([keeper_end])
+            cluster.give(pickle.dumps(order))
+        return cluster
+
+    def close(self) -> None:
+        """End the process, every cluster it forked, and delete the scratch folder."""
+        self._finalizer()
+
+    def __enter__(self) -> Preload:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _no_entry(context: object) -> None:
+    raise AssertionError("a keeper does not run the entry")
+
+
+def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path) -> None:
+    control.close()
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    finally:
+        with contextlib.suppress(OSError):
+            remove_tree(directory)

@@ -1,0 +1,110 @@
+"""What a cluster is asked to run, and how each of its hosts ended."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from emulate.cluster.host import HostContext
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """One launch of a cluster.
+
+    Attributes:
+        topology: Its shape.
+        entry: Called on every host's main thread, after the devices were installed. Sent with cloudpickle.
+        directory: An existing folder; host i writes `host-<i>/stdout`, `stderr` and `stack.txt` there. What the
+            program puts into its temporary folder, and copies of the user's folders, lie there until the end too.
+        all_reduce: Handed to `emulate.devices`.
+        network: `own` (several hosts get a network of their own) or `host`.
+        tf_config: Whether TF_CONFIG is set; None means: where the topology has several hosts.
+        reference: Handed to `emulate.devices`: longer device lists are cut to what there is.
+        views: Folders whose files the program sees and may change without the user's being changed.
+        cwd: The working directory, None for the one of the caller.
+        environment: Set on top of the caller's.
+        echo: Pass output through instead of capturing it.
+        start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
+        shutdown_timeout: Seconds a host gets to leave by itself once all are over.
+    """
+
+    topology: Topology
+    entry: Callable[[HostContext], Any]
+    directory: Path
+    all_reduce: str = "auto"
+    network: str = "own"
+    tf_config: bool | None = None
+    reference: bool = False
+    views: tuple[Path, ...] = ()
+    cwd: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    echo: bool = False
+    start_timeout: float = 60
+    shutdown_timeout: float = 5
+
+    @property
+    def sets_tf_config(self) -> bool:
+        """Whether hosts find TF_CONFIG in their environment."""
+        return self.topology.has_several_hosts if self.tf_config is None else self.tf_config
+
+
+@dataclass(frozen=True)
+class RemoteError:
+    """An exception that ended the entry on a host.
+
+    Attributes:
+        kind: Its class, with its module where that is not `builtins`.
+        message: Its text.
+        traceback_text: The traceback as Python prints it, frames of gpudist removed.
+    """
+
+    kind: str
+    message: str
+    traceback_text: str
+    pickled: bytes | None = field(default=None, repr=False)
+    module: str = field(default="builtins", repr=False)
+
+    def exception(self) -> BaseException | None:
+        """The exception itself, with its traceback, where it can be had without importing anything heavy here."""
+        if self.pickled is None or self.module.partition(".")[0] not in sys.modules:
+            return None
+        from tblib import pickling_support
+
+        pickling_support.install()
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # its class or what it carries cannot be rebuilt in this process
+            return None
+        return error if isinstance(error, BaseException) else None
+
+
+@dataclass
+class HostOutcome:
+    """How one host ended.
+
+    Attributes:
+        host: Its number.
+        status: `returned`; `raised`; `exited` (the process left by itself, `sys.exit(1)` say); `killed` (by a
+            signal, `code` is minus its number); `ended` (by `RunningCluster.end`, before it was over).
+        code: The exit code, where the process left by itself or was killed.
+        error: What was raised.
+    """
+
+    host: int
+    status: str
+    code: int | None = None
+    error: RemoteError | None = None
+    pickled: bytes | None = field(default=None, repr=False)
+
+    @property
+    def value(self) -> Any:
+        """What the entry returned."""
+        return None if self.pickled is None else pickle.loads(self.pickled)

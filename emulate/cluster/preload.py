@@ -1,0 +1,148 @@
+"""The pre-loaded parent: a process that has imported TensorFlow and Keras, never starts their runtime, and forks keepers.
+
+Started by `emulate.cluster.parent` with a socket to the supervisor; it ends when the supervisor does, and then deletes
+the supervisor's scratch folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulate.cluster import system
+from emulate.cluster.channel import Channel
+from emulate.cluster.isolation import Capability, find_capability
+from emulate.cluster.keeper import Wakeups, end_descendants, keep, wait_for_any
+from emulate.cluster.upstream import is_runtime_initialized
+from emulate.cluster.views import remove_tree
+
+_PATIENCE = 10.0
+# What TensorFlow and Keras import at their first use: once here instead of once in every host, and before a host
+# that may not read the installation any more.
+_LATE = (
+    "multiprocessing.pool",
+    "multiprocessing.queues",
+    "concurrent.futures.thread",
+    "emulate.devices",
+    "emulate.probe",
+    "emulate.program",
+)
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the supervisor tells its pre-loaded parent at the start."""
+
+    supervisor: int
+    scratch: Path
+    imports: bool
+
+
+def main(fd: int) -> None:
+    """Serve the supervisor at the other end of the socket until it closes it or ends."""
+    control = Channel(socket.socket(fileno=fd))
+    hello: Hello = pickle.loads(control.receive()[1])
+    keepers: set[int] = set()
+    try:
+        with _ending_with(control, hello.scratch):
+            capability = find_capability()
+            system.adopt_orphans()
+            if hello.imports:
+                _import_all()
+        _serve(control, hello, capability, keepers)
+    finally:
+        _await(keepers)
+        end_descendants()
+        remove_tree(hello.scratch)
+
+
+@contextlib.contextmanager
+def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
+    """During the imports, which take seconds, the kernel tells us by signal that the supervisor has gone."""
+
+    import fcntl
+
+    def look(*_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not control.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                remove_tree(scratch)
+                os._exit(0)
+
+    signal.signal(signal.SIGIO, look)
+    signal.siginterrupt(signal.SIGIO, False)
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    look()
+    yield
+    fcntl.fcntl(control, fcntl.F_SETFL, flags)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+
+def _import_all() -> None:
+    gc.disable()
+    importlib.import_module("tensorflow")
+    importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
+    for name in _LATE:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    gc.enable()
+    gc.freeze()
+    assert not is_runtime_initialized(), "importing TensorFlow initialised its runtime"
+
+
+def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:
+    wakeups = Wakeups(hello.supervisor)
+    while True:
+        ready, is_alone = wakeups.wait([control.socket])
+        _reap(keepers)
+        if is_alone:
+            return
+        if ready:
+            try:
+                control.receive()
+                [fd] = control.receive_fds(1)
+            except (EOFError, ConnectionError):
+                return
+            keepers.add(_fork_keeper(fd, control, wakeups, capability, hello.imports))
+
+
+def _fork_keeper(fd: int, control: Channel, wakeups: Wakeups, capability: Capability, is_preloaded: bool) -> int:
+    assert not is_runtime_initialized(), "TensorFlow's runtime was initialised before a fork"
+    channel = Channel(socket.socket(fileno=fd))
+    pid = os.fork()
+    if pid == 0:
+        wakeups.close()
+        control.close()
+        keep(channel, capability, is_preloaded=is_preloaded)
+    channel.close()
+    return pid
+
+
+def _reap(keepers: set[int]) -> None:
+    """Forget keepers that ended; what a killed one left behind is ours now, and is ended too."""
+    while (ended := wait_for_any(os.WNOHANG)) is not None and ended[0]:
+        if ended[0] not in keepers:
+            continue
+        keepers.discard(ended[0])
+        if ended[1]:
+            for orphan in set(system.children_of(os.getpid())) - keepers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+
+
+def _await(keepers: set[int]) -> None:
+    """Let the keepers, which end with the supervisor as well, clean up."""
+    deadline = time.monotonic() + _PATIENCE
+    while keepers and time.monotonic() < deadline:
+        _reap(keepers)
+        time.sleep(0.005)

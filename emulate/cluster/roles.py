@@ -1,0 +1,56 @@
+"""Which host plays which part, and what TF_CONFIG tells it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+
+from emulate.topology import Topology
+
+FIRST_PORT = 2222
+"""In a network of its own every cluster uses the same ports, the ones of TensorFlow's own examples."""
+
+
+def roles_of(topology: Topology) -> tuple[str, ...]:
+    """The role of each host in host order: workers; with parameter servers a chief, then workers, then ps.
+
+    Example:
+        >>> roles_of(Topology.parse("2x4"))
+        ('worker', 'worker')
+        >>> roles_of(Topology.parse("1x1+2ps"))
+        ('chief', 'worker', 'ps', 'ps')
+    """
+    workers = ("worker",) * topology.num_hosts
+    return ("chief", *workers, *("ps",) * topology.num_ps) if topology.num_ps else workers
+
+
+def tf_config(roles: Sequence[str], ports: Sequence[int], host: int) -> str:
+    """The text of TF_CONFIG on one host, as a real cluster sets it."""
+    cluster: dict[str, list[str]] = {}
+    for role, port in zip(roles, ports, strict=True):
+        cluster.setdefault(role, []).append(f"127.0.0.1:{port}")
+    task = {"type": roles[host], "index": roles[:host].count(roles[host])}
+    return json.dumps({"cluster": cluster, "task": task})
+
+
+def host_name(roles: Sequence[str], host: int) -> str:
+    """What messages call a host: `host 1`, or `host 1 (worker 0)` where there are several roles."""
+    if len(set(roles)) == 1:
+        return f"host {host}"
+    return f"host {host} ({roles[host]} {roles[:host].count(roles[host])})"
+
+
+def hold_ports(count: int) -> list[socket.socket]:
+    """Reserve free ports of this machine for as long as the sockets stay open.
+
+    A socket that is bound but does not listen keeps others away from its port, while TensorFlow's server, which
+    sets SO_REUSEADDR as this does, still gets it: nobody can take it between being chosen and being used.
+    """
+    held = []
+    for _ in range(count):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("0.0.0.0", 0))
+        held.append(sock)
+    return held

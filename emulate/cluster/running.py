@@ -1,0 +1,280 @@
+"""A running cluster as the supervisor sees it: events arrive, hosts end, and everything can be ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from emulate.cluster import stacks, system
+from emulate.cluster.channel import CONTROL, EVENT, RESULT, Channel, Inbox
+from emulate.cluster.echo import Echo
+from emulate.cluster.plan import ClusterPlan, HostOutcome
+from emulate.cluster.roles import host_name, roles_of
+from emulate.errors import Unavailable
+
+_SLICE = 0.2  # so that end(), called by another thread, need not wait longer
+_KEEPER_PATIENCE = 10.0
+_KEEPER, _ECHO = -1, -2  # in the selector, beside the numbers of the hosts
+Event = dict[str, Any]
+
+
+class RunningCluster:
+    """What `Preload.launch` returns. Somebody has to ask for events regularly; leaving the `with` ends everything.
+
+    Attributes:
+        plan: What was asked for.
+        roles: The role of each host.
+        outcomes: How the hosts ended that have, in the order in which they did.
+        notes: What the user should know about the isolation.
+        isolation: What isolation is in force, in words.
+    """
+
+    def __init__(self, plan: ClusterPlan, log: Path) -> None:
+        self.plan = plan
+        self.roles = roles_of(plan.topology)
+        self.outcomes: list[HostOutcome] = []
+        self.notes: list[str] = []
+        self.isolation = ""
+        self._log = log
+        self._lock = threading.RLock()
+        self._pids: list[int] = []
+        self._results: dict[int, tuple[str, Any]] = {}
+        self._started: set[int] = set()
+        self._events: list[tuple[int, Event]] = []
+        self._is_told_to_leave = False
+        self._is_ending = False
+        self._deadline = time.monotonic() + plan.start_timeout
+        self._keeper, self._keeper_end = Channel.pair()
+        pairs = [Channel.pair() for _ in self.roles]
+        self._hosts = [ours for ours, _ in pairs]
+        self._host_ends = [theirs for _, theirs in pairs]
+        self._echo = Echo(self.roles) if plan.echo else None
+        self._inboxes = [Inbox() for _ in self.roles]
+        self._keeper_inbox = Inbox()
+        self._selector = selectors.DefaultSelector()
+        for number, channel in enumerate(self._hosts):
+            self._selector.register(channel, selectors.EVENT_READ, number)
+        for reader in self._echo.readers if self._echo else ():
+            self._selector.register(reader, selectors.EVENT_READ, _ECHO)
+        self._selector.register(self._keeper, selectors.EVENT_READ, _KEEPER)
+
+    def give(self, order: bytes) -> None:
+        """Send the keeper its order and what belongs to the hosts (called once, by `Preload.launch`)."""
+        self._keeper.send(CONTROL, order)
+        self._keeper.send_fds([end.fileno() for end in self._host_ends] + (self._echo.fds if self._echo else []))
+
+    @contextlib.contextmanager
+    def handing_over(self) -> Iterator[int]:
+        """The keeper's end of the connection; what was handed over is closed here afterwards."""
+        try:
+            yield self._keeper_end.fileno()
+        finally:
+            self._close_their_ends()
+
+    def _close_their_ends(self) -> None:
+        for end in (self._keeper_end, *self._host_ends):
+            end.close()
+        if self._echo:
+            self._echo.close_their_ends()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every host has ended; with parameter servers, whether the chief has (the others serve for ever)."""
+        if "chief" in self.roles:
+            return any(outcome.host == 0 for outcome in self.outcomes)
+        return len(self.outcomes) == len(self.roles)
+
+    def name(self, host: int) -> str:
+        """What messages call a host."""
+        return host_name(self.roles, host)
+
+    def events(self, timeout: float) -> list[tuple[int, Event]]:
+        """What the hosts sent, each with its host's number, in the order of arrival.
+
+        Besides what their entries send: `{"event": "started"}` and `{"event": "exit", "status": ..., "code": ...}`.
+
+        Args:
+            timeout: Seconds to wait for something when there is nothing yet.
+
+        Raises:
+            Unavailable: When the cluster could not be started, or not in time.
+        """
+        until = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._is_ending:
+                    return []
+                self._pump(min(_SLICE, max(0.0, until - time.monotonic())))
+                self._check_start()
+                if self._events or time.monotonic() >= until or self.is_over:
+                    arrived, self._events = self._events, []
+                    return arrived
+
+    def _pump(self, timeout: float) -> None:
+        ready = [key.data for key, _ in self._selector.select(timeout)]
+        for number in ready:
+            if number >= 0:
+                self._read_host(number)
+        if _KEEPER in ready:
+            self._read_keeper()
+        for closed in self._echo.pass_on() if self._echo else ():
+            self._selector.unregister(closed)
+        if self.is_over and not self._is_told_to_leave:
+            self._let_leave()
+
+    def _read_host(self, number: int) -> None:
+        inbox = self._inboxes[number]
+        for kind, body in inbox.receive(self._hosts[number].socket):
+            if kind == EVENT:
+                self._take(number, json.loads(body))
+            elif kind == RESULT:
+                self._take_result(number, *pickle.loads(body))
+        if inbox.is_closed:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._hosts[number])
+
+    def _take(self, number: int, event: Event) -> None:
+        if event.get("event") == "started":
+            self._started.add(number)
+        self._events.append((number, event))
+
+    def _take_result(self, number: int, status: str, content: Any) -> None:
+        if status == "returned":
+            self._set_outcome(HostOutcome(number, status, code=0, pickled=content))
+        else:
+            self._set_outcome(HostOutcome(number, status, code=1, error=content))
+
+    def _set_outcome(self, outcome: HostOutcome) -> None:
+        if all(known.host != outcome.host for known in self.outcomes):
+            self.outcomes.append(outcome)
+            self._events.append((outcome.host, {"event": "exit", "status": outcome.status, "code": outcome.code}))
+
+    def _read_keeper(self) -> None:
+        for _, body in self._keeper_inbox.receive(self._keeper.socket):
+            message = pickle.loads(body)
+            if message["is"] == "refused":
+                raise message["error"]
+            if message["is"] == "ready":
+                self._pids, self.isolation = message["hosts"], message["isolation"]
+                self.notes += message["notes"]
+            elif message["is"] == "exit":
+                self._take_exit(message["host"], message["code"])
+        if self._keeper_inbox.is_closed:
+            self._lose_keeper()
+
+    def _take_exit(self, number: int, code: int) -> None:
+        self._read_host(number)  # what it said before it ended has arrived
+        self._set_outcome(HostOutcome(number, "killed" if code < 0 else "exited", code=code))
+        self._pids[number] = 0
+
+    def _lose_keeper(self) -> None:
+        """The keeper ended before it was told to: at the start there was no way, later somebody killed it."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self._keeper)
+        if not self._pids:
+            raise Unavailable(
+                "The process from which hosts are forked must be able to start. Received: it ended early, and wrote:\n"
+                f"{_last_lines(self._log)}\nCheck that `python -c 'import tensorflow'` works."
+            )
+        for number in range(len(self.roles)):
+            self._read_host(number)
+            self._set_outcome(HostOutcome(number, "killed", code=-int(signal.SIGKILL)))
+
+    def _check_start(self) -> None:
+        missing = [number for number in range(len(self.roles)) if number not in self._started]
+        if time.monotonic() > self._deadline and missing and not self.outcomes:
+            names = ", ".join(self.name(number) for number in missing)
+            self.end()
+            raise Unavailable(
+                f"Every host must start within {self.plan.start_timeout:g} s. Received: {names} had not. "
+                "The machine may be too busy or too small for this topology: ask for fewer hosts."
+            )
+
+    def _let_leave(self) -> None:
+        self._is_told_to_leave = True
+        for channel in self._hosts:
+            with contextlib.suppress(OSError):
+                channel.socket.send(b"l", 0x40)  # MSG_DONTWAIT
+
+    def cpu_seconds(self, host: int) -> float:
+        """Processor time a host has used so far."""
+        pid = self._pids[host] if self._pids else 0
+        return (system.cpu_seconds(pid) if pid else None) or 0.0
+
+    def stacks(self) -> dict[int, str]:
+        """The Python stack of every host that is still there, outermost call first, frames of gpudist removed."""
+        with self._lock:
+            live = [number for number, pid in enumerate(self._pids) if pid and number in self._started]
+            folders = {number: self.plan.directory / f"host-{number}" for number in live}
+            before = {number: stacks.size(folder) for number, folder in folders.items()}
+            with contextlib.suppress(OSError):
+                self._keeper.send(CONTROL, b"stacks")
+            _wait_until_written(folders, before)
+            return {number: stacks.main_thread(stacks.read(folder, before[number])) for number, folder in folders.items()}
+
+    def end(self) -> None:
+        """Kill and reap every host and every descendant of theirs; hosts that are over get a moment to leave."""
+        self._is_ending = True
+        with self._lock:
+            if self._selector.get_map() is None:
+                return
+            if self._is_told_to_leave and "chief" not in self.roles:
+                self._await_leave()
+            self._end_keeper()
+            if self._echo:
+                self._echo.close()
+            self._close_their_ends()
+            for channel in (self._keeper, *self._hosts):
+                channel.close()
+            self._selector.close()
+            for number in range(len(self.roles)):
+                if all(outcome.host != number for outcome in self.outcomes):
+                    self.outcomes.append(HostOutcome(number, "ended"))
+
+    def _await_leave(self) -> None:
+        deadline = time.monotonic() + self.plan.shutdown_timeout
+        while any(self._pids) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
+            self._pump(min(_SLICE, self.plan.shutdown_timeout))
+
+    def _end_keeper(self) -> None:
+        """Its socket closes once it has reaped the last descendant; whatever else it says is of no interest now."""
+        with contextlib.suppress(OSError):
+            self._keeper.send(CONTROL, b"end")
+        # One that is not up yet ends as soon as it finds this socket closed.
+        self._keeper.socket.settimeout(_KEEPER_PATIENCE if self._pids else 0.5)
+        with contextlib.suppress(OSError):
+            while self._keeper.socket.recv(1 << 16):
+                pass
+
+    def __enter__(self) -> RunningCluster:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end()
+
+
+def _wait_until_written(folders: dict[int, Path], before: dict[int, int]) -> None:
+    """Until every host's file has grown and stopped growing, for a second at most."""
+    deadline, last = time.monotonic() + 1.0, before
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = {number: stacks.size(folder) for number, folder in folders.items()}
+        if now == last and all(now[number] > before[number] for number in now):
+            return
+        last = now
+
+
+def _last_lines(log: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.linesep.join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+    return ""

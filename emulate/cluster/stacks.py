@@ -1,0 +1,65 @@
+"""The Python stack of a host, asked for by signal so that it comes even while the interpreter's lock is held."""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import signal
+from pathlib import Path
+
+SIGNAL = int(getattr(signal, "SIGRTMAX", signal.SIGTERM)) - 2  # programs have no business with it, unlike SIGUSR1
+_FILE = "stack.txt"
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+_OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_MACHINERY = ("<frozen runpy>", "<string>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+
+
+def answer_signals(directory: Path) -> None:
+    """In a host: write every thread's stack to the host's folder whenever the signal arrives."""
+    file = (directory / _FILE).open("w", encoding="utf-8")
+    _open_files.append(file)  # faulthandler keeps only the descriptor
+    faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
+    faulthandler.enable(file=file)
+
+
+_open_files: list[object] = []
+
+
+def read(directory: Path, since: int) -> str:
+    """What was written since an earlier size of the file."""
+    try:
+        with (directory / _FILE).open("rb") as file:
+            file.seek(since)
+            return file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+
+
+def size(directory: Path) -> int:
+    """The size of the file now."""
+    path = directory / _FILE
+    return path.stat().st_size if path.exists() else 0
+
+
+def main_thread(dump: str) -> str:
+    """The stack of the thread that runs the program, outermost call first, without frames of gpudist.
+
+    faulthandler writes the innermost call first and no source lines; they are added where the file can be read.
+    """
+    blocks = re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump.strip())
+    ours = [block for block in blocks if "emulate/cluster/host.py" in block]
+    frames = [_FRAME.fullmatch(line) for line in reversed((ours or blocks)[0].splitlines())]
+    shown = [_show(match) for match in frames if match and not _is_ours(match["file"])]
+    return "\n".join(shown) if shown else dump.strip()
+
+
+def _is_ours(file: str) -> bool:
+    return file in _MACHINERY or file.startswith(_OURS)
+
+
+def _show(match: re.Match[str]) -> str:
+    import linecache
+
+    source = linecache.getline(match["file"], int(match["line"])).strip()
+    text = f'  File "{match["file"]}", line {match["line"]}, in {match["function"]}'
+    return f"{text}\n    {source}" if source else text

@@ -1,0 +1,113 @@
+"""What Linux offers and Python does not: namespaces, mounts, the network's loopback, ties between processes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import signal
+import socket
+import struct
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWNET = 0x40000000
+MS_BIND = 0x1000
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by the flags for new ones; only before there are threads.
+
+    Raises:
+        OSError: When the system refuses it.
+    """
+    _check(_libc().unshare(flags), "unshare")
+
+
+def map_own_ids(uid: int, gid: int) -> None:
+    """In a new user namespace: be who one was outside."""
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+    """As mount(2).
+
+    Raises:
+        OSError: When the system refuses it.
+    """
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
+    result = _libc().mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+    _check(result, f"mount {kind or 'bind'} on {target}")
+
+
+def unmount(target: Path) -> None:
+    """Take a mount away, now or as soon as nothing uses it."""
+    _check(_libc().umount2(os.fsencode(target), _MNT_DETACH), f"umount {target}")
+
+
+def bring_up_loopback() -> None:
+    """Set `lo` up in a new network namespace."""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sh", b"lo", 0).ljust(40, b"\0")
+        flags = struct.unpack_from("16sh", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags | _IFF_UP).ljust(40, b"\0"))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends (what daemonises itself is still found)."""
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed as soon as the parent ends, however it ends."""
+    _libc().prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and _parent_of(entry) == pid:
+            found.append(int(entry))
+    return found
+
+
+def _parent_of(pid: str) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return int(stat.rpartition(b")")[2].split()[1])
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time that a process has used so far; None where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
