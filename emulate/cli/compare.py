@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+import json as json_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from emulate.cli.command import exits_properly
 from emulate.errors import WrongUse
 
+if TYPE_CHECKING:
+    from emulate.verify import Verdict
+
 EXAMPLES = """Example:
 
 gpudist verify train.py --topology 1x4 --traces here
 
-gpudist compare here/1x4 there/1x4"""
+gpudist compare here/reference there/1x4"""
 _Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A folder that --traces left.", show_default=False)]
 
 
 @exits_properly
 def compare(
-    first: _Trace,
-    second: _Trace,
+    reference: _Trace,
+    trace: _Trace,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")] = None,
 ) -> int:
-    """Compare two recorded runs: the first against the second, which is the reference."""
+    """Compare two recorded runs, also from other machines: the first is the reference for the second."""
     from emulate.report import check_writable, show, write_json
 
-    for trace in (first, second):
-        _check_trace(trace)
+    for folder in (reference, trace):
+        _check_trace(folder)
     if json is not None:
         check_writable(json)
-    from emulate.verify import compare_traces
-
-    verdict = compare_traces(first, second)
+    verdict = _verdict(reference, trace)
     show(verdict)
     if json is not None:
         write_json(verdict, json)
-    return int(verdict.exit_code)
+    return verdict.exit_code
 
 
 def _check_trace(path: Path) -> None:
@@ -46,3 +48,35 @@ def _check_trace(path: Path) -> None:
     inside = sorted(str(path / found.parent.name) for found in path.glob("*/trace.json"))
     hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' leaves some in DIR."
     raise WrongUse(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
+
+
+def _verdict(reference: Path, trace: Path) -> Verdict:
+    from emulate.verify import Reference, Verdict, compare_traces
+
+    run = compare_traces(reference, trace)
+    first, second = _about(reference), _about(trace)
+    return Verdict(
+        program=str(second.get("program") or trace),
+        seed=int(second.get("seed") or 0),
+        device=str(second.get("device") or "cpu"),
+        versions={str(name): str(version) for name, version in dict(second.get("versions") or {}).items()},
+        reference=Reference("ok", run.steps),
+        runs=(run,),
+        notes=tuple(_differences(first, second)),
+    )
+
+
+def _about(trace: Path) -> dict[str, Any]:
+    about: dict[str, Any] = json_module.loads((trace / "trace.json").read_text(encoding="utf-8"))
+    return about
+
+
+def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """What was not the same for both runs, and may be why they differ."""
+    one, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
+    names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
+    return [
+        f"The two runs had another {name}: {one.get(name)} in the reference, {other.get(name)} here."
+        for name in names
+        if one.get(name) != other.get(name)
+    ]

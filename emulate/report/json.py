@@ -6,9 +6,12 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from emulate.errors import WrongUse
-from emulate.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Verdict
 
 
 def check_writable(path: Path) -> None:

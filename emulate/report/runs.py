@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from emulate.report.page import Page
 from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
-from emulate.verify.verdict import Finding, Run
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Finding, Run
 
 _COLUMN = 15
 _STACK_LINES = 14

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
 from emulate.report.runs import add_group, groups_of
 from emulate.report.words import MARKS, STYLES, number
-from emulate.verify.verdict import Reference, Run, Verdict
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Reference, Run, Verdict
 
 _HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "noise", "seconds")
 _RIGHT = {3, 4, 5, 6, 7, 8}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from emulate.verify.verdict import Difference
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Difference
+
 
 MARKS = {"equivalent": "✔", "divergent": "✘", "failed": "✘", "hung": "✘", "unverified": "?", "unavailable": "-"}
 STYLES = {

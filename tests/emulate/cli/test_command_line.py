@@ -1,0 +1,281 @@
+"""The command line: what it takes, what it hands on, what it says of a wrong use."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import emulate.verify
+from emulate.cli import app, main
+from emulate.program import Program
+from emulate.topology import Topology
+from emulate.verify.verdict import Reference, Run, Verdict
+
+COMMANDS = ("verify", "run", "compare", "devices", "causes")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('it was run')\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "fit.py").touch()
+    return tmp_path
+
+
+def gpudist(*args):
+    return CliRunner().invoke(app, args, prog_name="gpudist")
+
+
+def verdict_of(*verdicts):
+    runs = tuple(Run(f"1x{n + 2}", word) for n, word in enumerate(verdicts))
+    return Verdict("train.py", 0, "cpu", {"gpudist": "0"}, Reference("ok", 20), runs)
+
+
+@pytest.fixture
+def verified(folder, monkeypatch):
+    """What the library is called with, instead of a verification."""
+    calls = []
+
+    def verify(program, **options):
+        calls.append((program, options))
+        return verified.verdict
+
+    def verified(*args):
+        return gpudist("verify", *args), calls[-1] if calls else None
+
+    verified.verdict = verdict_of("equivalent")
+    monkeypatch.setattr(emulate.verify, "verify", verify, raising=False)
+    return verified
+
+
+def test_no_arguments_show_the_help():
+    shown = gpudist()
+    assert all(command in shown.output for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_has_an_example(command):
+    shown = gpudist(command, "--help")
+    assert shown.exit_code == 0
+    assert "Example" in shown.output
+    assert f"gpudist {command}" in shown.output.split("Example")[1]
+
+
+@pytest.mark.parametrize("command", ["verify", "run"])
+def test_the_usage_shows_where_the_programs_arguments_go(command):
+    assert f"Usage: gpudist {command} [OPTIONS] [PROGRAM] [-- ARGS...]" in gpudist(command, "--help").output
+
+
+def test_the_contracts_options_are_offered_and_what_does_not_work_yet_is_not():
+    wide = subprocess.run(
+        [sys.executable, "-m", "emulate", "verify", "--help"],
+        capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "COLUMNS": "160"},
+    ).stdout  # fmt: skip
+    offered = (
+        "topology",
+        "device",
+        "seed",
+        "steps",
+        "timeout",
+        "network",
+        "all-reduce",
+        "precision",
+        "allow",
+        "reference-arg",
+        "json",
+    )
+    assert all(f"--{option}" in wide for option in offered)
+    assert "--html" not in wide
+    assert "gpu|" not in wide
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    code = (
+        "import sys\nfrom emulate.cli import main\n"
+        "main(['verify', '--help'])\nmain(['verify', 'missing.py'])\nmain(['run', 'missing.py'])\n"
+        "heavy = {'tensorflow', 'keras', 'tf_keras', 'numpy', 'cloudpickle', 'psutil'} & set(sys.modules)\n"
+        "print('heavy:', sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("heavy: []\n")
+
+
+def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folder):
+    done, (program, options) = verified("train.py")
+    assert done.exit_code == 0
+    assert program == Program.find("train.py")
+    assert {name: value for name, value in options.items() if name != "progress"} == {
+        "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": 20, "timeout": 300.0, "network": "own",
+        "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
+    }  # fmt: skip
+
+
+def test_every_option_reaches_the_library(verified, folder):
+    _, (program, options) = verified(
+        "--topology", "2x2", "train.py", "--topology", "1x3", "--topology", "2x2", "--device", "cpu", "--seed", "7",
+        "--steps", "all", "--timeout", "9.5", "--network", "host", "--all-reduce", "ring", "--precision", "float64",
+        "--allow", "loss-scaling", "--allow", "loss-scaling", "--reference-arg", "-b", "--reference-arg", "4",
+        "--traces", "kept", "--", "-b", "1", "--topology", "--",
+    )  # fmt: skip
+    assert program.args == ("-b", "1", "--topology", "--")
+    assert {name: value for name, value in options.items() if name != "progress"} == {
+        "topology": [Topology(2, 2), Topology(1, 3)], "device": "cpu", "seed": 7, "steps": None, "timeout": 9.5,
+        "network": "host", "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
+        "traces": Path("kept"),
+    }  # fmt: skip
+    assert (folder / "kept").is_dir()
+
+
+def test_a_module_is_named_with_its_option(verified):
+    _, (program, _) = verified("-m", "package.fit", "--", "x")
+    assert (program.kind, program.module, program.args) == ("module", "package.fit", ("x",))
+
+
+def test_a_function_is_named_behind_a_colon(verified, folder):
+    (folder / "train.py").write_text("def main(): ...\n")
+    _, (program, _) = verified("train.py:main")
+    assert (program.kind, program.function) == ("function", "main")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (("equivalent", "equivalent"), 0),
+        (("equivalent", "divergent"), 1),
+        (("unverified",), 1),
+        (("divergent", "failed", "hung"), 3),
+        (("divergent", "hung"), 4),
+        (("unavailable", "divergent"), 1),
+        (("unavailable", "equivalent"), 5),
+    ],
+)
+def test_the_exit_code_is_that_of_the_contract(verified, verdicts, code):
+    verified.verdict = verdict_of(*verdicts)
+    done, _ = verified("train.py")
+    assert done.exit_code == code
+    assert "gpudist 0" in done.stdout
+
+
+def test_the_verdict_is_on_stdout_and_progress_is_not(verified):
+    done, _ = verified("train.py")
+    assert done.stdout.startswith("train.py\n")
+    assert "equivalent" not in done.stderr
+
+
+def test_json_is_written(verified, folder):
+    verified("train.py", "--json", "v.json")
+    assert json.loads((folder / "v.json").read_text())["runs"][0]["verdict"] == "equivalent"
+
+
+WRONG = [
+    ("--seed 1", "A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function."),
+    ("missing.py", "A program's file must exist. Received: program='missing.py'. The Python files there are: train.py."),
+    ("train.py -m package.fit", "One program can be given. Received: -m package.fit and 'train.py'."),
+    ("train.py --topology 0x4", "A topology has 1 to 64 hosts. Received: topology='0x4' with 0 hosts."),
+    ("train.py --topology 1x100000", "Received: topology='1x100000' with 100000 devices per host."),
+    ("train.py --topology many", "A topology has the form HxD or HxD+Pps. Received: topology='many'."),
+    ("train.py --steps 0", "--steps must be a positive whole number or 'all'. Received: --steps '0'. Try --steps 20."),
+    ("train.py --steps few", "--steps must be a positive whole number or 'all'. Received: --steps 'few'."),
+    ("train.py --timeout 0", "--timeout must be a positive number of seconds. Received: --timeout 0. Try --timeout 60."),
+    ("train.py --allow loss-scalling", "Received: --allow 'loss-scalling'. Did you mean 'loss-scaling'?"),
+    ("train.py --allow zzz", "--allow must be the code of a cause. Received: --allow 'zzz'. 'gpudist causes' lists them."),
+    ("train.py --json no/v.json", "--json must name a file that can be written. Received: --json 'no/v.json' (No such file"),
+    ("train.py --json package", "--json must name a file. Received: --json 'package', which is a folder."),
+    ("train.py --traces package", "--traces must name an empty folder. Received: --traces 'package', which has contents."),
+    (
+        "train.py --traces train.py",
+        "--traces must name a folder that can be written. Received: --traces 'train.py' (File exists).",
+    ),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), WRONG)
+def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, message):
+    done, call = verified(*args.split())
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert call is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("train.py", "--epochs", "2"), "No such option: --epochs. Options and arguments of the program itself go after '--'."),
+        (("train.py", "other.py"), "One PROGRAM can be given. Received: 'other.py' besides it."),
+        (("train.py", "--device", "gpu"), "'gpu' is not one of 'cpu', 'auto'"),
+        (("train.py", "--seed", "-1"), "Invalid value for '--seed'"),
+        (("train.py", "--html", "v.html"), "No such option: --html"),
+    ],
+)
+def test_a_usage_error_says_what_was_received(verified, args, message):
+    done, call = verified(*args)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert call is None
+
+
+def test_traces_that_are_not_there_are_named(folder):
+    (folder / "kept" / "1x4").mkdir(parents=True)
+    (folder / "kept" / "1x4" / "trace.json").touch()
+    done = gpudist("compare", "kept", "kept/1x4")
+    assert done.exit_code == 2
+    assert (
+        "A TRACE must be the folder of a recorded run, with a trace.json. Received: 'kept'. Traces in it: kept/1x4."
+        in done.stderr
+    )
+
+
+def test_two_traces_are_compared_the_first_being_the_reference(folder, monkeypatch):
+    for name, seed in (("a", 1), ("b", 2)):
+        (folder / name).mkdir()
+        about = {"program": "train.py", "seed": seed, "versions": {"tensorflow": "2.21.0"}}
+        (folder / name / "trace.json").write_text(json.dumps(about))
+    calls = []
+
+    def compare_traces(reference, topology):
+        calls.append((reference.name, topology.name))
+        return Run("1x4", "divergent")
+
+    monkeypatch.setattr(emulate.verify, "compare_traces", compare_traces)
+    done = gpudist("compare", "a", "b", "--json", "v.json")
+    assert (done.exit_code, calls) == (1, [("a", "b")])
+    written = json.loads((folder / "v.json").read_text())
+    assert (written["program"], written["seed"], written["versions"]) == ("train.py", 2, {"tensorflow": "2.21.0"})
+    assert "The two runs had another seed: 1 in the reference, 2 here." in done.stdout
+
+
+def test_every_cause_is_listed_and_explained():
+    listed = gpudist("causes")
+    codes = [line.split()[0] for line in listed.stdout.splitlines() if not line.startswith(" ")]
+    assert listed.exit_code == 0
+    assert "loss-scaling" in codes
+    for code in codes:
+        shown = gpudist("causes", code)
+        assert shown.exit_code == 0
+        assert all(f"\n{title}\n" in shown.stdout for title in ("Meaning", "Evidence", "Fix"))
+
+
+def test_an_unknown_cause_offers_the_near_one():
+    done = gpudist("causes", "lossscaling")
+    assert done.exit_code == 2
+    assert "CODE must be the code of a cause. Received: CODE 'lossscaling'. Did you mean 'loss-scaling'?" in done.stderr
+
+
+def test_the_machine_is_described():
+    done = gpudist("devices")
+    assert done.exit_code == 0
+    assert all(word in done.stdout for word in ("tensorflow", "cpus", "own network"))
+
+
+def test_main_returns_the_exit_code(folder, capsys):
+    assert main(["--version"]) == 0
+    assert main(["verify", "missing.py"]) == 2
+    assert main(["nonsense"]) == 2
+    assert capsys.readouterr().out.startswith("gpudist")
