@@ -1,0 +1,31 @@
+"""gpudist's harness: run a training program on emulated multi-GPU topologies and say whether it trains the same model.
+
+Importing it imports neither TensorFlow nor anything else that is slow; what is public is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from emulate.cluster import Cluster
+    from emulate.topology import Topology
+    from emulate.verify import Verdict, assert_equivalent, verify
+
+__all__ = ["Cluster", "Topology", "Verdict", "assert_equivalent", "verify"]
+
+_HOMES = {
+    "Cluster": "emulate.cluster",
+    "Topology": "emulate.topology",
+    "Verdict": "emulate.verify",
+    "assert_equivalent": "emulate.verify",
+    "verify": "emulate.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'emulate' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    return home if name == "verify" else getattr(home, name)  # emulate.verify is a package that can be called

@@ -63,8 +63,8 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
         return proceed(pairs)
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
-    _remember_optimizer(probe, optimizer, inner)
     name = _name(probe, optimizer)
+    _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, reduced=reduced)
     probe.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None and body.share is not None:
         pairs = replay.accumulated(body, name, pairs)
@@ -103,13 +103,13 @@ def _name(probe: Probe, optimizer: Any) -> str:
     return probe.names.of(optimizer)
 
 
-def _remember_optimizer(probe: Probe, optimizer: Any, inner: Any) -> None:
-    name = _name(probe, optimizer)
+def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool, reduced: bool) -> None:
     if name in probe.facts["optimizers"]:
         return
-    real = inner if inner is not None else optimizer
-    facts: dict[str, Any] = {"class": type(real).__name__, "loss_scale": inner is not None}
+    facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales}
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
-        value = getattr(real, setting, None)
+        value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None
+    if reduced:
+        facts["aggregation"] = "replicated"
     probe.facts["optimizers"][name] = facts

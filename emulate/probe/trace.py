@@ -138,7 +138,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """One number the program itself reported; `step` counts the training steps this host had made by then."""
+    """One number the program itself reported; `step` counts how often this host had reported that number before."""
 
     host: int
     kind: str
