@@ -117,6 +117,12 @@ class Runner:
         plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
         return self._pool.submit(self._run, label, topology, plan, reference)
 
+    def empty_trace(self, result: RunResult) -> Trace:
+        """A trace without events, for a run that left none."""
+        folder = self._directory / f"{result.label.replace(' ', '-')}-nothing"
+        Trace.describe(folder, {"topology": str(result.topology)})
+        return Trace(folder)
+
     def start_unprobed(self, label: str, topology: Topology, seconds: float) -> Future[RunResult]:
         """Run the program as it is, nothing recorded, for at most so many seconds."""
         return self._pool.submit(self._run_unprobed, label, topology, max(seconds, UNPROBED_SECONDS))

@@ -1,0 +1,178 @@
+"""The public functions: a program in, a verdict out; and two recorded runs compared."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emulate.errors import WrongUse
+from emulate.probe import Trace
+from emulate.program import Program
+from emulate.topology import Topology
+from emulate.verify.case import Case
+from emulate.verify.judge import judge
+from emulate.verify.runner import Runner, Settings
+from emulate.verify.session import Session
+from emulate.verify.verdict import Run, Verdict
+
+if TYPE_CHECKING:
+    from emulate.report.progress import Progress
+
+DEFAULT_TOPOLOGY = "1x4"
+Program_ = str | os.PathLike[str] | Callable[[], Any] | Program
+
+
+def verify(
+    program: Program_,
+    topology: str | Topology | Sequence[str | Topology] = DEFAULT_TOPOLOGY,
+    *,
+    args: Sequence[str] = (),
+    device: str = "auto",
+    seed: int = 0,
+    steps: int | None = 20,
+    timeout: float = 300.0,
+    network: str = "own",
+    all_reduce: str = "auto",
+    precision: str = "float32",
+    allow: Collection[str] = (),
+    reference_args: Sequence[str] | None = None,
+    traces: Path | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Find out whether a program trains the same model on these topologies as on one device.
+
+    Args:
+        program: `train.py`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable that
+            needs no arguments.
+        topology: One topology or several, `"1x4"` or `["1x4", "2x2"]`.
+        args: The program's command-line arguments.
+        device: `cpu`, or `auto`, which is the same until real devices can be verified.
+        seed: Seeds Python, NumPy, TensorFlow and Keras on every host before the program starts.
+        steps: Training steps to compare, None for all; the program is ended there.
+        timeout: Seconds that one run may take.
+        network: `own` gives clusters of several hosts a network of their own where the system allows it; `host` does not.
+        all_reduce: `auto`, `ring`, `hierarchical` or `one-device`.
+        precision: `float32` or `float64`, Keras's float type in all runs.
+        allow: Codes of causes that are expected: reported, but they do not decide.
+        reference_args: Arguments of the program in the reference run, `args` unless given.
+        traces: An empty folder that keeps what every run recorded; nothing is kept unless given.
+        progress: Told of every run and step.
+
+    Raises:
+        WrongUse: When an argument cannot be meant; the text says what to do.
+        Unavailable: When this machine cannot run the emulation at all.
+
+    Example:
+        >>> verdict = verify("train.py", topology=["1x4", "2x2"])  # doctest: +SKIP
+        >>> verdict.is_equivalent  # doctest: +SKIP
+        True
+    """
+    from emulate.report.progress import Silent
+
+    topologies = _topologies(topology)
+    _check(device, steps, timeout)
+    found = program if isinstance(program, Program) else Program.find(program, args)
+    settings = Settings(
+        program=found,
+        seed=seed,
+        steps=steps,
+        timeout=timeout,
+        network=network,
+        all_reduce=all_reduce,
+        precision=precision,
+        tf_config=any(one.has_several_hosts for one in topologies),
+        reference_args=None if reference_args is None else tuple(reference_args),
+        versions=versions(),
+    )
+    with _folder(traces) as folder, Runner(settings, folder, progress or Silent()) as runner:
+        reference, runs = Session(runner, seed, allow).judge(topologies)
+    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs))
+
+
+def assert_equivalent(program: Program_, topology: str | Topology | Sequence[str | Topology] = DEFAULT_TOPOLOGY, **options: Any) -> None:
+    """Raise AssertionError with the report unless the program trains the same model on every topology.
+
+    Args:
+        program: As for `verify`.
+        topology: As for `verify`.
+        **options: As for `verify`.
+
+    Raises:
+        AssertionError: With the whole report as its text.
+    """
+    from emulate.report import render
+
+    verdict = verify(program, topology, **options)
+    if not verdict.is_equivalent:
+        raise AssertionError(render(verdict))
+
+
+def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:
+    """Compare two recorded runs, made here or on another machine.
+
+    Noise runs recorded beside the reference (`noise-1`, ...) give the noise floor; without them it is a few units in
+    the last place.
+
+    Raises:
+        WrongUse: When a folder is not a trace.
+    """
+    first, second = _trace(reference), _trace(topology)
+    noise = [Trace(folder) for folder in sorted(reference.parent.glob("noise-*")) if (folder / "trace.json").exists()]
+    case = Case(first, second, noise)
+    return judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified"))
+
+
+def _trace(folder: Path) -> Trace:
+    if not (folder / "trace.json").is_file():
+        raise WrongUse(
+            f"A trace is a folder with trace.json in it. Received: trace={str(folder)!r}. "
+            "Record some with `gpudist verify PROGRAM --traces DIR` and name DIR/reference or DIR/1x4."
+        )
+    try:
+        return Trace(folder)
+    except (ValueError, KeyError) as error:
+        raise WrongUse(f"A trace must be readable. Received: trace={str(folder)!r}: {error}") from error
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    found = {}
+    for package in ("gpudist", "tensorflow", "keras"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topology]:
+    several = [wanted] if isinstance(wanted, (str, Topology)) else list(wanted)
+    return list(dict.fromkeys(Topology.parse(one) for one in several or [DEFAULT_TOPOLOGY]))
+
+
+def _check(device: str, steps: int | None, timeout: float) -> None:
+    if device not in ("auto", "cpu"):
+        raise WrongUse(f"A verification runs on device 'cpu' (or 'auto', the same). Received: device={device!r}.")
+    if steps is not None and steps < 1:
+        raise WrongUse(f"At least one step must be compared. Received: steps={steps}. None compares all.")
+    if timeout <= 0:
+        raise WrongUse(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")
+
+
+class _folder:  # noqa: N801 - used as a function
+    """The folder of all runs: the user's, which stays, or a temporary one, which does not."""
+
+    def __init__(self, kept: Path | None) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="gpudist-", ignore_cleanup_errors=True) if kept is None else None
+        self._path = kept.absolute() if kept is not None else Path(self._temporary.name if self._temporary else "")
+
+    def __enter__(self) -> Path:
+        return self._path
+
+    def __exit__(self, *exc: object) -> None:
+        if self._temporary is not None:
+            self._temporary.cleanup()

@@ -1,0 +1,106 @@
+"""The reference in all its variations, each with the noise runs that say how far it may be off by rounding alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from emulate.probe import ProbePlan, Replay, Trace
+from emulate.topology import REFERENCE, Topology
+from emulate.verify.runner import Runner, RunResult
+
+NOISE_RUNS = 3
+CONFIRMING_RUNS = 4
+CONFIRMING_ULPS = 16.0
+
+
+@dataclass(frozen=True)
+class Variation:
+    """In what a run differs from the program as it stands.
+
+    Attributes:
+        keyed_draws: Random draws are a function of seed, place and row.
+        switches: Suspects switched off.
+        replay: The rows come from another run.
+    """
+
+    keyed_draws: bool = False
+    switches: frozenset[str] = frozenset()
+    replay: Replay | None = None
+
+    def plan(self, seed: int) -> ProbePlan:
+        """The probe's plan for it; the runner says where its trace goes."""
+        return ProbePlan(trace=Path(), seed=seed, keyed_draws=self.keyed_draws, switches=self.switches, replay=self.replay)
+
+    def label(self, name: str) -> str:
+        """What a run of this variation is called."""
+        parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
+        if self.replay is not None:
+            parts.append(("shares of " if self.replay.accumulate else "rows of ") + self.replay.trace.name)
+        return " ".join(parts)
+
+    def without(self, switch: str) -> Variation:
+        """The same with one more suspect switched off; dropout is by drawing masks that belong to the row."""
+        if switch == "no-dropout":
+            return replace(self, keyed_draws=True)
+        return replace(self, switches=self.switches | {switch})
+
+
+@dataclass
+class Yardstick:
+    """The runs of one variation of the reference."""
+
+    reference: Future[RunResult]
+    noise: list[Future[RunResult]] = field(default_factory=list)
+
+    def traces(self) -> tuple[Trace, list[Trace]] | None:
+        """The reference and its noise, None where the program raised or hung."""
+        trace = trace_of(self.reference)
+        return None if trace is None else (trace, [noise for run in self.noise if (noise := trace_of(run)) is not None])
+
+
+def trace_of(run: Future[RunResult] | None) -> Trace | None:
+    """The trace of a run that ended well."""
+    result = run.result() if run is not None else None
+    return result.trace if result is not None and result.status == "ok" else None
+
+
+class Yardsticks:
+    """Makes each variation's runs once."""
+
+    def __init__(self, runner: Runner, seed: int) -> None:
+        self._runner = runner
+        self._seed = seed
+        self._known: dict[Variation, Yardstick] = {}
+
+    def reference(self, variation: Variation) -> Yardstick:
+        """The reference alone."""
+        if variation not in self._known:
+            run = self._runner.start(variation.label("reference"), REFERENCE, variation.plan(self._seed), reference=True)
+            self._known[variation] = Yardstick(run)
+        return self._known[variation]
+
+    def with_noise(self, variation: Variation) -> Yardstick:
+        """The reference and its noise runs."""
+        yardstick = self.reference(variation)
+        if not yardstick.noise:
+            yardstick.noise = [self._noise(variation, k + 1, 1.0) for k in range(NOISE_RUNS)]
+        return yardstick
+
+    def again(self) -> Future[RunResult]:
+        """The reference as it stands once more: does it repeat?"""
+        return self._runner.start("reference again", REFERENCE, Variation().plan(self._seed), reference=True)
+
+    def confirming(self, variation: Variation) -> list[Trace]:
+        """Noise runs with a larger perturbation, to see whether a small difference is a unit on its kink."""
+        runs = [self._noise(variation, NOISE_RUNS + k + 1, CONFIRMING_ULPS) for k in range(CONFIRMING_RUNS)]
+        return [trace for run in runs if (trace := trace_of(run)) is not None]
+
+    def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
+        """The topology's own run in this variation."""
+        return self._runner.start(variation.label(str(topology)), topology, variation.plan(self._seed))
+
+    def _noise(self, variation: Variation, number: int, ulps: float) -> Future[RunResult]:
+        plan = replace(variation.plan(self._seed), permute=True, perturb=ulps, noise_seed=number)
+        return self._runner.start(variation.label(f"noise {number}"), REFERENCE, plan, reference=True)
