@@ -1,9 +1,20 @@
 """Hosts as processes: the pre-loaded parent that forks them, their isolation, their supervision and their end."""
 
 from emulate.cluster.cluster import Cluster
+from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.running import RunningCluster
 
-__all__ = ["Cluster", "ClusterPlan", "HostContext", "HostOutcome", "Preload", "RemoteError", "RunningCluster"]
+__all__ = [
+    "Cluster",
+    "ClusterPlan",
+    "Hang",
+    "HangJudge",
+    "HostContext",
+    "HostOutcome",
+    "Preload",
+    "RemoteError",
+    "RunningCluster",
+]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, final
 
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.host import HostContext
@@ -17,9 +20,11 @@ from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.program import pickle_by_value
 from emulate.topology import Topology
 
 
+@final
 class Cluster:
     """A cluster of emulated hosts on this machine, each a process with its own devices.
 
@@ -91,9 +96,12 @@ class Cluster:
         """
         if self._preload is None:
             raise WrongUse(
-                f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. Make a new one."
+                f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
+                "Make a new one."
             )
-        call = _Call(function, args, kwargs)
+        call = _Call(
+            pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
+        )
         try:
             return self._run_once(self._preload, call)
         except _NeedsFreshProcessError:
@@ -130,7 +138,7 @@ class Cluster:
                 if outcome.status != "returned":
                     _fail(running, outcome)
             if time.monotonic() > until:
-                self._give_up(running)
+                self._give_up(running, self._timeout or 0.0)
 
     def _react(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "needs-fresh-process":
@@ -138,11 +146,11 @@ class Cluster:
         if event["event"] == "note" and event["text"] not in self.notes:
             self.notes.append(event["text"])
 
-    def _give_up(self, running: RunningCluster) -> NoReturn:
+    def _give_up(self, running: RunningCluster, seconds: float) -> NoReturn:
         stacks = running.stacks()
         shown = "\n".join(f"{running.name(host)}:\n{stack}" for host, stack in stacks.items())
         raise Hung(
-            f"A function must end in time on every host. Received: timeout={self._timeout:g} s, topology={str(self.topology)!r}. "
+            f"A function must end in time on every host. Received: timeout={seconds:g} s, topology={str(self.topology)!r}. "
             f"Give it more time, or see where each host was:\n{shown}",
             reason="timeout",
             stacks=stacks,
@@ -165,16 +173,14 @@ class _NeedsFreshProcessError(Exception):
     pass
 
 
+@dataclass(frozen=True)
 class _Call:
-    """A function with its arguments, as an entry."""
+    """A pickled function with its arguments, as an entry."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._function = function
-        self._args = args
-        self._kwargs = kwargs
+    pickled: bytes
 
     def __call__(self, context: HostContext) -> Any:
-        return self._function(*self._args, **self._kwargs)
+        return pickle.loads(self.pickled)()
 
 
 def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -122,7 +123,8 @@ def _redirect(directory: Path, output: tuple[int, int] | None) -> None:
         os.dup2(fd, number)
         os.close(fd)
         # By line: a host that is killed has said what it said.
-        stream = open(number, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        binary = io.FileIO(number, "w", closefd=False)
+        stream = io.TextIOWrapper(io.BufferedWriter(binary), "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 
@@ -147,11 +149,12 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
 
 
 def _keep_proxies_out() -> None:
-    """gRPC sends even what is meant for 127.0.0.1 to a proxy unless told otherwise."""
+    """Without this gRPC sends even what is meant for 127.0.0.1 to a proxy."""
     names = ("grpc_proxy", "https_proxy", "http_proxy")
     if any(os.environ.get(name) for name in names):
-        known = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
-        os.environ["no_grpc_proxy"] = ",".join(filter(None, (known, "127.0.0.1")))
+        exempt = "no_grpc_proxy"
+        known = os.environ.get(exempt) or os.environ.get(exempt.replace("grpc_", "")) or ""
+        os.environ[exempt] = ",".join(filter(None, (known, "127.0.0.1")))
 
 
 def _run_entry(settings: HostSettings, context: HostContext) -> int:

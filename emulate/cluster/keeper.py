@@ -129,8 +129,8 @@ class _Keeper:
             pid = os.fork()
             if pid == 0:
                 self._channel.close()
-                for other in [*channels[:number], *channels[number + 1 :], *self._held_ports]:
-                    other.close()
+                for end in [*(c.socket for c in channels if c is not channel), *self._held_ports]:
+                    end.close()
                 for fd in (fd for pair in outputs[:number] + outputs[number + 1 :] for fd in pair):
                     os.close(fd)
                 host.run(settings, self._context(number, channel), outputs[number] if outputs else None, parent)

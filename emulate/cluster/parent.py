@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from emulate.cluster.channel import CONTROL, Channel
 from emulate.cluster.keeper import Order
@@ -28,6 +29,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 _PATIENCE = 15.0
 
 
+@final
 class Preload:
     """The pre-loaded parent process. It starts at once and imports while the caller goes on.
 

@@ -68,7 +68,6 @@ def main(fd: int) -> None:
 @contextlib.contextmanager
 def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
     """During the imports, which take seconds, the kernel tells us by signal that the supervisor has gone."""
-
     import fcntl
 
     def look(*_: object) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 from emulate.cluster import stacks, system
 from emulate.cluster.channel import CONTROL, EVENT, RESULT, Channel, Inbox
@@ -28,6 +28,7 @@ _KEEPER, _ECHO = -1, -2  # in the selector, beside the numbers of the hosts
 Event = dict[str, Any]
 
 
+@final
 class RunningCluster:
     """What `Preload.launch` returns. Somebody has to ask for events regularly; leaving the `with` ends everything.
 

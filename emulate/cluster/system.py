@@ -50,7 +50,7 @@ def map_own_ids(uid: int, gid: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
-    """As mount(2).
+    """Mount, as the system call of that name does.
 
     Raises:
         OSError: When the system refuses it.
@@ -89,11 +89,7 @@ def die_with_parent(parent: int) -> None:
 
 def children_of(pid: int) -> list[int]:
     """Process ids of the direct children."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and _parent_of(entry) == pid:
-            found.append(int(entry))
-    return found
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _parent_of(entry) == pid]
 
 
 def _parent_of(pid: str) -> int | None:
