@@ -30,6 +30,8 @@ class Outcome:
 
     Attributes:
         failure: The program's own traceback where it raised.
+        suspect: Of a hung run the code of the cause that the hang judge sees.
+        where: Of a hung run what each host was doing.
         hung: `hang` or `timeout` where it had to be ended.
         hosts: By host how it ended: returned, raised, exited, killed, or ended (by us).
         codes: Exit codes, negative for a signal, of hosts that ended by themselves.
@@ -43,6 +45,8 @@ class Outcome:
     codes: Mapping[int, int | None] = field(default_factory=dict)
     stacks: Mapping[int, str] = field(default_factory=dict)
     reference_failure: str | None = None
+    suspect: str | None = None
+    where: str = ""
 
 
 def _nothing(_: str) -> Rerun | None:
@@ -60,7 +64,8 @@ class Case:
         reference: The run on one device.
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
         noise: Noise runs of the reference.
-        repeat: The reference run once more, to see whether it repeats.
+        plain: The reference run with the program's own randomness; `reference` unless given.
+        repeat: The same once more, to see whether it repeats.
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with one suspect switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
@@ -73,6 +78,7 @@ class Case:
         topology: Trace,
         noise: Sequence[Trace] = (),
         *,
+        plain: Trace | None = None,
         repeat: Trace | None = None,
         untouched: Trace | None = None,
         rerun: Callable[[str], Rerun | None] = _nothing,
@@ -82,6 +88,7 @@ class Case:
         self.reference = reference
         self.topology = topology
         self.noise = noise
+        self.plain = plain or reference
         self.repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
@@ -99,7 +106,10 @@ class Case:
     def comparison(self) -> Comparison:
         """The runs as they came."""
         first = compare(self.reference, self.topology, self.noise)
-        more = self._confirm() if first.needs_confirmation else ()
+        # What a model explains exactly is no accident of rounding.
+        if not first.needs_confirmation or explain(first).fits:
+            return first
+        more = self._confirm()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
 
     @cached_property
@@ -132,8 +142,35 @@ class Case:
 
     @property
     def base(self) -> Comparison:
-        """The comparison that the arithmetic is judged on: the runs as they came, or those with a found cause switched off."""
+        """The comparison that the arithmetic is judged on.
+
+        The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's weights and
+        rows; or the runs with a found cause switched off.
+        """
+        if self._base is None:
+            self._start()
         return self._base or self.comparison
+
+    def _start(self) -> None:
+        self._base = self.comparison
+        ledger = self.ledger
+        if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
+            self._replay(0, "the initial weights differ from the reference's")
+        elif ledger is not None and ledger.grows:
+            self._replay(0, "the batch grows with the replicas")
+        elif ledger is not None and ledger.first_apart is not None:
+            self._replay(ledger.first_apart, "the rows differ from the reference's")
+
+    def _replay(self, step: int, why: str) -> None:
+        """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
+        again = self.switched("replay")
+        if again is not None and again.points:
+            self._base = again
+            self.notes.append(
+                f"{why}: gradients, weights and losses were compared with the reference replayed on this run's own"
+            )
+        else:
+            self.cut(step, why)
 
     def rebase(self, comparison: Comparison) -> None:
         """Judge the arithmetic on this comparison from now on."""
@@ -183,6 +220,16 @@ class Case:
 
     def _is_explained(self, point: Point) -> bool:
         return any(predicate(point) for predicate in self._explained)
+
+    def cut(self, step: int, why: str, *, at: Sequence[str] = ()) -> None:
+        """Leave out everything from a step on (in the step itself all but the kinds `at`): it cannot be compared."""
+        self.unreachable.append(f"gradients, weights and losses from step {step} on: {why}")
+        self.rebase(self.base.before(step, at))
+
+    @property
+    def has_ended_early(self) -> bool:
+        """Whether the program raised or hung."""
+        return bool(self.outcome.failure or self.outcome.hung)
 
     def has(self, code: str) -> bool:
         """Whether a cause was found already."""

@@ -8,9 +8,9 @@ from functools import cached_property
 
 from emulate.probe.trace import Trace
 from emulate.verify.gradients import names_of
-from emulate.verify.kinks import is_kink
+from emulate.verify.kinks import kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all
-from emulate.verify.noise import FACTOR, REPORTED, Key, floors
+from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.verdict import Difference
 
 KINDS = ("initial-weight", "gradient", "weight", "loss", "metric")
@@ -19,11 +19,10 @@ KINDS = ("initial-weight", "gradient", "weight", "loss", "metric")
 
 @dataclass(frozen=True)
 class Point:
-    """A measure with its noise floor; `excused` where a larger perturbation of the reference explains it."""
+    """A measure with its noise floor."""
 
     measure: Measure
     noise: float
-    excused: bool = False
 
     @property
     def ratio(self) -> float:
@@ -34,9 +33,8 @@ class Point:
 
     @property
     def step(self) -> int:
-        """The step it belongs to: what is reported after k steps comes from step k - 1."""
-        step = self.measure.step
-        return max(0, step - 1) if self.measure.key.kind in REPORTED else step
+        """The training step it belongs to."""
+        return self.measure.step if self.measure.at is None else self.measure.at
 
     @property
     def factor(self) -> float:
@@ -47,7 +45,7 @@ class Point:
     @property
     def exceeds(self) -> bool:
         """Whether the difference is more than rounding."""
-        return self.ratio > FACTOR and not self.excused
+        return self.ratio > FACTOR
 
     def difference(self) -> Difference:
         """As the verdict has it."""
@@ -113,6 +111,11 @@ class Comparison:
         """Whether nothing differs by more than rounding (and something was compared)."""
         return bool(self.points) and not self.exceeding
 
+    @property
+    def is_equivalent_but_for_kinks(self) -> bool:
+        """The same, where what differs could be units on the other side of their kink."""
+        return self.is_equivalent or self.needs_confirmation
+
     def kinds(self) -> set[str]:
         """Kinds of which something was compared; an objective counts as a loss."""
         found = {point.measure.key.kind for point in self.points}
@@ -125,6 +128,16 @@ class Comparison:
             for point in self.points
             if (point.measure.key.kind, point.measure.key.optimizer, point.measure.step) == (kind, optimizer, step)
         }
+
+    def before(self, step: int, at: Sequence[str] = ()) -> Comparison:
+        """What was compared before a step, and in the step itself of the kinds `at`."""
+
+        def stays(point: Point) -> bool:
+            kind = point.measure.key.kind
+            return point.step < step or (point.step == step and kind in at) or kind == "initial-weight"
+
+        points, objectives = (tuple(p for p in found if stays(p)) for found in (self.points, self.objectives))
+        return replace(self, points=points, objectives=objectives)
 
     def first_step(self, *kinds: str) -> int | None:
         """The earliest step in which something of these kinds differs."""
@@ -150,17 +163,17 @@ def compare(
     runs = Runs(reference, topology, noise, confirmation)
     measures = list(measure_all(runs))
     points = _points(measures)
-    kink = is_kink(points)
-    if kink and confirmation:
-        points = [replace(p, excused=p.exceeds and p.measure.error <= FACTOR * p.measure.confirmed) for p in points]
+    onset = kink_onset(points)
+    if onset is not None and confirmation:
+        points = [replace(p, noise=max(p.noise, p.measure.confirmed)) if p.step >= onset else p for p in points]
     return Comparison(
         runs=runs,
         points=tuple(p for p in points if p.measure.key.kind != "objective"),
         objectives=tuple(p for p in points if p.measure.key.kind == "objective"),
-        needs_confirmation=kink and not confirmation,
+        needs_confirmation=onset is not None and not confirmation,
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
         not_compared=tuple(_not_compared(runs)),
-        notes=tuple(_notes(points, kink and bool(confirmation))),
+        notes=tuple(_notes(points, onset if confirmation else None)),
     )
 
 
@@ -194,15 +207,14 @@ def _only(runs: Runs, name: str) -> str:
     return "reference" if name in runs.reference.optimizers else "topology"
 
 
-def _notes(points: Sequence[Point], confirmed: bool) -> list[str]:
+def _notes(points: Sequence[Point], onset: int | None) -> list[str]:
     notes = []
     both = [p.measure for p in points if p.measure.both_non_finite]
     if both:
         notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")
-    if confirmed and any(p.excused for p in points):
-        first = min((p for p in points if p.excused), key=_order).measure
+    if onset is not None:
         notes.append(
-            f"from step {first.step} on single units fell on the other side of a kink (ReLU, maximum); "
-            f"runs of the reference with a larger perturbation differ as much"
+            f"from step {onset} on single units may have fallen on the other side of a kink (a ReLU, a maximum): "
+            f"there the noise floor comes from runs of the reference with a larger perturbation"
         )
     return notes

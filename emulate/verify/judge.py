@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
-from emulate.verify.compare import Comparison
 from emulate.verify.verdict import Difference, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
@@ -44,8 +43,7 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
     """
     causes = find_causes(case, allow)
     deciding = [cause for cause in causes if not cause.allowed]
-    verdict, missing = _verdict(case, deciding, bool(causes))
-    ended = verdict in ("failed", "hung")
+    verdict, missing = _verdict(case, deciding)
     base = case.base
     return Judgement(
         verdict=verdict,
@@ -53,15 +51,15 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
         replicas=case.num_replicas,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
-        worst=_worst(case.comparison),
-        first_divergence=None if verdict == "equivalent" else _first(case, base, ended),
+        worst=(base if verdict == "equivalent" else case.comparison).worst,
+        first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
         not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
         notes=tuple(dict.fromkeys((*case.notes, *base.notes))),
     )
 
 
-def _verdict(case: Case, deciding: list[Finding], any_cause: bool) -> tuple[str, list[str]]:
+def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
     missing = _missing(case)
     if case.outcome.hung:
         return "hung", missing
@@ -79,11 +77,7 @@ def _missing(case: Case) -> list[str]:
     return missing if case.ledger else [*missing, "data: the rows of the batches were not seen"]
 
 
-def _worst(comparison: Comparison) -> Difference | None:
-    return comparison.worst
-
-
-def _first(case: Case, base: Comparison, ended: bool) -> Difference | None:
+def _first(case: Case) -> Difference | None:
     """The first divergence: in the numbers, else in the data, else between replicas."""
     found = [d for d in (case.comparison.first, _in_data(case), _between_replicas(case)) if d is not None]
     return min(found, key=lambda d: (d.step, d.kind != "data"), default=None)
@@ -91,7 +85,11 @@ def _first(case: Case, base: Comparison, ended: bool) -> Difference | None:
 
 def _in_data(case: Case) -> Difference | None:
     ledger = case.ledger
-    if ledger is None or ledger.first_apart is None or not (case.has("samples-missing") or case.has("samples-repeated")):
+    if (
+        ledger is None
+        or ledger.first_apart is None
+        or not any(case.has(f"samples-{how}") for how in ("missing", "repeated", "reordered"))
+    ):
         return None
     k = ledger.first_apart
     seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])

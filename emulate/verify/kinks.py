@@ -1,10 +1,11 @@
 """Tells a unit that fell on the other side of its kink from a wrong gradient.
 
 A ReLU, a maximum or a comparison makes rounding visible: a pre-activation of 1e-9 is positive in one run and negative
-in the other, and a whole row's contribution to some gradients appears or is gone. That is no fault of the program, the
-noise runs show it too, but not necessarily in the same step. It looks like this: the difference comes out of nothing in
-the *gradients*, it is small, and the gradients of the steps after it differ less (only by what the disturbed weights
-cause). A bug is large, or there from the first step on, or comes back in every step, or shows in the weights first.
+in the other, and a whole row's contribution to some gradients appears or is gone. That is no fault of the program; the
+noise runs show it too, but not necessarily in the same step. It looks like this: after steps in which everything
+agreed to rounding, the *gradients* of one step differ by a little. From then on the runs are disturbed, and more units
+fall. A bug is there from the first step on and in each of them, or is large when it comes, or shows in the weights before the
+gradients. A count or an accuracy that jumps by a row now and then, while all gradients agree, is a kink too.
 """
 
 from __future__ import annotations
@@ -13,27 +14,35 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from emulate.verify.noise import REPORTED
+
 if TYPE_CHECKING:
     from emulate.verify.compare import Point
 
 SMALL = 1e-2
-"""The largest relative L2 difference that one unit of one row makes in a gradient."""
+"""The largest relative L2 difference that a few units of one row make in a gradient."""
 FADES = 0.1
 """A later step counts as a return of the difference from this part of the largest one on."""
+JUMP = 0.05
+"""The largest relative jump of a metric that is believed to be single rows."""
+SELDOM = 0.25
+"""The largest part of a metric's values that may jump."""
 
 
-def is_kink(points: Sequence[Point]) -> bool:
-    """Whether everything that exceeds the noise floor could come from units on the other side of their kink."""
+def kink_onset(points: Sequence[Point]) -> int | None:
+    """The step from which on everything beyond the noise floor may come from a kink; None where it may not, or nothing is."""
     out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
     if not out or any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out):
-        return False
-    gradients = [p for p in out if p.measure.key.kind == "gradient"]
-    if not gradients:
-        return False
-    onset = min(p.measure.step for p in gradients)
-    if any(p.measure.step < onset for p in out if p.measure.key.kind == "weight"):
-        return False
-    return all(p.measure.relative < SMALL for p in gradients) and not _comes_back(points)
+        return None
+    first = min(p.step for p in out)
+    kinds = {p.measure.key.kind for p in out if p.step == first}
+    if "gradient" in kinds:
+        return first if _starts_small(out, first) and (first > 0 or not _comes_back(points)) else None
+    return first if kinds == {"metric"} and _jumps_seldom(points, out) else None
+
+
+def _starts_small(out: Sequence[Point], first: int) -> bool:
+    return all(p.measure.relative < SMALL for p in out if p.step == first and p.measure.key.kind == "gradient")
 
 
 def _comes_back(points: Sequence[Point]) -> bool:
@@ -41,9 +50,18 @@ def _comes_back(points: Sequence[Point]) -> bool:
     by_step: dict[int, float] = defaultdict(float)
     for p in points:
         if p.measure.key.kind == "gradient":
-            by_step[p.measure.step] = max(by_step[p.measure.step], p.measure.relative if p.exceeds else 0.0)
-    steps = [by_step[k] for k in sorted(by_step)]
-    onset = next(k for k, size in enumerate(steps) if size > 0)
-    later = steps[onset:]
-    again = [size for size in later if size >= FADES * max(later)]
-    return len(later) >= 2 and len(again) >= max(2, len(later) / 2)
+            by_step[p.step] = max(by_step[p.step], p.measure.relative if p.exceeds else 0.0)
+    sizes = [by_step[k] for k in sorted(by_step)]
+    again = [size for size in sizes if size >= FADES * max(sizes)]
+    return len(again) >= max(2, len(sizes) / 2) or len(sizes) == 1
+
+
+def _jumps_seldom(points: Sequence[Point], out: Sequence[Point]) -> bool:
+    if any(p.measure.key.kind not in REPORTED or p.measure.relative > JUMP for p in out):
+        return False
+    names = {p.measure.key for p in out}
+    return all(_count(out, name) <= SELDOM * _count(points, name) for name in names)
+
+
+def _count(points: Sequence[Point], key: object) -> int:
+    return sum(p.measure.key == key for p in points)

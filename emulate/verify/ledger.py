@@ -91,6 +91,12 @@ class Ledger:
         return sum(count for row, count in ours.items() if row not in theirs)
 
     @property
+    def lost(self) -> int:
+        """How many different rows fewer than the reference's the topology saw."""
+        ours, theirs = self._counts
+        return len(theirs) - len(ours)
+
+    @property
     def is_reordered(self) -> bool:
         """Whether the same rows came in other steps."""
         ours, theirs = self._counts

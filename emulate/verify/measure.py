@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Measure:
         scale: Largest absolute element of the reference and of the local gradients.
         non_finite: The topology has a NaN or an infinity where the reference has a number.
         both_non_finite: Both have one in the same place.
+        at: The training step it belongs to: `step` itself but for numbers that are reported once in many steps.
     """
 
     key: Key
@@ -41,6 +43,7 @@ class Measure:
     host: int | None = None
     non_finite: bool = False
     both_non_finite: bool = False
+    at: int | None = None
 
 
 def measure(
@@ -222,13 +225,16 @@ def _reports(runs: Runs) -> Iterator[Measure]:
     precision = max(
         (_precision(theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
     )
-    for place, report in reported(runs.topology.reports).items():
+    ours = reported(runs.topology.reports)
+    last = max((len(runs.pairs(name)) for name in runs.optimizers), default=1) - 1
+    often = Counter((host, kind, name) for host, kind, name, _, _ in ours)
+    for place, report in ours.items():
         one = (0, *place[1:])
         if one not in theirs:
             continue
         beside = [np.array([values[one].value]) for values in others if one in values]
         many = len(runs.noise) if len(beside) == len(others) else len(beside)
-        yield measure(
+        found = measure(
             Key(report.kind, "", report.name),
             report.step,
             np.array([report.value]),
@@ -238,6 +244,8 @@ def _reports(runs: Runs) -> Iterator[Measure]:
             eps=precision,
             host=place[0] if runs.topology.num_hosts > 1 else None,
         )
+        # A number that is not reported in every step (an epoch's) comes of all steps before it: only the last is safe to name.
+        yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else last)
 
 
 Place = tuple[int, str, str, int, int]

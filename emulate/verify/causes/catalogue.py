@@ -1,20 +1,53 @@
-"""All causes, in the order in which they are looked for."""
+"""All causes, in the order in which they are looked for and mended."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
+from dataclasses import replace
 
 from emulate.errors import WrongUse
 from emulate.verify.case import Case
+from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
+from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
+from emulate.verify.causes.endings import COLLECTIVE_MISMATCH, HOST_EXITED, UNEQUAL_STEPS
+from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
+from emulate.verify.causes.numerics import NAN
+from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
+from emulate.verify.causes.regularization import REGULARIZATION
+from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
+from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
+from emulate.verify.causes.samples import MISSING, REORDERED, REPEATED
 from emulate.verify.causes.unexplained import UNEXPLAINED
+from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.verdict import Finding
 
 _CAUSES: tuple[Cause, ...] = (
+    FRAMEWORK_LIMIT,
+    HOST_EXITED,
+    UNEQUAL_STEPS,
+    COLLECTIVE_MISMATCH,
+    REPLICAS_MISSING,
+    UNSEEDED,
+    REPEATED,
+    MISSING,
+    REORDERED,
+    INITIAL_WEIGHTS,
+    MISSING_ALL_REDUCE,
+    REPLICAS_DISAGREE,
+    BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
+    NAN,
     DOUBLE_ALL_REDUCE,
     LOSS_SCALING,
+    UNEVEN_BATCH,
+    LOCAL_NORMALIZATION,
+    REGULARIZATION,
+    CLIP_BEFORE_REDUCE,
+    LOSS_REPORT,
+    METRIC_AGGREGATION,
+    IDENTICAL_DROPOUT,
     UNEXPLAINED,
 )
 
@@ -43,9 +76,5 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
     for cause in _CAUSES:
         finding = cause.look(case)
         if finding is not None:
-            case.found.append(_allowed(finding) if finding.code in allow else finding)
+            case.found.append(replace(finding, allowed=finding.code in allow))
     return tuple(sorted(case.found, key=lambda finding: finding.by_design))
-
-
-def _allowed(finding: Finding) -> Finding:
-    return Finding(finding.code, finding.summary, finding.evidence, finding.fix, finding.by_design, allowed=True)

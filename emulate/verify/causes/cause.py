@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.verdict import Finding
 
@@ -30,6 +31,8 @@ class Cause:
         fix: What to change, with code.
         search: Looks at a case; None where the cause is not seen.
         by_design: Whether the strategy makes this difference on purpose.
+        runs_that_ended: Whether it is also looked for where the program raised or hung.
+        completed: Whether it is looked for where the program ran to the end.
     """
 
     code: str
@@ -39,10 +42,32 @@ class Cause:
     fix: str
     search: Callable[[Case], Sign | None]
     by_design: bool = False
+    runs_that_ended: bool = False
+    completed: bool = True
 
     def look(self, case: Case) -> Finding | None:
         """The finding, where this cause is seen in the case."""
+        if not (self.runs_that_ended if case.has_ended_early else self.completed):
+            return None
         sign = self.search(case)
         if sign is None:
             return None
         return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design)
+
+
+def steps_in_words(fits: Sequence[Fit]) -> str:
+    """`step 3`, or `4 steps (3 to 9)`."""
+    steps = sorted({fit.step for fit in fits})
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
+
+
+def numbers(values: Iterable[object]) -> str:
+    """`3, 3, 3 and 1`."""
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def names_in_words(names: Sequence[str], most: int = 2) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, steps_in_words
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -12,15 +12,15 @@ def _fits(case: Case, *, replicated: bool) -> list[Fit]:
     if not fits or any(abs(fit.scale / fits[0].scale - 1) > ROUND for fit in fits):
         return []
     # A factor without a meaning, seen once, may be anything.
-    return fits if len(fits) > 1 or describe(fits[0].scale, len(fits[0].shares) or case.num_replicas)[1] else []
+    return fits if len(fits) > 1 or _describe(fits[0].scale, case.num_replicas)[1] else []
 
 
-def describe(scale: float, replicas: int) -> tuple[str, bool]:
+def _describe(scale: float, replicas: int) -> tuple[str, bool]:
     """A factor in words, and whether it is the number of replicas or one over it."""
     if abs(scale / replicas - 1) < ROUND:
         return f"{scale:.4f} times too large, the number of replicas ({replicas})", True
     if abs(scale * replicas - 1) < ROUND:
-        return f"{scale:.4f} of what it must be, one over the number of replicas ({replicas})", True
+        return f"{1 / scale:.4f} times too small, the number of replicas ({replicas})", True
     return f"{scale:.4g} times the reference's", False
 
 
@@ -28,15 +28,21 @@ def _search_scaling(case: Case) -> Sign | None:
     fits = _fits(case, replicated=False)
     if not fits:
         return None
-    words, _ = describe(fits[0].scale, case.num_replicas)
-    case.explain_fits(fits, lambda point: abs(point.factor / fits[0].scale - 1) < 10 * ROUND)
-    hidden = case.base.first_step("weight") is None
-    return Sign(
-        f"The gradient of every variable is {words}.",
-        f"sum of local gradients / reference = {fits[0].scale:.4f} for all tensors in {_steps(fits)}; divided by it, what is left is "
-        f"{max(fit.after for fit in fits):.1f} times the noise floor"
-        + (". The weights do not show it: the optimizer (Adam) divides the factor out again" if hidden else ""),
+    scale = fits[0].scale
+    case.explain_fits(fits, lambda point: abs(point.factor / scale - 1) < 10 * ROUND)
+    words, _ = _describe(scale, case.num_replicas)
+    evidence = (
+        f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "
+        f"divided by it, what is left is {max(fit.after for fit in fits):.1f} times the noise floor"
     )
+    hidden = ". The weights hardly show it: this optimizer divides the factor out again"
+    return Sign(f"The gradient of every variable is {words}.", evidence + (hidden if _is_hidden(case, fits[0]) else ""))
+
+
+def _is_hidden(case: Case, fit: Fit) -> bool:
+    """Whether the weights after the step changed by far less than the factor would have them."""
+    points = [p.measure for p in case.base.points if p.measure.key.kind == "weight" and p.measure.step == fit.step]
+    return bool(points) and max(m.relative for m in points) < 1e-3
 
 
 def _search_twice(case: Case) -> Sign | None:
@@ -45,38 +51,35 @@ def _search_twice(case: Case) -> Sign | None:
         return None
     case.explain_fits(fits)
     return Sign(
-        f"Gradients are added over the replicas twice: once by the program and once more by the optimizer ({fits[0].scale:.4f} times).",
-        f"Before the optimizer adds them up, the gradients of all replicas are already bit for bit the same although their rows are not "
-        f"({_steps(fits)}); their sum is {fits[0].scale:.4f} times the reference",
+        f"Gradients are added up twice, by the program and again by the optimizer: {fits[0].scale:.4f} times too large.",
+        f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
+        f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference",
     )
-
-
-def _steps(fits: list[Fit]) -> str:
-    steps = [fit.step for fit in fits]
-    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
 
 
 LOSS_SCALING = Cause(
     code="loss-scaling",
     title="loss divided by the wrong number",
-    meaning="Each replica averages over its own rows, and the optimizer then adds up the replicas' gradients: the step is as many "
-    "times too large as there are replicas. With Adam the weights hardly show it, clipping, weight decay and schedules do.",
-    evidence="The sum of the local gradients is one and the same multiple of the reference's gradient for every variable, most often the "
-    "number of replicas or one over it.",
+    meaning="Each replica averages over its own rows and the optimizer then adds up the replicas' gradients, so the step is as "
+    "many times too large as there are replicas (or, divided twice, too small). With Adam the weights hardly show it; clipping, "
+    "weight decay and learning rates do.",
+    evidence="The sum of the local gradients is one and the same multiple of the reference's gradient for every variable, "
+    "most often the number of replicas or one over it.",
     fix="Divide by the rows of the global batch, not by those of the replica:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
-    "or tf.nn.compute_average_loss(per_example_loss, global_batch_size=GLOBAL_BATCH_SIZE). Divide once only: Keras loss objects already "
-    "divide by the number of replicas inside a strategy.",
+    "or tf.nn.compute_average_loss(per_example_loss, global_batch_size=GLOBAL_BATCH_SIZE). Divide once only: Keras loss "
+    "objects already divide by the number of replicas inside a strategy.",
     search=_search_scaling,
 )
 
 DOUBLE_ALL_REDUCE = Cause(
     code="double-all-reduce",
-    title="gradients added over the replicas twice",
-    meaning="The program adds up the gradients itself (all_reduce) and hands the sum to an optimizer, which adds it up over the replicas again.",
-    evidence="The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ, and their sum is a "
-    "multiple of the reference's.",
-    fix="Hand the local gradients to the optimizer, or divide the reduced ones by the number of replicas before apply:\n"
+    title="gradients added up twice",
+    meaning="The program adds up the gradients itself (all_reduce) and hands the sum to an optimizer that adds it up over the "
+    "replicas again.",
+    evidence="The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ, and "
+    "their sum is a multiple of the reference's.",
+    fix="Hand the local gradients to the optimizer, or divide the reduced ones by the number of replicas:\n"
     "    g = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, g) / strategy.num_replicas_in_sync",
     search=_search_twice,
 )

@@ -11,6 +11,8 @@ _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "nan"
 
 def _search(case: Case) -> Sign | None:
     left = case.left()
+    if not left and not case.found:
+        return _rows(case)
     if not left or any(case.has(code) for code in _DECIDED):
         return None
     first = left[0]
@@ -20,6 +22,19 @@ def _search(case: Case) -> Sign | None:
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
         f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities differ at some step",
+    )
+
+
+def _rows(case: Case) -> Sign | None:
+    """Rows differ in a way that no cause knows."""
+    ledger = case.ledger
+    if ledger is None or ledger.grows or ledger.first_apart is None:
+        return None
+    n = ledger.samples
+    return Sign(
+        f"From step {ledger.first_apart} on the rows are not those of one device, and no known cause explains it.",
+        f"{ledger.foreign} of {n.seen} rows are none that one device had; the contents of a row identify it, so an augmentation that "
+        f"depends on the host or its position makes other rows",
     )
 
 

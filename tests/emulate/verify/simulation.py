@@ -148,7 +148,7 @@ def train(problem: Problem, made: Made, replicas: int, *, noise: int | None = No
         for r, (gradients, loss) in enumerate(found):
             names = [f"row-{row}" for row in shards[r]]
             made.step(k, gradients, weights, replica=r, rows=names, objective=loss, keep=r == 0)
-        made.report("loss", "loss", k + 1, problem.reported([loss for _, loss in found], replicas))
+        made.report("loss", "loss", k, problem.reported([loss for _, loss in found], replicas))
     return made
 
 

@@ -1,0 +1,109 @@
+"""Gradients that are clipped on each replica before they are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from emulate.verify.arrays import Floats, norm
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.gradients import GradientView, views
+
+_SEEN = 1e-6
+"""From this relative difference on, clipping before and after the sum are told apart."""
+
+
+def _search(case: Case) -> Sign | None:
+    if not case.facts.clips or not case.left():
+        return None
+    return _from_numbers(case) or _from_rerun(case)
+
+
+def _from_numbers(case: Case) -> Sign | None:
+    """Gradients agree before the optimizer; clipped here or there they differ, from the step on in which the weights differ."""
+    apart = case.base.first_step("weight")
+    if apart is None or (first := case.base.first_step("gradient")) is not None and first <= apart:
+        return None
+    for optimizer in case.base.runs.optimizers:
+        limits = case.facts.clipping(optimizer)
+        if not limits or case.base.steps[optimizer] <= apart:
+            continue
+        gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
+        if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
+            case.explain(lambda point: point.step > apart or (point.step == apart and point.measure.key.kind == "weight"))
+            return _sign(case, limits, apart, gaps[-1])
+    return None
+
+
+def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
+    limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
+    return Sign(
+        f"Every replica clips its own gradient ({limit}) before they are added up, instead of clipping the sum.",
+        f"The gradients agree up to the optimizer; in step {step}, the first whose weights differ, clipping before the sum gives a "
+        f"gradient {gap:.2%} (L2) away from clipping after it"
+        + (f", in the {step} steps before no clipping was active" if step else ""),
+    )
+
+
+def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
+    """Relative L2 difference of clipping each replica's gradient and clipping their sum."""
+    floor = case.base.noise("gradient", optimizer, step)
+    seen = list(views(case.base.runs.reference, case.base.runs.topology, optimizer, step, floor))
+    replicas = sorted({replica for view in seen for replica in view.locals})
+    before = [_clip(_locals(seen, replica), limits) for replica in replicas]
+    after = _clip({view.tensor: view.reference for view in seen}, limits)
+    apart = sum(norm(np.sum([one[n] for one in before if n in one], axis=0) - after[n]) ** 2 for n in after)
+    whole = sum(norm(value) ** 2 for value in after.values())
+    return float(np.sqrt(apart / whole)) if whole else 0.0
+
+
+def _locals(seen: list[GradientView], replica: int) -> dict[str, Floats]:
+    return {view.tensor: view.locals[replica] for view in seen if replica in view.locals}
+
+
+def _clip(gradients: Mapping[str, Floats], limits: Mapping[str, float]) -> dict[str, Floats]:
+    """As Keras does it: by value, by each tensor's norm, or by the norm of all."""
+    if "clipvalue" in limits:
+        return {n: np.clip(g, -limits["clipvalue"], limits["clipvalue"]) for n, g in gradients.items()}
+    if "clipnorm" in limits:
+        return {n: _scaled(g, norm(g), limits["clipnorm"]) for n, g in gradients.items()}
+    whole = float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values())))
+    return {n: _scaled(g, whole, limits["global_clipnorm"]) for n, g in gradients.items()}
+
+
+def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
+    return gradient * (limit / size) if size > limit else gradient
+
+
+def _from_rerun(case: Case) -> Sign | None:
+    """With clipping switched off on both sides the difference is gone, or the rest of it is explained."""
+    again = case.switched("no-clipping")
+    if again is None or not again.is_equivalent_but_for_kinks:
+        return None
+    first = case.left()[0]
+    case.rebase(again)
+    return Sign(
+        "Every replica clips its own gradient before they are added up, instead of clipping the sum.",
+        f"From step {first.step} on {first.measure.key.tensor} is {first.ratio:.0f} times the noise floor away; with clipping "
+        f"switched off in both runs all that was compared agrees",
+    )
+
+
+CLIP_BEFORE_REDUCE = Cause(
+    code="clip-before-reduce",
+    title="clipping before the sum",
+    meaning="clipnorm, global_clipnorm, clipvalue and tf.clip_by_* inside the step act on each replica's own gradient, before "
+    "the replicas are added up. The clipped parts do not add up to the clipped sum; a replica's share of the norm is smaller, "
+    "so the limit acts later or stronger. Keras's optimizers do it in this order.",
+    evidence="The gradients agree before clipping, the weights differ from the first step on in which clipping is active; or all "
+    "agrees once clipping is switched off.",
+    fix="Add up, clip, and hand on an equal share:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
+    "    grads, _ = tf.clip_by_global_norm(grads, LIMIT)\n"
+    "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
+    "with an optimizer that has no clipping option of its own.",
+    search=_search,
+)

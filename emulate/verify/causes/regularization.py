@@ -1,0 +1,67 @@
+"""A regularization term that every replica adds in full."""
+
+from __future__ import annotations
+
+from emulate.verify.arithmetic import Fit
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+
+
+def _search(case: Case) -> Sign | None:
+    fits = case.explanation.decayed
+    if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
+        return None
+    case.explain_fits(fits)
+    first = fits[0]
+    tensors = list(first.decay)
+    l2, l1 = first.decay[tensors[0]]
+    size = l2 or l1
+    return Sign(
+        f"A regularization term of {names_in_words(tensors)} counts too {'often' if size > 0 else 'little'}: "
+        f"every replica adds it {'in full, and the optimizer adds up the replicas' if size > 0 else 'divided too far'}.",
+        f"{steps_in_words(fits)}: what the gradients have too much is {_term(l2, l1)} ({tensors[0]}), "
+        f"on {len(tensors)} tensors, the others agree; without it what is left is "
+        f"{max(fit.after for fit in fits):.1f} times the noise floor" + _coefficient(l2, case.num_replicas),
+    )
+
+
+def _term(l2: float, l1: float) -> str:
+    terms = [f"{l2:.4g} * w" if l2 else "", f"{l1:.4g} * sign(w)" if l1 else ""]
+    return " + ".join(term for term in terms if term)
+
+
+def _coefficient(l2: float, replicas: int) -> str:
+    """What L2 coefficient it would be if each of N replicas adds all of it: N - 1 too many of 2 * l2 * w."""
+    return (
+        f". That is L2 with a coefficient of {l2 / 2 / (replicas - 1):.3g}, {replicas} times instead of once" if l2 > 0 else ""
+    )
+
+
+def _is_steady(fits: tuple[Fit, ...]) -> bool:
+    """Whether a term has the same size in every step."""
+    sizes = [dict(fit.decay) for fit in fits]
+    first = sizes[0]
+    return all(
+        abs(a - b) <= 0.01 * max(abs(a), abs(b), 1e-30)
+        for one in sizes
+        for name, pair in one.items()
+        if name in first
+        for a, b in zip(pair, first[name], strict=True)
+    )
+
+
+def _is_known(case: Case, fit: Fit) -> bool:
+    """Where the layers have regularizers, at least one of the tensors is theirs."""
+    return not case.facts.regularized or bool(set(case.facts.regularized) & set(fit.decay))
+
+
+REGULARIZATION = Cause(
+    code="regularization-per-replica",
+    title="regularization once per replica",
+    meaning="Every replica adds the whole regularization term to its loss, and the optimizer adds up the replicas' gradients: the "
+    "term counts as often as there are replicas.",
+    evidence="What the gradients have too much is a multiple of the weights (L2) or of their signs (L1), on some tensors "
+    "only, with one factor in every step.",
+    fix="Scale it for the number of replicas:\n    loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))",
+    search=_search,
+)

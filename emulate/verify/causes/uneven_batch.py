@@ -1,0 +1,80 @@
+"""Replicas with fewer rows (or fewer that count) weigh as much as the others."""
+
+from __future__ import annotations
+
+from emulate.verify.arithmetic import Fit
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign, numbers, steps_in_words
+from emulate.verify.measure import complete
+
+
+def _search_uneven(case: Case) -> Sign | None:
+    fits = case.explanation.uneven
+    if not fits:
+        return None
+    case.explain_fits(fits)
+    first = fits[0]
+    rows = _rows(case, first)
+    return Sign(
+        f"Replicas with fewer rows weigh as much as the others: step {first.step} has {numbers(rows)} rows on its replicas.",
+        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2); with each replica weighted by its "
+        f"share of the rows it is the reference's within {max(fit.after for fit in fits):.1f} times the noise floor"
+        + _even_steps(case, fits),
+    )
+
+
+def _rows(case: Case, fit: Fit) -> list[int]:
+    step = complete(case.base.runs.topology, fit.optimizer)[fit.step]
+    return [len(one.rows or ()) for _, one in sorted(step.items())]
+
+
+def _even_steps(case: Case, fits: tuple[Fit, ...]) -> str:
+    before = fits[0].step
+    return (
+        f"; the {before} steps before it, with even shards, agree"
+        if before and case.base.first_step("gradient") == before
+        else ""
+    )
+
+
+def _search_weighted(case: Case) -> Sign | None:
+    fits = case.explanation.weighted
+    if not fits:
+        return None
+    case.explain_fits(fits)
+    first = fits[0]
+    shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
+    return Sign(
+        "Each replica divides its loss by a count of its own (tokens, mask, weights) instead of the count over all replicas.",
+        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by {shares} it is the "
+        f"reference's for all tensors within {max(fit.after for fit in fits):.1f} times the noise floor; the rows are even",
+    )
+
+
+UNEVEN_BATCH = Cause(
+    code="uneven-batch",
+    title="mean of means over uneven shards",
+    meaning="A batch that does not divide by the replicas (the last of an epoch) leaves some replicas fewer rows. Each replica "
+    "takes the mean over its own rows and the means are averaged, so a row on a small shard weighs more than one on a large "
+    "shard. Keras's fit does this too.",
+    evidence="Only steps with uneven shards differ, and there the local gradients weighted by each replica's share of the rows "
+    "add up to the reference's.",
+    fix="Divide by the rows of all replicas:\n"
+    "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
+    "    loss = tf.reduce_sum(per_example_loss) / tf.cast(count, tf.float32)\n"
+    "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) (in fit too).",
+    search=_search_uneven,
+)
+
+LOCAL_NORMALIZATION = Cause(
+    code="local-normalization",
+    title="loss normalized by a count of the replica",
+    meaning="A loss over tokens, masked or weighted elements is divided by the replica's own count. Replicas have different "
+    "counts, so the mean of their means is not the mean over the batch.",
+    evidence="Some weight for each replica, the same for all tensors, turns the local gradients into the reference's, although "
+    "every replica has as many rows.",
+    fix="Divide by the count over all replicas:\n"
+    "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
+    "    loss = tf.reduce_sum(per_token_loss * mask) / count",
+    search=_search_weighted,
+)
