@@ -1,0 +1,55 @@
+"""BatchNormalization with the statistics of one replica's rows."""
+
+from __future__ import annotations
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compare import Comparison, Point
+
+
+def _search(case: Case) -> Sign | None:
+    if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding:
+        return None
+    statistics = [p for p in case.base.exceeding if p.measure.key.tensor in case.facts.batchnorm]
+    again = case.switched("batchnorm-synchronized")
+    if again is not None and again.points:
+        first = case.base.exceeding[0]
+        gone = again.is_equivalent_but_for_kinks
+        case.rebase(again)
+        case.notes.append("gradients, weights and losses were compared with BatchNormalization synchronized in both runs")
+        return _sign(statistics, _with_switch(first, again, gone)) if gone or statistics else None
+    if not statistics:
+        return None
+    case.cut(min(p.step for p in statistics), "BatchNormalization reaches them, and it could not be synchronized")
+    return _sign(statistics, "")
+
+
+def _with_switch(first: Point, again: Comparison, gone: bool) -> str:
+    before = f"first {first.measure.key.tensor} ({first.measure.key.kind}) in step {first.step}, {first.ratio:.0f} times the noise floor"
+    if gone:
+        return f"{before}; with all BatchNormalization synchronized in both runs everything agrees"
+    left = again.exceeding[0]
+    return f"{before}; synchronized in both runs, what still differs begins in step {left.step} with {left.measure.key.tensor}"
+
+
+def _sign(statistics: list[Point], switched: str) -> Sign:
+    numbers = [switched]
+    if statistics:
+        m = statistics[0].measure
+        numbers.insert(0, f"{m.key.tensor} differs from step {m.step} on ({m.value:.5g} against {m.reference_value:.5g})")
+    return Sign(
+        "BatchNormalization normalizes with the mean and variance of each replica's own rows, not of the whole batch.",
+        "; ".join(part for part in numbers if part),
+    )
+
+
+BATCHNORM = Cause(
+    code="batchnorm-local-statistics",
+    title="BatchNormalization per replica",
+    meaning="BatchNormalization uses the rows that a replica has: with N replicas the statistics come from 1/N of the batch, and the "
+    "model that is trained depends on N. The strategy does this by design; small shards make it worse.",
+    evidence="Moving statistics differ from the first step on, and with synchronized BatchNormalization in both runs the difference is gone.",
+    fix="Synchronize: keras.layers.BatchNormalization(synchronized=True); or accept it with --allow batchnorm-local-statistics.",
+    search=_search,
+    by_design=True,
+)

@@ -1,0 +1,91 @@
+"""Known faults of TensorFlow and Keras that stop a program which is right."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A known fault: all patterns are found in the traceback of the program that meets it."""
+
+    patterns: tuple[str, ...]
+    summary: str
+    fix: str
+
+
+LIMITS = (
+    Limit(
+        (r"merge_call called while defining a new graph|merge_call.*tf\.cond|merge_call.*while_loop",),
+        "Keras 3's gradient_accumulation_steps and ema_overwrite_frequency call merge_call inside a condition, which strategies refuse.",
+        "Accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one that accumulates and "
+        "one that applies; leave ema_overwrite_frequency unset and call optimizer.finalize_variable_values at the end.",
+    ),
+    Limit(
+        (r"_maybe_symbolic_build|_symbolic_build", r"AddN|Shapes? must be|Inputs to operation|Dimension"),
+        "Keras 3's fit cannot build its metrics when the first batch does not divide by the number of replicas.",
+        "Make the first batch divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is a multiple of the "
+        "number of replicas.",
+    ),
+    Limit(
+        (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),
+        "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras-team/keras#20585).",
+        "Write the training loop with strategy.run (MultiWorkerMirroredStrategy works there), or use tf_keras with "
+        "TF_USE_LEGACY_KERAS=1.",
+    ),
+    Limit(
+        (r"Trying to access resource .* located in device .* from device",),
+        "A step compiled by XLA (jit_compile=True) cannot reach variables of another device, so it cannot run under this strategy.",
+        "compile(..., jit_compile=False), or jit_compile only functions that touch no variables.",
+    ),
+    Limit(
+        (r"You must feed a value for placeholder tensor 'cond",),
+        "The strategy's collective all-reduce cannot run inside a condition or loop (an optimizer that makes its variables inside the "
+        "tf.function, steps_per_execution).",
+        "Make the optimizer's variables before the first step: optimizer.build(model.trainable_variables) in scope; or "
+        "MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()).",
+    ),
+    Limit(
+        (r"No OpKernel was registered to support Op 'Nccl",),
+        "NCCL's all-reduce has no CPU kernel, so NcclAllReduce cannot be emulated.",
+        "Leave cross_device_ops to the strategy (it takes NCCL on GPUs by itself), or choose HierarchicalCopyAllReduce.",
+    ),
+    Limit(
+        (r"Cannot create a tensor proto whose content is larger than 2GB|larger than 2GB",),
+        "A graph cannot hold a constant of 2 GB or more: an array that a tf.function or dataset.map closes over becomes one.",
+        "Hand it in as an argument or keep it in a tf.Variable made in scope; for data, read it inside of the pipeline.",
+    ),
+    Limit(
+        (r"destinations can ?not be empty",),
+        "MultiWorkerMirroredStrategy's all_reduce sometimes finds no destination for a value without a device.",
+        "Reduce tensors that were computed inside strategy.run, in replica context.",
+    ),
+)
+
+
+def _search(case: Case) -> Sign | None:
+    failure = case.outcome.failure
+    if not failure:
+        return None
+    for limit in LIMITS:
+        if all(re.search(pattern, failure) for pattern in limit.patterns):
+            line = next(line for line in reversed(failure.splitlines()) if re.search(limit.patterns[-1], line))
+            same = "; on one device it raises too" if case.outcome.reference_failure else "; on one device it does not raise"
+            return Sign(limit.summary, f"The program raised: {line.strip()[:240]}{same}", limit.fix)
+    return None
+
+
+FRAMEWORK_LIMIT = Cause(
+    code="framework-limit",
+    title="a known fault of TensorFlow or Keras",
+    meaning="The program is right, but TensorFlow or Keras cannot run it on several devices.",
+    evidence="The program's traceback has the signature of a known fault.",
+    fix="The finding names the way round this fault.",
+    search=_search,
+    runs_that_ended=True,
+    completed=False,
+)

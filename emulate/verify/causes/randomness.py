@@ -1,0 +1,102 @@
+"""Random numbers without a seed, and random numbers that are the same everywhere."""
+
+from __future__ import annotations
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compare import compare
+from emulate.verify.ledger import ledgers
+from emulate.verify.measure import complete
+
+
+def _search_unseeded(case: Case) -> Sign | None:
+    if case.repeat is None:
+        return None
+    what = _differing(case.plain, case.repeat) or _drifted(case)
+    if what is None:
+        return None
+    return Sign(
+        f"Run twice on one device, the program does not repeat itself: {what} differ although everything was seeded.",
+        f"Two runs on 1x1 with the same seed: {what} differ between them, so no run on several devices can be the same",
+    )
+
+
+def _differing(one: Trace, other: Trace) -> str | None:
+    """What differs first between two runs that should be the same: in the order in which it comes about."""
+    if _initial(one) != _initial(other):
+        return "the initial weights"
+    pairs = ledgers(one, other).values()
+    apart = [ledger for ledger in pairs if ledger.is_known and ledger.first_apart is not None]
+    if apart:
+        same = apart[0].is_reordered
+        return f"the {'order' if same else 'choice or contents'} of the rows (from step {apart[0].first_apart} on)"
+    step = _first_draw(one, other)
+    return None if step is None else f"the random numbers drawn in step {step}"
+
+
+def _initial(trace: Trace) -> list[dict[str, str]]:
+    return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
+
+
+def _first_draw(one: Trace, other: Trace) -> int | None:
+    for name in one.optimizers:
+        for k, (a, b) in enumerate(zip(complete(one, name), complete(other, name), strict=False)):
+            if [step.draws for step in a.values()] != [step.draws for step in b.values()]:
+                return k
+    return None
+
+
+def _drifted(case: Case) -> str | None:
+    """Other numbers from the same rows, weights and draws: more than threads make."""
+    assert case.repeat is not None
+    found = compare(case.plain, case.repeat, case.noise)
+    if found.is_equivalent_but_for_kinks or found.first is None:
+        return None
+    return f"the {found.first.kind}s (first {found.first.tensor} in step {found.first.step})"
+
+
+def _search_identical(case: Case) -> Sign | None:
+    same, drawn = 0, 0
+    example = ""
+    for name in case.untouched.optimizers:
+        for step in complete(case.untouched, name):
+            draws = [set(one.draws) for one in step.values()]
+            if len(draws) > 1 and draws[0]:
+                drawn += 1
+                shared = set.intersection(*draws)
+                same += bool(shared)
+                example = example or next(iter(sorted(shared)), "")
+    if not same:
+        return None
+    where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
+    return Sign(
+        f"All replicas draw the same random numbers{where}: row i of every shard gets the same mask.",
+        f"In {same} of {drawn} steps with random draws all {case.num_replicas} replicas drew bit for bit the same numbers "
+        f"(digest {example}); independent draws never agree",
+    )
+
+
+UNSEEDED = Cause(
+    code="unseeded-randomness",
+    title="randomness without a seed",
+    meaning="The program draws from a generator that its seed does not reach (numpy.random.default_rng() without a seed, time, "
+    "os.urandom, set order, threads), so two runs differ even on one device and cannot be compared.",
+    evidence="The reference run is made twice with the same seed, and initial weights, rows, draws or results differ.",
+    fix="Seed every generator: numpy.random.default_rng(SEED), tf.random.Generator.from_seed(SEED), "
+    "dataset.shuffle(n, seed=SEED), random.Random(SEED). keras.utils.set_random_seed reaches only the global ones.",
+    search=_search_unseeded,
+)
+
+IDENTICAL_DROPOUT = Cause(
+    code="identical-dropout",
+    title="the same random numbers on every replica",
+    meaning="Keras 3's dropout draws the same mask on every replica and every worker (each copy of the seed state starts equal and "
+    "advances equally), so the noise of a batch is not independent over its rows. The strategy does this by design.",
+    evidence="The random draws of a step are bit for bit the same on all replicas of the untouched run.",
+    fix="Draw from a generator that the strategy splits: in scope, tf.random.Generator.from_seed(SEED), and in the layer\n"
+    "    mask = generator.uniform(tf.shape(x)) >= rate\n"
+    "or accept it with --allow identical-dropout.",
+    search=_search_identical,
+    by_design=True,
+)

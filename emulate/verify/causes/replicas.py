@@ -1,0 +1,199 @@
+"""Replicas that are missing, start differently or drift apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from emulate.probe.trace import Trace
+from emulate.verify.agreement import Disagreement
+from emulate.verify.arrays import Floats, aligned, largest
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign, numbers
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
+from emulate.verify.measure import complete
+
+_FOLLOWS = 0.95
+"""From this part of the telling elements on, an update follows a gradient."""
+_TELLING = 16
+
+
+def _search_fewer(case: Case) -> Sign | None:
+    topology = case.untouched.topology
+    wanted, have = topology.num_replicas, case.num_replicas
+    if topology.num_ps or have >= wanted or not case.untouched.of("step"):
+        return None
+    case.cut(0, "replicas are missing")
+    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} or {"no strategy"}
+    name = ", ".join(sorted(strategies))
+    evidence = (
+        f"{name} has num_replicas_in_sync = {have} on each of {topology.num_hosts} hosts, {topology} has {wanted} devices"
+    )
+    if topology.num_hosts > 1:
+        return Sign(f"Each of the {topology.num_hosts} hosts trains a model of its own ({name}).", evidence)
+    return Sign(f"{have} of {wanted} devices train ({name}); the others are idle.", evidence)
+
+
+def _search_initial(case: Case) -> Sign | None:
+    if case.has("unseeded-randomness") or case.has("replicas-missing"):
+        return None
+    apart = case.agreement.initial
+    if apart is not None:
+        case.cut(0, "the replicas start from different weights")
+        return Sign(
+            f"Replicas start from different weights: {apart.tensor} and {apart.tensors - 1} more variables.",
+            f"Bits of the initial {apart.tensor}: {_groups(apart)} agree among themselves only",
+        )
+    first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
+    if first is None:
+        return None
+    return Sign(
+        f"The run starts from other weights than on one device ({first.measure.key.tensor}), although seeds are the same.",
+        f"initial {first.measure.key.tensor} differs by up to {first.measure.error:.3g} "
+        f"({first.measure.value:.6g} against {first.measure.reference_value:.6g}); on one device the run repeats",
+    )
+
+
+def _search_missing_sum(case: Case) -> Sign | None:
+    apart = case.agreement.first
+    if case.has("replicas-missing"):
+        return None
+    if apart is not None and apart.optimizer is not None and not case.has("initial-weights"):
+        return _each_its_own(case, apart)
+    return _all_follow_one(case)
+
+
+def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
+    assert apart.optimizer is not None
+    follows = [
+        share
+        for replica in sorted(complete(case.untouched, apart.optimizer)[apart.step])
+        if (share := _share(case.untouched, apart.optimizer, apart.step, replica, replica)) is not None
+    ]
+    if len(follows) < 2 or min(follows) < _FOLLOWS:
+        return None
+    case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
+    return Sign(
+        "Gradients are not added up over the replicas: each replica trains a model of its own.",
+        f"After step {apart.step} {apart.tensors} variables differ between replicas, and each replica's update goes against its own "
+        f"local gradient in {min(follows):.1%} of the elements in which that and the sum have opposite signs",
+    )
+
+
+def _all_follow_one(case: Case) -> Sign | None:
+    """The replicas agree, but the update is that of one replica's gradient."""
+    k = case.base.first_step("weight")
+    early = case.base.first_step("gradient", "initial-weight")
+    if k is None or (early is not None and early <= k):
+        return None
+    for optimizer in case.base.runs.optimizers:
+        steps = complete(case.base.runs.topology, optimizer)
+        if len(steps) <= k or len(steps[k]) < 2:
+            continue
+        shares = {r: _share(case.base.runs.topology, optimizer, k, min(steps[k]), r) for r in steps[k]}
+        known = {r: share for r, share in shares.items() if share is not None and share >= _FOLLOWS}
+        if len(known) == 1:
+            replica = next(iter(known))
+            case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind == "weight"))
+            return Sign(
+                f"Gradients are not added up over the replicas: all replicas apply that of replica {replica}.",
+                f"Step {k}: the local gradients add up to the reference's, but the update goes against replica {replica}'s "
+                f"gradient in {known[replica]:.1%} of the elements in which that and the sum have opposite signs",
+            )
+    return None
+
+
+def _share(trace: Trace, optimizer: str, k: int, updated: int, source: int) -> float | None:
+    """In what part of the telling elements one replica's update goes against another's (or its own) local gradient.
+
+    Telling are elements whose local gradient and sum of gradients have opposite signs, both well above zero.
+    """
+    step = complete(trace, optimizer)[k]
+    right, telling = 0, 0
+    for tensor in names_of(step):
+        found = _update(trace, optimizer, k, updated, step, tensor)
+        if found is None or source not in found[1]:
+            continue
+        update, gradients = found
+        own, whole = gradients[source], np.sum(list(gradients.values()), axis=0)
+        at = (own * whole < 0) & (np.abs(own) > 1e-3 * largest(own)) & (np.abs(whole) > 1e-3 * largest(whole)) & (update != 0)
+        right += int((update[at] * own[at] < 0).sum())
+        telling += int(at.sum())
+    return right / telling if telling >= _TELLING else None
+
+
+def _update(
+    trace: Trace, optimizer: str, k: int, replica: int, step: StepOfAll, tensor: str
+) -> tuple[Floats, Mapping[int, Floats]] | None:
+    """How a step changed one tensor on one replica, and the local gradients of all."""
+    after = weight_of({replica: step[replica]}, tensor) or weight_of(step, tensor)
+    before = weights_before(trace, optimizer, k, tensor, replica)
+    stored = gradients_of(step, tensor)
+    if after is None or before is None or not stored or after.shape != before.shape:
+        return None
+    one, other, *gradients = aligned([after, before, *stored.values()])
+    return one - other, dict(zip(stored, gradients, strict=True))
+
+
+def _search_disagree(case: Case) -> Sign | None:
+    apart = case.agreement.first
+    if apart is None or any(case.has(code) for code in ("missing-all-reduce", "replicas-missing", "initial-weights")):
+        return None
+    case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
+    return Sign(
+        f"From step {apart.step} on the replicas do not agree on {apart.tensor}"
+        + (f" and {apart.tensors - 1} more variables." if apart.tensors > 1 else "."),
+        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did",
+    )
+
+
+def _groups(apart: Disagreement) -> str:
+    return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
+
+
+REPLICAS_MISSING = Cause(
+    code="replicas-missing",
+    title="devices that do not train",
+    meaning="The strategy has fewer replicas than the topology has devices: a strategy for one host on several hosts (each trains a "
+    "model of its own and nobody notices), a device list written by hand, no strategy at all.",
+    evidence="num_replicas_in_sync of the strategy that the program made, against the devices of the topology.",
+    fix="On several hosts use tf.distribute.MultiWorkerMirroredStrategy(); on one, MirroredStrategy() without a device list. "
+    "Assert it: assert strategy.num_replicas_in_sync == EXPECTED",
+    search=_search_fewer,
+    runs_that_ended=True,
+)
+
+INITIAL_WEIGHTS = Cause(
+    code="initial-weights",
+    title="different initial weights",
+    meaning="Replicas, hosts or the run as a whole start from other weights than one device does: a seed that depends on the host "
+    "or on the number of replicas, variables made outside the strategy's scope.",
+    evidence="Bits of every variable before the first step, over replicas and hosts and against the reference.",
+    fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: keras.utils.set_random_seed(SEED), the same "
+    "SEED everywhere.",
+    search=_search_initial,
+)
+
+MISSING_ALL_REDUCE = Cause(
+    code="missing-all-reduce",
+    title="gradients are not added up",
+    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is bypassed "
+    "(assigning variables by hand, an optimizer made outside of the scope, ON_READ or ONLY_FIRST_REPLICA variables).",
+    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local gradient; or all "
+    "agree and follow one replica's.",
+    fix="Apply with a Keras optimizer made in strategy.scope(), or add up first:\n"
+    "    g = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, g)",
+    search=_search_missing_sum,
+)
+
+REPLICAS_DISAGREE = Cause(
+    code="replicas-disagree",
+    title="replicas drift apart",
+    meaning="A variable that should be the same on every replica is not: something that only one replica sees changes it "
+    "(an update that depends on the replica's number or rows, an assignment without aggregation).",
+    evidence="Bits of every trainable variable on every replica after every step.",
+    fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them first, or give the "
+    "variable aggregation=tf.VariableAggregation.MEAN.",
+    search=_search_disagree,
+)

@@ -1,0 +1,106 @@
+"""Training is right, what is reported of it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from emulate.verify.arithmetic import ROUND
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compare import Point
+from emulate.verify.measure import complete
+
+
+def _wrong(case: Case, kind: str) -> list[Point]:
+    """Reports of one kind and name that differ in steps whose gradients, and weights before them, agree."""
+    trained = [
+        p.step for p in case.base.exceeding if p.measure.key.kind in ("gradient", "weight") and not _scaled_only(case, p)
+    ]
+    clean = min(trained, default=None)
+    found = [p for p in case.left() if p.measure.key.kind == kind and (clean is None or p.step < clean)]
+    return [p for p in found if p.measure.key == found[0].measure.key]
+
+
+def _scaled_only(case: Case, point: Point) -> bool:
+    """A gradient that one factor explains leaves the loss of that step, at the same weights, comparable."""
+    steps = {(fit.optimizer, fit.step) for fit in case.explanation.scaled if not fit.shares and not fit.decay}
+    return point.measure.key.kind == "gradient" and (point.measure.key.optimizer, point.step) in steps
+
+
+def _search_loss(case: Case) -> Sign | None:
+    wrong = _wrong(case, "loss")
+    if not wrong:
+        return None
+    name = wrong[0].measure.key.tensor
+    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
+    m = wrong[0].measure
+    return Sign(
+        f"The loss that is reported ({name}) is not the one that is trained: {_what(case, wrong)}.",
+        f"{name} is {m.value:.6g} in step {m.step}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
+        f"{_factors(wrong)}), while the gradients and weights of these steps agree",
+    )
+
+
+def _what(case: Case, wrong: Sequence[Point]) -> str:
+    n, factors = case.num_replicas, [p.factor for p in wrong]
+    if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
+        return f"it is divided by the number of replicas ({n}) once too often"
+    if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
+        return f"it is the sum over the {n} replicas instead of their mean"
+    replica = _one_replica(case, wrong)
+    return f"it is that of replica {replica} alone" if replica is not None else "it differs by another factor in every step"
+
+
+def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
+    """The replica whose local objective (or the mean over its rows) is what was reported."""
+    for optimizer in case.base.runs.optimizers:
+        steps = complete(case.base.runs.topology, optimizer)
+        for replica in steps[0] if steps else ():
+            pairs = [(steps[p.step][replica].objective, p.measure.value) for p in wrong if p.step < len(steps)]
+            for times in (1.0, float(case.num_replicas)):
+                if pairs and all(a is not None and b is not None and abs(a * times - b) <= ROUND * abs(b) for a, b in pairs):
+                    return replica
+    return None
+
+
+def _factors(wrong: Sequence[Point]) -> str:
+    factors = [p.factor for p in wrong]
+    return f"{min(factors):.4f} to {max(factors):.4f} in {len(wrong)} reports" if len(wrong) > 1 else "one report"
+
+
+def _search_metric(case: Case) -> Sign | None:
+    wrong = _wrong(case, "metric")
+    if not wrong:
+        return None
+    m = wrong[0].measure
+    case.explain(lambda point: point.measure.key.kind == "metric")
+    return Sign(
+        f"The metric {m.key.tensor} is not that of all replicas together.",
+        f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device ({_factors(wrong)}), while the "
+        f"gradients, weights and losses of these steps agree",
+    )
+
+
+LOSS_REPORT = Cause(
+    code="loss-report",
+    title="the reported loss is wrong",
+    meaning="Gradients and weights are right, but the number that is logged is not the loss of the batch: a mean over replicas of "
+    "losses that were divided by the global batch already (1/N), a sum of means (N), or the loss of the first replica alone.",
+    evidence="Gradients and weights agree with the reference in the steps whose reported loss does not; its factor over the steps.",
+    fix="Reduce once, in the way the loss was divided:\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)    # divided by the global batch\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)   # a mean over equal shards\n"
+    "or feed per-example losses to a keras.metrics.Mean.",
+    search=_search_loss,
+)
+
+METRIC_AGGREGATION = Cause(
+    code="metric-aggregation",
+    title="a metric of some replicas",
+    meaning="Gradients, weights and losses are right, but a metric is not computed over all replicas' rows, or is summed where it "
+    "should be averaged.",
+    evidence="Everything that trains agrees with the reference; the metric does not.",
+    fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() outside of "
+    "strategy.run.",
+    search=_search_metric,
+)

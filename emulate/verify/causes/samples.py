@@ -1,0 +1,116 @@
+"""Rows that are lost, seen too often, or seen in another order."""
+
+from __future__ import annotations
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.ledger import Ledger
+
+
+def _apart(case: Case) -> Ledger | None:
+    """The ledger where rows differ; not where the program's data do not even repeat."""
+    ledger = case.ledger
+    unusable = ledger is None or ledger.grows or ledger.first_apart is None
+    return None if unusable or case.has("unseeded-randomness") or case.has("replicas-missing") else ledger
+
+
+def _search_repeated(case: Case) -> Sign | None:
+    ledger = _apart(case)
+    if ledger is None:
+        return None
+    if ledger.repeated_in_step:
+        return _shared(ledger)
+    if ledger.samples.repeated and not ledger.lost:
+        return Sign(
+            f"Rows are consumed more often than on one device: {ledger.samples.repeated} too many in {ledger.num_steps} steps.",
+            _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
+        )
+    return None
+
+
+def _shared(ledger: Ledger) -> Sign:
+    if ledger.identical_hosts:
+        who, steps = "host", ledger.identical_hosts
+    elif ledger.identical_replicas:
+        who, steps = "replica", ledger.identical_replicas
+    else:
+        who, steps = "", ()
+    summary = (
+        f"Every {who} trains on the same rows: the data is not sharded."
+        if who
+        else "Several replicas train on the same rows in the same step."
+    )
+    evidence = f"{ledger.repeated_in_step} rows were consumed by more than one replica in the same step"
+    alike = f", in {len(steps)} of {len(ledger.topology)} steps all {who}s had the same rows" if who else ""
+    return Sign(summary, f"{evidence}{alike}. {_four_numbers(ledger)}")
+
+
+def _search_missing(case: Case) -> Sign | None:
+    ledger = _apart(case)
+    if ledger is None or ledger.lost <= 0 or (ledger.repeated_in_step and ledger.is_prefix):
+        return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
+    k = ledger.first_apart or 0
+    seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])
+    return Sign(
+        f"Rows are lost: in {ledger.num_steps} steps {ledger.lost} different rows fewer than on one device are seen.",
+        f"Step {k}, the first that differs, has {seen} rows on {len(ledger.counts(k))} replicas, {expected} on one device. "
+        + _four_numbers(ledger),
+    )
+
+
+def _search_reordered(case: Case) -> Sign | None:
+    ledger = _apart(case)
+    if ledger is None or ledger.repeated_in_step or ledger.lost > 0 or (ledger.samples.repeated and not ledger.foreign):
+        return None
+    if not ledger.is_reordered and ledger.foreign > 0.9 * ledger.samples.seen:
+        return None
+    return Sign(
+        f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.",
+        _four_numbers(ledger) + f"; {ledger.foreign} rows come from beyond the steps that one device recorded",
+    )
+
+
+def _four_numbers(ledger: Ledger) -> str:
+    n = ledger.samples
+    return (
+        f"Ledger of {ledger.num_steps} steps: one device {n.reference} rows, this run {n.seen}; "
+        f"{n.missing} missing, {n.repeated} seen too often"
+    )
+
+
+REPEATED = Cause(
+    code="samples-repeated",
+    title="rows seen too often",
+    meaning="Replicas or hosts train on the same rows: the input was not sharded, so an epoch counts the same rows several times "
+    "and the step is no larger than one replica's.",
+    evidence="The identity of every row in every step: the same row on several replicas in one step, or more often than on one device.",
+    fix="Let the strategy shard: strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)), or in "
+    "distribute_datasets_from_function, per host:\n"
+    "    dataset.shard(context.num_input_pipelines, context.input_pipeline_id)\n"
+    "    .batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))",
+    search=_search_repeated,
+)
+
+MISSING = Cause(
+    code="samples-missing",
+    title="rows never seen",
+    meaning="Rows that one device trains on reach no replica: sharded twice, a shard index that skips, take() or an integer "
+    "division per replica, a dropped remainder.",
+    evidence="The identity of every row: rows of the reference's steps that no replica consumed.",
+    fix="Shard once: either strategy.experimental_distribute_dataset on the whole dataset (it shards by itself), or "
+    "distribute_datasets_from_function with dataset.shard(num_input_pipelines, input_pipeline_id), not both; and keep the "
+    "remainder when dividing by the number of replicas.",
+    search=_search_missing,
+)
+
+REORDERED = Cause(
+    code="samples-reordered",
+    title="rows in other batches",
+    meaning="Every row is seen, but the batches are composed differently than on one device: sharded by file, shuffled after "
+    "sharding, interleaved. Each step then has another gradient.",
+    evidence="The identity of every row: the same rows over the recorded steps, in other steps.",
+    fix="Shuffle and batch before sharding, with one seed on all hosts; shard by data, not by file:\n"
+    "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"
+    "or accept it with --allow samples-reordered.",
+    search=_search_reordered,
+)
