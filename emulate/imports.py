@@ -34,23 +34,28 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, actions: list[Callable[[], None]]) -> None:
         self.name = name
         self.actions = actions
+        self._looking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
+        # A program may look for the module without importing it, so the finder stays until the import.
+        if fullname != self.name or self._looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self.actions)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, actions: list[Callable[[], None]]) -> None:
+    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
         self._loader = loader
-        self._actions = actions
+        self._finder = finder
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -58,6 +63,9 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
         self._loader.exec_module(module)
-        for action in self._actions:
+        for action in self._finder.actions:
             action()

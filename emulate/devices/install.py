@@ -6,7 +6,9 @@ from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.config import DeviceAnswers, answer_program
 from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.deferred_captures import defer_past_control_flow
 from emulate.devices.names import DeviceNames
+from emulate.devices.ordered_sum import sum_in_one_order
 from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.strategies import use_emulated_devices
@@ -41,6 +43,9 @@ def _install(plan: DevicePlan, note: Note) -> None:
     translate_placement(names)
     use_emulated_devices(gpus, names, choice)
     choice.without_nccl()
+    defer_past_control_flow()
+    if plan.all_reduce == "ring":
+        sum_in_one_order()
 
 
 def _once(note: Note) -> Note:

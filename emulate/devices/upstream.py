@@ -35,6 +35,13 @@ def graph_class() -> Any:
     return ops.Graph
 
 
+def function_graph_class() -> Any:
+    """The graph of a tf.function, whose `capture_call_time_value` hands collectives their keys."""
+    from tensorflow.python.framework import func_graph
+
+    return func_graph.FuncGraph
+
+
 def device_util() -> Any:
     """The module through which strategies complete device names."""
     from tensorflow.python.distribute import device_util as module
@@ -87,6 +94,13 @@ def cross_device_ops() -> Any:
     from tensorflow.python.distribute import cross_device_ops as module
 
     return module
+
+
+def replica_launcher_class() -> Any:
+    """What starts the collectives of one replica."""
+    from tensorflow.python.distribute import cross_device_utils
+
+    return cross_device_utils.CollectiveReplicaLauncher
 
 
 def device_lib() -> Any:
