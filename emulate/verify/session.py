@@ -74,6 +74,7 @@ class Session:
             traces[0],
             compared,
             traces[1],
+            plain=reference.trace,
             repeat=trace_of(repeat),
             untouched=run.trace,
             rerun=lambda switch: self._rerun(switch, run, compared, base),
@@ -168,6 +169,8 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         codes=run.codes,
         stacks=run.stacks,
         reference_failure=reference.failure,
+        suspect=run.cause if run.status == "hung" else None,
+        where=run.where,
     )
 
 
