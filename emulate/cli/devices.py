@@ -26,19 +26,28 @@ def devices() -> int:
 
 
 def _add(page: Page, about: Mapping[str, Any], indent: int) -> None:
-    column = indent + max((len(str(key)) for key in about), default=0) + 2
+    column = indent + max((len(_label(key)) for key in about), default=0) + 2
     for key, value in about.items():
-        label = str(key).replace("_", " ")
-        if isinstance(value, Mapping):
+        label = _label(key)
+        if isinstance(value, Mapping) and "available" in value and "why" in value:
+            page.labelled(label, "yes" if value["available"] else f"no: {value['why']}", indent, column, label_style="bold")
+        elif isinstance(value, Mapping) and str(key).endswith("_bytes"):
+            sizes = ", ".join(f"{int(size) / 2**30:.1f} GiB {name}" for name, size in value.items())
+            page.labelled(label, sizes, indent, column, label_style="bold")
+        elif isinstance(value, Mapping):
             page.line(" " * indent, (label, "bold"))
             _add(page, value, indent + 2)
         else:
             page.labelled(label, _text(value), indent, column, label_style="bold")
 
 
+def _label(key: object) -> str:
+    return str(key).removesuffix("_bytes").replace("_", " ")
+
+
 def _text(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(_text(item) for item in value) or "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
     return "unknown" if value is None else str(value)

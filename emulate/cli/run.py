@@ -63,10 +63,7 @@ def _entry(program: Program, host: Any) -> None:
     """What each host does. The traceback is printed there, so that it is among the program's own output."""
     try:
         program.start()
-    except SystemExit as leave:
-        if leave.code is not None and not isinstance(leave.code, int):
-            print(leave.code, file=sys.stderr, flush=True)
-            raise SystemExit(1) from None
+    except SystemExit:
         raise
     except BaseException as error:
         print(own_traceback(error), file=sys.stderr, flush=True)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+_SHOWN_ENDED = 6  # a verification of many topologies makes dozens of runs: they must fit on a screen
+
 
 class Progress(Protocol):
     """What a verification calls, from any thread; several runs may be going on at once."""
@@ -86,6 +88,7 @@ class Live:
         self._display = display
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
+        self._ended: list[TaskID] = []
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Add its line."""
@@ -106,6 +109,9 @@ class Live:
             task = self._tasks[label]
             self._display.update(task, count=outcome, total=1, completed=1)
             self._display.stop_task(task)
+            self._ended.append(task)
+            for older in self._ended[:-_SHOWN_ENDED]:
+                self._display.update(older, visible=False)
 
     def note(self, text: str) -> None:
         """Print it above the lines."""

@@ -11,7 +11,7 @@ from emulate.report.runs import add_group, groups_of
 from emulate.report.words import MARKS, STYLES, number
 
 if TYPE_CHECKING:
-    from emulate.verify.verdict import Reference, Run, Verdict
+    from emulate.verify.verdict import Reference, Run, Samples, Verdict
 
 _HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "noise", "seconds")
 _RIGHT = {3, 4, 5, 6, 7, 8}
@@ -66,8 +66,6 @@ def _aligned(row: Sequence[str], widths: Sequence[int], style: str, whole: bool)
 
 def _cells(run: Run) -> tuple[str, ...]:
     worst = run.first_divergence if run.verdict == "divergent" and run.first_divergence else run.worst
-    samples = run.samples
-    seen = str(samples.seen) if samples.seen == samples.reference else f"{samples.seen} of {samples.reference}"
     error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
     return (
         MARKS[run.verdict],
@@ -75,11 +73,20 @@ def _cells(run: Run) -> tuple[str, ...]:
         run.verdict,
         str(run.replicas or "-"),
         str(run.steps),
-        seen if samples.seen or samples.reference else "-",
+        _samples(run.samples),
         error,
         number(worst.noise) if worst else "-",
-        f"{run.seconds:.1f}",
+        f"{run.seconds:.1f}" if run.seconds else "-",
     )
+
+
+def _samples(samples: Samples) -> str:
+    """`960`, `480 of 960` where rows are missing, `960 +12` where some came again."""
+    if not (samples.seen or samples.reference):
+        return "-"
+    once = samples.reference - samples.missing
+    seen = str(samples.seen) if samples.missing == 0 else f"{once} of {samples.reference}"
+    return seen + (f" +{samples.repeated}" if samples.repeated else "")
 
 
 def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> None:

@@ -126,7 +126,8 @@ def test_every_option_reaches_the_library(verified, folder):
     assert program.args == ("-b", "1", "--topology", "--")
     assert {name: value for name, value in options.items() if name != "progress"} == {
         "topology": [Topology(2, 2), Topology(1, 3)], "device": "cpu", "seed": 7, "steps": None, "timeout": 9.5,
-        "network": "host", "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
+        "network": "host",
+        "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
         "traces": Path("kept"),
     }  # fmt: skip
     assert (folder / "kept").is_dir()

@@ -72,9 +72,12 @@ def test_an_allowed_cause_is_reported_and_offers_nothing(made):
 
 
 def test_missing_samples_are_counted(made):
-    text = render(made.verdict(made.divergent(samples=Samples(960, 480, 480, 12))))
-    assert "480 of 960" in text
-    assert "480 seen, 960 in the reference: 480 missing, 12 repeated" in text
+    text = render(
+        made.verdict(made.divergent(samples=Samples(960, 492, 480, 12)), made.divergent("2x2", samples=Samples(9, 12, 0, 3)))
+    )
+    assert " 480 of 960 +12 " in text
+    assert " 12 +3 " in text
+    assert "492 seen, 960 in the reference: 480 missing, 12 repeated" in text
 
 
 def test_a_value_that_is_not_finite_is_said_to_be(made):

@@ -1,0 +1,94 @@
+"""`gpudist run`: the program's output passes through, its end is ours, nothing outlives it."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PROGRAM = """
+import json, os, sys, time
+host = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+print("started", host, os.getpid(), sys.argv[1:], flush=True)
+how = sys.argv[1] if host == 1 else ""
+if how == "raise":
+    raise ValueError("no")
+if how == "exit":
+    sys.exit(7)
+if how == "text":
+    sys.exit("no data")
+if how == "kill":
+    os.kill(os.getpid(), 9)
+if sys.argv[1] == "sleep":
+    time.sleep(100)
+if sys.argv[1] == "fresh":
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    print("legacy", "tensorflow" in sys.modules)
+open(f"written-{host}", "w").close()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
+
+    def run(*args, topology="2x1"):
+        command = [sys.executable, "-m", "emulate", "run", "train.py", "--topology", topology, "--", *args]
+        return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return run
+
+
+def test_output_passes_through_with_its_host_and_files_stay(run, tmp_path):
+    process = run("well", "x")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert {line.split()[2] for line in output.splitlines() if "started" in line} == {
+        "0]",
+        "1]",
+    } or "[host 1] started 1" in output
+    assert "['well', 'x']" in output
+    assert (tmp_path / "written-0").exists()
+    assert (tmp_path / "written-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "said"),
+    [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("text", 1, "no data"), ("kill", 137, "")],
+)
+def test_the_exit_code_is_the_programs(run, how, code, said):
+    process = run(how)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert said in errors
+    assert "emulate" not in errors
+
+
+def test_a_program_that_sets_what_tensorflow_reads_gets_a_fresh_process(run):
+    process = run("fresh", topology="1x1")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert output.splitlines()[-1] == "legacy False"
+
+
+def test_an_interruption_ends_every_host(run):
+    process = run("sleep")
+    pids = []
+    while len(pids) < 2:
+        line = process.stdout.readline().split()
+        pids.append(int(line[line.index("started") + 2]))
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.endswith("gpudist: interrupted\n")
+    assert not any(_is_alive(pid) for pid in pids)
+
+
+def _is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
