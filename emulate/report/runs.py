@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from emulate.report.page import Page
+from emulate.report.stacks import short_stack
 from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Finding, Run
 
 _COLUMN = 15
-_STACK_LINES = 14
+_STACK_LINES = 20
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
@@ -42,7 +43,8 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     _add_stacks(page, first)
     for at in range(len(first.causes)):
         _add_cause(page, at, [run.causes[at] for run in runs], [run.topology for run in runs])
-    _add_list(page, "not compared", runs, lambda run: run.not_compared)
+    if first.verdict != "failed":  # of a program that raised nobody asks what was compared
+        _add_list(page, "not compared", runs, lambda run: run.not_compared)
     _add_list(page, "notes", runs, lambda run: run.notes)
 
 
@@ -105,7 +107,7 @@ def _add_stacks(page: Page, run: Run) -> None:
         known = [f"last step {about['step']}"] if about.get("step") is not None else []
         known += [f"last collective {about['collective']}"] if about.get("collective") else []
         page.line("  ", (f"host {host}", "bold"), f"  {', '.join(known)}")
-        stack = run.stacks.get(host, "").rstrip().splitlines()
+        stack = short_stack(run.stacks.get(host, "")).splitlines()
         page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
         if len(stack) > _STACK_LINES:
             page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))

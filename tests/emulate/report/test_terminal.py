@@ -128,7 +128,7 @@ def test_a_hang_shows_each_host_with_its_step_collective_and_stack(made):
     text = render(made.verdict(hung))
     assert "2x1  hung: no host could go on, after 20 steps" in text
     assert "host 0  last step 3, last collective all_reduce 12" in text
-    assert "... 17 more lines (all of them with --json)" in text
+    assert "... 11 more lines (all of them with --json)" in text
     assert "host 1\n    idle" in text
 
 
