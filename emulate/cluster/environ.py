@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections import UserDict
@@ -30,7 +31,8 @@ class Watch:
     """What to do about a program's writes to its environment.
 
     Args:
-        tf_config: The topology's TF_CONFIG, None where it has none.
+        tf_config: What TF_CONFIG is on this host of this topology.
+        is_set: Whether it is there from the start; otherwise it is what a program gets that sets one of its own.
         note: Called with the code and the text of a note.
         needs_fresh_process: Called with the name of a variable that the imported TensorFlow has read already; it
             does not return. None where TensorFlow was not imported before the program.
@@ -38,11 +40,13 @@ class Watch:
 
     def __init__(
         self,
-        tf_config: str | None,
+        tf_config: str,
+        is_set: bool,
         note: Callable[[str, str], None],
         needs_fresh_process: Callable[[str], None] | None,
     ) -> None:
-        self.tf_config = tf_config
+        self._tf_config = tf_config
+        self._is_set = is_set
         self._note = note
         self._needs_fresh_process = needs_fresh_process
         self._noted: set[str] = set()
@@ -60,20 +64,22 @@ class Watch:
         os.putenv, os.unsetenv = self._put, self._unset
         sys.modules["os"].__class__ = OsModule
 
-    def written(self, name: str, value: str) -> str | None:
-        """The value that a variable gets instead of the one the program wrote; None for none at all."""
-        if name == _KEPT:
-            if value != self.tf_config:
-                self._say(f"The program sets TF_CONFIG itself to {_short(value)}; {self._instead()}")
-            return self.tf_config
-        self._check(name, value)
-        return value
+    def written(self, name: str, value: str) -> str:
+        """The value that a variable gets instead of the one the program wrote."""
+        if name != _KEPT:
+            self._check(name, value)
+            return value
+        if value == self._tf_config or not (self._is_set or _names_cluster(value)):
+            return value
+        self._say(f"The program sets TF_CONFIG itself to {_short(value)}; it got the topology's: {_short(self._tf_config)}.")
+        return self._tf_config
 
     def deleted(self, name: str) -> bool:
         """Whether a variable may be removed."""
-        if name == _KEPT and self.tf_config is not None:
-            self._say(f"The program removes TF_CONFIG; {self._instead()}")
-            return False
+        if name == _KEPT:
+            if self._is_set:
+                self._say(f"The program removes TF_CONFIG; it kept the topology's: {_short(self._tf_config)}.")
+            return not self._is_set
         self._check(name, None)
         return True
 
@@ -82,8 +88,8 @@ class Watch:
         if hasattr(value, "is_watched") or not isinstance(value, Mapping):
             return value
         replaced = _guarded(UserDict, self)(value)
-        if self.tf_config is not None:
-            replaced.data[_KEPT] = self.tf_config
+        if self._is_set:
+            replaced[_KEPT] = self._tf_config
         return replaced
 
     def _check(self, name: str, value: str | None) -> None:
@@ -99,17 +105,8 @@ class Watch:
             self._noted.add(text)
             self._note("tf-config", text)
 
-    def _instead(self) -> str:
-        if self.tf_config is None:
-            return "a topology of one host has none, so that was left out."
-        return f"every host got the topology's: {_short(self.tf_config)}."
-
     def _put(self, name: Any, value: Any) -> None:
-        kept = self.written(os.fsdecode(name), os.fsdecode(value))
-        if kept is None:
-            self._unsetenv(name)
-        else:
-            self._putenv(name, kept)
+        self._putenv(name, self.written(os.fsdecode(name), os.fsdecode(value)))
 
     def _unset(self, name: Any) -> None:
         if self.deleted(os.fsdecode(name)):
@@ -125,10 +122,7 @@ def _guarded(base: Any, watch: Watch) -> Any:
 
         def __setitem__(self, name: Any, value: Any) -> None:
             if isinstance(name, str) and isinstance(value, str):  # else the mapping itself says what is wrong
-                kept = watch.written(name, value)
-                if kept is None:
-                    return
-                value = kept
+                value = watch.written(name, value)
             super().__setitem__(name, value)
 
         def __delitem__(self, name: Any) -> None:
@@ -140,6 +134,14 @@ def _guarded(base: Any, watch: Watch) -> Any:
                 del self[name]
 
     return Guarded
+
+
+def _names_cluster(value: str) -> bool:
+    try:
+        config = json.loads(value)
+    except ValueError:
+        return True  # not for us to mend
+    return not isinstance(config, dict) or bool(config.get("cluster"))
 
 
 def _short(text: str) -> str:

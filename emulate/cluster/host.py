@@ -69,7 +69,8 @@ class HostSettings:
     environment: Mapping[str, str]
     search_path: tuple[str, ...]
     cwd: Path
-    tf_config: str | None
+    tf_config: str
+    sets_tf_config: bool
     is_preloaded: bool
     waits_for_others: bool
 
@@ -132,11 +133,10 @@ def _redirect(directory: Path, output: tuple[int, int] | None) -> None:
 def _set_environment(settings: HostSettings, context: HostContext) -> None:
     os.environ.update(settings.environment)
     tempfile.tempdir = None  # the new TMPDIR counts
-    if settings.tf_config is None:
-        os.environ.pop("TF_CONFIG", None)
-    else:
+    os.environ.pop("TF_CONFIG", None)
+    if settings.sets_tf_config:
         os.environ["TF_CONFIG"] = settings.tf_config
-        _keep_proxies_out()
+    _keep_proxies_out()
     sys.path[:] = settings.search_path
     os.chdir(context.path(settings.cwd))
 
@@ -145,7 +145,8 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
         while True:
             signal.pause()
 
-    Watch(settings.tf_config, context.note, park if settings.is_preloaded else None).start()
+    fresh = park if settings.is_preloaded else None
+    Watch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
 
 
 def _keep_proxies_out() -> None:

@@ -142,8 +142,6 @@ class _Keeper:
             os.close(pair[1])
 
     def _ports(self) -> list[int]:
-        if not self._plan.sets_tf_config:
-            return []
         if self._isolation.own_network:
             return [roles.FIRST_PORT + number for number in range(len(self._roles))]
         self._held_ports = roles.hold_ports(len(self._roles))
@@ -159,7 +157,8 @@ class _Keeper:
             environment={**plan.environment, "TMPDIR": str(plan.directory / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(self._roles, ports, number) if ports else None,
+            tf_config=roles.tf_config(self._roles, ports, number),
+            sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             waits_for_others=len(self._roles) > 1,
         )

@@ -31,6 +31,7 @@ _PATIENCE = 10.0
 _LATE = (
     "multiprocessing.pool",
     "multiprocessing.queues",
+    "multiprocessing.synchronize",
     "concurrent.futures.thread",
     "emulate.devices",
     "emulate.probe",

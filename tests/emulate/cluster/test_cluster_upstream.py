@@ -1,0 +1,58 @@
+"""What is relied upon of TensorFlow's private parts; fails when upstream changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from emulate.cluster import HostContext, Preload
+from tests.emulate.cluster.helpers import Ran
+
+
+def test_the_runtime_counts_as_initialised_from_the_first_tensor_on_and_not_before(
+    run: Callable[..., Ran], loaded: Preload
+) -> None:
+    def entry(context: HostContext) -> Any:
+        import tensorflow as tf
+
+        from emulate.cluster.upstream import is_runtime_initialized
+
+        before = is_runtime_initialized()
+        tf.random.set_seed(0)
+        tf.config.list_physical_devices()
+        with tf.Graph().as_default():
+            tf.ones([])
+        between = is_runtime_initialized()
+        tf.ones([])
+        return before, between, is_runtime_initialized()
+
+    assert run("1x1", entry, loaded).values == [(False, False, True)]
+
+
+def test_training_after_a_fork_imports_nothing_more(run: Callable[..., Ran], loaded: Preload) -> None:
+    """What is imported late is imported once for each host, and by one that may not be able to read it any more."""
+
+    def entry(context: HostContext) -> list[str]:
+        import sys
+
+        import tensorflow as tf
+
+        before = set(sys.modules)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.ones([2])))
+        with strategy.scope():
+            layer = tf.keras.layers.Dense(1)
+            optimizer = tf.keras.optimizers.SGD()
+
+        @tf.function
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(layer(tf.ones([2, 2])))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables, strict=True)
+            )
+
+        strategy.run(step)
+        return sorted(name for name in set(sys.modules) - before if "autograph_generated" not in name)
+
+    assert run("2x1", entry, loaded).values == [[], []]
