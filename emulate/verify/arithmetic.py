@@ -181,7 +181,7 @@ def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | N
 
 
 def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
-    """residual = a * w + b * sign(w), the simpler of one and two terms."""
+    """Residual = a * w + b * sign(w), the simpler of one and two terms."""
     weight = view.weight
     if weight is None or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
         return None
@@ -230,7 +230,7 @@ def _median_scale(seen: Sequence[GradientView]) -> float | None:
     ratios = [float(np.dot(v.total, v.reference)) / size for v, size in squares if size]
     if not ratios:
         return None
-    middle = sorted(ratios, key=lambda ratio: sum(abs(ratio - other) for other in ratios))[0]
+    middle = min(ratios, key=lambda ratio: sum(abs(ratio - other) for other in ratios))
     return middle or None
 
 

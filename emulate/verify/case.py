@@ -144,8 +144,8 @@ class Case:
     def base(self) -> Comparison:
         """The comparison that the arithmetic is judged on.
 
-        The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's weights and
-        rows; or the runs with a found cause switched off.
+        The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's
+        weights and rows; or the runs with a found cause switched off.
         """
         if self._base is None:
             self._start()

@@ -25,11 +25,12 @@ def _search(case: Case) -> Sign | None:
 
 
 def _with_switch(first: Point, again: Comparison, gone: bool) -> str:
-    before = f"first {first.measure.key.tensor} ({first.measure.key.kind}) in step {first.step}, {first.ratio:.0f} times the noise floor"
+    m = first.measure
+    before = f"first {m.key.tensor} ({m.key.kind}) in step {first.step}, {first.ratio:.0f} times the noise floor"
     if gone:
         return f"{before}; with all BatchNormalization synchronized in both runs everything agrees"
     left = again.exceeding[0]
-    return f"{before}; synchronized in both runs, what still differs begins in step {left.step} with {left.measure.key.tensor}"
+    return f"{before}; synchronized in both runs, {left.measure.key.tensor} still differs from step {left.step} on"
 
 
 def _sign(statistics: list[Point], switched: str) -> Sign:
@@ -46,10 +47,13 @@ def _sign(statistics: list[Point], switched: str) -> Sign:
 BATCHNORM = Cause(
     code="batchnorm-local-statistics",
     title="BatchNormalization per replica",
-    meaning="BatchNormalization uses the rows that a replica has: with N replicas the statistics come from 1/N of the batch, and the "
+    meaning="BatchNormalization uses the rows that a replica has: with N replicas the statistics come from 1/N of the "
+    "batch, and the "
     "model that is trained depends on N. The strategy does this by design; small shards make it worse.",
-    evidence="Moving statistics differ from the first step on, and with synchronized BatchNormalization in both runs the difference is gone.",
-    fix="Synchronize: keras.layers.BatchNormalization(synchronized=True); or accept it with --allow batchnorm-local-statistics.",
+    evidence="Moving statistics differ from the first step on, and with synchronized BatchNormalization in both runs "
+    "the difference is gone.",
+    fix="Synchronize: keras.layers.BatchNormalization(synchronized=True); or accept it with --allow "
+    "batchnorm-local-statistics.",
     search=_search,
     by_design=True,
 )

@@ -20,8 +20,8 @@ from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import MISSING, REORDERED, REPEATED
-from emulate.verify.causes.unexplained import UNEXPLAINED
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
+from emulate.verify.causes.unexplained import UNEXPLAINED
 from emulate.verify.verdict import Finding
 
 _CAUSES: tuple[Cause, ...] = (
@@ -39,12 +39,12 @@ _CAUSES: tuple[Cause, ...] = (
     REPLICAS_DISAGREE,
     BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
     NAN,
+    CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
     DOUBLE_ALL_REDUCE,
     LOSS_SCALING,
     UNEVEN_BATCH,
-    LOCAL_NORMALIZATION,
     REGULARIZATION,
-    CLIP_BEFORE_REDUCE,
+    LOCAL_NORMALIZATION,
     LOSS_REPORT,
     METRIC_AGGREGATION,
     IDENTICAL_DROPOUT,

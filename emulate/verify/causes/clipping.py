@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
@@ -16,15 +17,15 @@ _SEEN = 1e-6
 
 
 def _search(case: Case) -> Sign | None:
-    if not case.facts.clips or not case.left():
+    if not case.facts.clips or not case.base.exceeding:
         return None
-    return _from_numbers(case) or _from_rerun(case)
+    return _from_numbers(case) or _from_rerun(case) or _from_norms(case)
 
 
 def _from_numbers(case: Case) -> Sign | None:
     """Gradients agree before the optimizer; clipped here or there they differ, from the step on in which the weights differ."""
     apart = case.base.first_step("weight")
-    if apart is None or (first := case.base.first_step("gradient")) is not None and first <= apart:
+    if apart is None or ((first := case.base.first_step("gradient")) is not None and first <= apart):
         return None
     for optimizer in case.base.runs.optimizers:
         limits = case.facts.clipping(optimizer)
@@ -41,7 +42,8 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
     limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
     return Sign(
         f"Every replica clips its own gradient ({limit}) before they are added up, instead of clipping the sum.",
-        f"The gradients agree up to the optimizer; in step {step}, the first whose weights differ, clipping before the sum gives a "
+        f"The gradients agree up to the optimizer; in step {step}, the first whose weights differ, clipping before the "
+        "sum gives a "
         f"gradient {gap:.2%} (L2) away from clipping after it"
         + (f", in the {step} steps before no clipping was active" if step else ""),
     )
@@ -69,7 +71,7 @@ def _clip(gradients: Mapping[str, Floats], limits: Mapping[str, float]) -> dict[
         return {n: np.clip(g, -limits["clipvalue"], limits["clipvalue"]) for n, g in gradients.items()}
     if "clipnorm" in limits:
         return {n: _scaled(g, norm(g), limits["clipnorm"]) for n, g in gradients.items()}
-    whole = float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values())))
+    whole = _whole(gradients)
     return {n: _scaled(g, whole, limits["global_clipnorm"]) for n, g in gradients.items()}
 
 
@@ -78,26 +80,64 @@ def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
 
 
 def _from_rerun(case: Case) -> Sign | None:
-    """With clipping switched off on both sides the difference is gone, or the rest of it is explained."""
-    again = case.switched("no-clipping")
-    if again is None or not again.is_equivalent_but_for_kinks:
+    """With clipping switched off in both runs the difference is gone, or the rest of it is explained."""
+    if not _may_be_clipped(case):
         return None
-    first = case.left()[0]
+    again = case.switched("no-clipping")
+    if again is None or not again.points:
+        return None
+    gone = again.is_equivalent_but_for_kinks
+    rest = explain(again)
+    if not gone and (not rest.fits or rest.unexplained or rest.weighted):
+        return None
+    first = case.base.exceeding[0]
     case.rebase(again)
+    left = "all that was compared agrees" if gone else "what still differs has another cause"
     return Sign(
-        "Every replica clips its own gradient before they are added up, instead of clipping the sum.",
-        f"From step {first.step} on {first.measure.key.tensor} is {first.ratio:.0f} times the noise floor away; with clipping "
-        f"switched off in both runs all that was compared agrees",
+        _SUMMARY,
+        f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) is {first.ratio:.0f} times the noise "
+        f"floor away; with clipping switched off in both runs {left}",
     )
+
+
+def _may_be_clipped(case: Case) -> bool:
+    """Whether something differs that a simpler model does not explain: clipped local gradients have any factor."""
+    found = case.explanation
+    return bool(found.unexplained or found.weighted) or not found.fits
+
+
+def _from_norms(case: Case) -> Sign | None:
+    """Where it could not be run again: every local gradient and the reference's have the same norm, the limit."""
+    for fit in case.explanation.weighted if case.facts.clip_calls else ():
+        floor = case.base.noise("gradient", fit.optimizer, fit.step)
+        seen = list(views(case.base.runs.reference, case.base.runs.topology, fit.optimizer, fit.step, floor))
+        norms = [_whole(_locals(seen, replica)) for replica in fit.shares]
+        limit = _whole({view.tensor: view.reference for view in seen})
+        if all(abs(size / limit - 1) < _SEEN * 10 for size in norms):
+            case.explain_fits([fit])
+            return Sign(
+                _SUMMARY, f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}"
+            )
+    return None
+
+
+def _whole(gradients: Mapping[str, Floats]) -> float:
+    return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
+
+
+_SUMMARY = "Every replica clips its own gradient before they are added up, instead of clipping the sum."
 
 
 CLIP_BEFORE_REDUCE = Cause(
     code="clip-before-reduce",
     title="clipping before the sum",
-    meaning="clipnorm, global_clipnorm, clipvalue and tf.clip_by_* inside the step act on each replica's own gradient, before "
-    "the replicas are added up. The clipped parts do not add up to the clipped sum; a replica's share of the norm is smaller, "
+    meaning="clipnorm, global_clipnorm, clipvalue and tf.clip_by_* inside the step act on each replica's own gradient, "
+    "before "
+    "the replicas are added up. The clipped parts do not add up to the clipped sum; a replica's share of the norm is "
+    "smaller, "
     "so the limit acts later or stronger. Keras's optimizers do it in this order.",
-    evidence="The gradients agree before clipping, the weights differ from the first step on in which clipping is active; or all "
+    evidence="The gradients agree before clipping, the weights differ from the first step on in which clipping is "
+    "active; or all "
     "agrees once clipping is switched off.",
     fix="Add up, clip, and hand on an equal share:\n"
     "    context = tf.distribute.get_replica_context()\n"

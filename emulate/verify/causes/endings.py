@@ -84,11 +84,14 @@ def _search_mismatch(case: Case) -> Sign | None:
 HOST_EXITED = Cause(
     code="host-exited",
     title="a host is gone",
-    meaning="One host's process ended (exit, signal, out of memory) while its peers train on. They wait for it in the next collective, "
+    meaning="One host's process ended (exit, signal, out of memory) while its peers train on. They wait for it in the "
+    "next collective, "
     "for ever or until a time limit.",
     evidence="A host's process ended by exit or signal; the live hosts are inside a collective that needs it.",
-    fix="Find out why that host left (its output is in the report): sys.exit in a branch of one worker, memory, a signal. For hosts that "
-    "may be lost: tf.distribute.PreemptionCheckpointHandler, and CommunicationOptions(timeout_seconds=...) so that peers notice.",
+    fix="Find out why that host left (its output is in the report): sys.exit in a branch of one worker, memory, a "
+    "signal. For hosts that "
+    "may be lost: tf.distribute.PreemptionCheckpointHandler, and CommunicationOptions(timeout_seconds=...) so that "
+    "peers notice.",
     search=_search_exited,
     runs_that_ended=True,
     completed=False,
@@ -97,10 +100,12 @@ HOST_EXITED = Cause(
 UNEQUAL_STEPS = Cause(
     code="unequal-steps",
     title="hosts with different numbers of steps",
-    meaning="A host is through with its data (or stops early) while its peers start another step and wait for it: shards of "
+    meaning="A host is through with its data (or stops early) while its peers start another step and wait for it: "
+    "shards of "
     "different length, early stopping on a local metric, a step count per host.",
     evidence="Recorded steps of each host, which hosts ended their program, and the collective in which the others wait.",
-    fix="Give every host the same number of steps: steps_per_epoch = num_rows // GLOBAL_BATCH_SIZE with dataset.repeat(), or decide to "
+    fix="Give every host the same number of steps: steps_per_epoch = num_rows // GLOBAL_BATCH_SIZE with "
+    "dataset.repeat(), or decide to "
     "stop on a value that was reduced over all replicas.",
     search=_search_unequal,
     runs_that_ended=True,
@@ -110,7 +115,8 @@ UNEQUAL_STEPS = Cause(
 COLLECTIVE_MISMATCH = Cause(
     code="collective-mismatch",
     title="hosts in different collectives",
-    meaning="Collectives pair up in the order in which each host starts them. Code that only one host runs (the chief's evaluation, "
+    meaning="Collectives pair up in the order in which each host starts them. Code that only one host runs (the "
+    "chief's evaluation, "
     "saving or logging with a reduce in it) shifts the order, and each waits for a partner that waits elsewhere.",
     evidence="The collective that each live host is in: their numbers, names or shapes differ and all hosts wait.",
     fix="Run everything that contains a collective (strategy.run, reduce, gather, metrics' results, saving of synchronized "

@@ -21,14 +21,17 @@ class Limit:
 LIMITS = (
     Limit(
         (r"merge_call called while defining a new graph|merge_call.*tf\.cond|merge_call.*while_loop",),
-        "Keras 3's gradient_accumulation_steps and ema_overwrite_frequency call merge_call inside a condition, which strategies refuse.",
-        "Accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one that accumulates and "
+        "Keras 3's gradient_accumulation_steps and ema_overwrite_frequency call merge_call inside a condition, which "
+        "strategies refuse.",
+        "Accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one "
+        "that accumulates and "
         "one that applies; leave ema_overwrite_frequency unset and call optimizer.finalize_variable_values at the end.",
     ),
     Limit(
         (r"_maybe_symbolic_build|_symbolic_build", r"AddN|Shapes? must be|Inputs to operation|Dimension"),
         "Keras 3's fit cannot build its metrics when the first batch does not divide by the number of replicas.",
-        "Make the first batch divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is a multiple of the "
+        "Make the first batch divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is "
+        "a multiple of the "
         "number of replicas.",
     ),
     Limit(
@@ -39,12 +42,14 @@ LIMITS = (
     ),
     Limit(
         (r"Trying to access resource .* located in device .* from device",),
-        "A step compiled by XLA (jit_compile=True) cannot reach variables of another device, so it cannot run under this strategy.",
+        "A step compiled by XLA (jit_compile=True) cannot reach variables of another device, so it cannot run under "
+        "this strategy.",
         "compile(..., jit_compile=False), or jit_compile only functions that touch no variables.",
     ),
     Limit(
         (r"You must feed a value for placeholder tensor 'cond",),
-        "The strategy's collective all-reduce cannot run inside a condition or loop (an optimizer that makes its variables inside the "
+        "The strategy's collective all-reduce cannot run inside a condition or loop (an optimizer that makes its "
+        "variables inside the "
         "tf.function, steps_per_execution).",
         "Make the optimizer's variables before the first step: optimizer.build(model.trainable_variables) in scope; or "
         "MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()).",

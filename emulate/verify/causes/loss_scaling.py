@@ -60,8 +60,10 @@ def _search_twice(case: Case) -> Sign | None:
 LOSS_SCALING = Cause(
     code="loss-scaling",
     title="loss divided by the wrong number",
-    meaning="Each replica averages over its own rows and the optimizer then adds up the replicas' gradients, so the step is as "
-    "many times too large as there are replicas (or, divided twice, too small). With Adam the weights hardly show it; clipping, "
+    meaning="Each replica averages over its own rows and the optimizer then adds up the replicas' gradients, so the "
+    "step is as "
+    "many times too large as there are replicas (or, divided twice, too small). With Adam the weights hardly show it; "
+    "clipping, "
     "weight decay and learning rates do.",
     evidence="The sum of the local gradients is one and the same multiple of the reference's gradient for every variable, "
     "most often the number of replicas or one over it.",
@@ -75,9 +77,11 @@ LOSS_SCALING = Cause(
 DOUBLE_ALL_REDUCE = Cause(
     code="double-all-reduce",
     title="gradients added up twice",
-    meaning="The program adds up the gradients itself (all_reduce) and hands the sum to an optimizer that adds it up over the "
+    meaning="The program adds up the gradients itself (all_reduce) and hands the sum to an optimizer that adds it up "
+    "over the "
     "replicas again.",
-    evidence="The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ, and "
+    evidence="The gradients that enter the optimizer are bit for bit the same on every replica although the rows "
+    "differ, and "
     "their sum is a multiple of the reference's.",
     fix="Hand the local gradients to the optimizer, or divide the reduced ones by the number of replicas:\n"
     "    g = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, g) / strategy.num_replicas_in_sync",

@@ -54,9 +54,12 @@ _EMPTY = (
 NAN = Cause(
     code="nan",
     title="not a number",
-    meaning="A value becomes NaN or infinite on several devices only: a mean over a replica without rows (the rest of a batch did not "
+    meaning="A value becomes NaN or infinite on several devices only: a mean over a replica without rows (the rest of "
+    "a batch did not "
     "go round), a count of zero, a loss that overflows because it is too large.",
-    evidence="The first value that is not finite where the reference's is: which tensor, step and replica, and that replica's rows.",
-    fix="Guard the division that the replica's own rows can make zero (tf.math.divide_no_nan), or divide by the count over all replicas.",
+    evidence="The first value that is not finite where the reference's is: which tensor, step and replica, and that "
+    "replica's rows.",
+    fix="Guard the division that the replica's own rows can make zero (tf.math.divide_no_nan), or divide by the count "
+    "over all replicas.",
     search=_search,
 )

@@ -80,7 +80,8 @@ def _search_identical(case: Case) -> Sign | None:
 UNSEEDED = Cause(
     code="unseeded-randomness",
     title="randomness without a seed",
-    meaning="The program draws from a generator that its seed does not reach (numpy.random.default_rng() without a seed, time, "
+    meaning="The program draws from a generator that its seed does not reach (numpy.random.default_rng() without a "
+    "seed, time, "
     "os.urandom, set order, threads), so two runs differ even on one device and cannot be compared.",
     evidence="The reference run is made twice with the same seed, and initial weights, rows, draws or results differ.",
     fix="Seed every generator: numpy.random.default_rng(SEED), tf.random.Generator.from_seed(SEED), "
@@ -91,7 +92,8 @@ UNSEEDED = Cause(
 IDENTICAL_DROPOUT = Cause(
     code="identical-dropout",
     title="the same random numbers on every replica",
-    meaning="Keras 3's dropout draws the same mask on every replica and every worker (each copy of the seed state starts equal and "
+    meaning="Keras 3's dropout draws the same mask on every replica and every worker (each copy of the seed state "
+    "starts equal and "
     "advances equally), so the noise of a batch is not independent over its rows. The strategy does this by design.",
     evidence="The random draws of a step are bit for bit the same on all replicas of the untouched run.",
     fix="Draw from a generator that the strategy splits: in scope, tf.random.Generator.from_seed(SEED), and in the layer\n"

@@ -58,7 +58,8 @@ def _is_known(case: Case, fit: Fit) -> bool:
 REGULARIZATION = Cause(
     code="regularization-per-replica",
     title="regularization once per replica",
-    meaning="Every replica adds the whole regularization term to its loss, and the optimizer adds up the replicas' gradients: the "
+    meaning="Every replica adds the whole regularization term to its loss, and the optimizer adds up the replicas' "
+    "gradients: the "
     "term counts as often as there are replicas.",
     evidence="What the gradients have too much is a multiple of the weights (L2) or of their signs (L1), on some tensors "
     "only, with one factor in every step.",

@@ -76,7 +76,8 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
     case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
     return Sign(
         "Gradients are not added up over the replicas: each replica trains a model of its own.",
-        f"After step {apart.step} {apart.tensors} variables differ between replicas, and each replica's update goes against its own "
+        f"After step {apart.step} {apart.tensors} variables differ between replicas, and each replica's update goes "
+        "against its own "
         f"local gradient in {min(follows):.1%} of the elements in which that and the sum have opposite signs",
     )
 
@@ -155,10 +156,12 @@ def _groups(apart: Disagreement) -> str:
 REPLICAS_MISSING = Cause(
     code="replicas-missing",
     title="devices that do not train",
-    meaning="The strategy has fewer replicas than the topology has devices: a strategy for one host on several hosts (each trains a "
+    meaning="The strategy has fewer replicas than the topology has devices: a strategy for one host on several hosts "
+    "(each trains a "
     "model of its own and nobody notices), a device list written by hand, no strategy at all.",
     evidence="num_replicas_in_sync of the strategy that the program made, against the devices of the topology.",
-    fix="On several hosts use tf.distribute.MultiWorkerMirroredStrategy(); on one, MirroredStrategy() without a device list. "
+    fix="On several hosts use tf.distribute.MultiWorkerMirroredStrategy(); on one, MirroredStrategy() without a device "
+    "list. "
     "Assert it: assert strategy.num_replicas_in_sync == EXPECTED",
     search=_search_fewer,
     runs_that_ended=True,
@@ -167,10 +170,12 @@ REPLICAS_MISSING = Cause(
 INITIAL_WEIGHTS = Cause(
     code="initial-weights",
     title="different initial weights",
-    meaning="Replicas, hosts or the run as a whole start from other weights than one device does: a seed that depends on the host "
+    meaning="Replicas, hosts or the run as a whole start from other weights than one device does: a seed that depends "
+    "on the host "
     "or on the number of replicas, variables made outside the strategy's scope.",
     evidence="Bits of every variable before the first step, over replicas and hosts and against the reference.",
-    fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: keras.utils.set_random_seed(SEED), the same "
+    fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: "
+    "keras.utils.set_random_seed(SEED), the same "
     "SEED everywhere.",
     search=_search_initial,
 )
@@ -178,9 +183,11 @@ INITIAL_WEIGHTS = Cause(
 MISSING_ALL_REDUCE = Cause(
     code="missing-all-reduce",
     title="gradients are not added up",
-    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is bypassed "
+    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is "
+    "bypassed "
     "(assigning variables by hand, an optimizer made outside of the scope, ON_READ or ONLY_FIRST_REPLICA variables).",
-    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local gradient; or all "
+    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local "
+    "gradient; or all "
     "agree and follow one replica's.",
     fix="Apply with a Keras optimizer made in strategy.scope(), or add up first:\n"
     "    g = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, g)",
@@ -193,7 +200,8 @@ REPLICAS_DISAGREE = Cause(
     meaning="A variable that should be the same on every replica is not: something that only one replica sees changes it "
     "(an update that depends on the replica's number or rows, an assignment without aggregation).",
     evidence="Bits of every trainable variable on every replica after every step.",
-    fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them first, or give the "
+    fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
+    "first, or give the "
     "variable aggregation=tf.VariableAggregation.MEAN.",
     search=_search_disagree,
 )

@@ -76,7 +76,8 @@ def _search_metric(case: Case) -> Sign | None:
     case.explain(lambda point: point.measure.key.kind == "metric")
     return Sign(
         f"The metric {m.key.tensor} is not that of all replicas together.",
-        f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device ({_factors(wrong)}), while the "
+        f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
+        f"({_factors(wrong)}), while the "
         f"gradients, weights and losses of these steps agree",
     )
 
@@ -84,9 +85,12 @@ def _search_metric(case: Case) -> Sign | None:
 LOSS_REPORT = Cause(
     code="loss-report",
     title="the reported loss is wrong",
-    meaning="Gradients and weights are right, but the number that is logged is not the loss of the batch: a mean over replicas of "
-    "losses that were divided by the global batch already (1/N), a sum of means (N), or the loss of the first replica alone.",
-    evidence="Gradients and weights agree with the reference in the steps whose reported loss does not; its factor over the steps.",
+    meaning="Gradients and weights are right, but the number that is logged is not the loss of the batch: a mean over "
+    "replicas of "
+    "losses that were divided by the global batch already (1/N), a sum of means (N), or the loss of the first replica "
+    "alone.",
+    evidence="Gradients and weights agree with the reference in the steps whose reported loss does not; its factor "
+    "over the steps.",
     fix="Reduce once, in the way the loss was divided:\n"
     "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)    # divided by the global batch\n"
     "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)   # a mean over equal shards\n"
@@ -97,10 +101,12 @@ LOSS_REPORT = Cause(
 METRIC_AGGREGATION = Cause(
     code="metric-aggregation",
     title="a metric of some replicas",
-    meaning="Gradients, weights and losses are right, but a metric is not computed over all replicas' rows, or is summed where it "
+    meaning="Gradients, weights and losses are right, but a metric is not computed over all replicas' rows, or is "
+    "summed where it "
     "should be averaged.",
     evidence="Everything that trains agrees with the reference; the metric does not.",
-    fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() outside of "
+    fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() "
+    "outside of "
     "strategy.run.",
     search=_search_metric,
 )

@@ -81,9 +81,11 @@ def _four_numbers(ledger: Ledger) -> str:
 REPEATED = Cause(
     code="samples-repeated",
     title="rows seen too often",
-    meaning="Replicas or hosts train on the same rows: the input was not sharded, so an epoch counts the same rows several times "
+    meaning="Replicas or hosts train on the same rows: the input was not sharded, so an epoch counts the same rows "
+    "several times "
     "and the step is no larger than one replica's.",
-    evidence="The identity of every row in every step: the same row on several replicas in one step, or more often than on one device.",
+    evidence="The identity of every row in every step: the same row on several replicas in one step, or more often "
+    "than on one device.",
     fix="Let the strategy shard: strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)), or in "
     "distribute_datasets_from_function, per host:\n"
     "    dataset.shard(context.num_input_pipelines, context.input_pipeline_id)\n"
@@ -94,7 +96,8 @@ REPEATED = Cause(
 MISSING = Cause(
     code="samples-missing",
     title="rows never seen",
-    meaning="Rows that one device trains on reach no replica: sharded twice, a shard index that skips, take() or an integer "
+    meaning="Rows that one device trains on reach no replica: sharded twice, a shard index that skips, take() or an "
+    "integer "
     "division per replica, a dropped remainder.",
     evidence="The identity of every row: rows of the reference's steps that no replica consumed.",
     fix="Shard once: either strategy.experimental_distribute_dataset on the whole dataset (it shards by itself), or "
@@ -106,7 +109,8 @@ MISSING = Cause(
 REORDERED = Cause(
     code="samples-reordered",
     title="rows in other batches",
-    meaning="Every row is seen, but the batches are composed differently than on one device: sharded by file, shuffled after "
+    meaning="Every row is seen, but the batches are composed differently than on one device: sharded by file, shuffled "
+    "after "
     "sharding, interleaved. Each step then has another gradient.",
     evidence="The identity of every row: the same rows over the recorded steps, in other steps.",
     fix="Shuffle and batch before sharding, with one seed on all hosts; shard by data, not by file:\n"

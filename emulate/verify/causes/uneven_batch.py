@@ -17,7 +17,8 @@ def _search_uneven(case: Case) -> Sign | None:
     rows = _rows(case, first)
     return Sign(
         f"Replicas with fewer rows weigh as much as the others: step {first.step} has {numbers(rows)} rows on its replicas.",
-        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2); with each replica weighted by its "
+        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2); with each replica "
+        "weighted by its "
         f"share of the rows it is the reference's within {max(fit.after for fit in fits):.1f} times the noise floor"
         + _even_steps(case, fits),
     )
@@ -46,7 +47,8 @@ def _search_weighted(case: Case) -> Sign | None:
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
     return Sign(
         "Each replica divides its loss by a count of its own (tokens, mask, weights) instead of the count over all replicas.",
-        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by {shares} it is the "
+        f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by "
+        f"{shares} it is the "
         f"reference's for all tensors within {max(fit.after for fit in fits):.1f} times the noise floor; the rows are even",
     )
 
@@ -54,10 +56,13 @@ def _search_weighted(case: Case) -> Sign | None:
 UNEVEN_BATCH = Cause(
     code="uneven-batch",
     title="mean of means over uneven shards",
-    meaning="A batch that does not divide by the replicas (the last of an epoch) leaves some replicas fewer rows. Each replica "
-    "takes the mean over its own rows and the means are averaged, so a row on a small shard weighs more than one on a large "
+    meaning="A batch that does not divide by the replicas (the last of an epoch) leaves some replicas fewer rows. Each "
+    "replica "
+    "takes the mean over its own rows and the means are averaged, so a row on a small shard weighs more than one on a "
+    "large "
     "shard. Keras's fit does this too.",
-    evidence="Only steps with uneven shards differ, and there the local gradients weighted by each replica's share of the rows "
+    evidence="Only steps with uneven shards differ, and there the local gradients weighted by each replica's share of "
+    "the rows "
     "add up to the reference's.",
     fix="Divide by the rows of all replicas:\n"
     "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
@@ -69,9 +74,11 @@ UNEVEN_BATCH = Cause(
 LOCAL_NORMALIZATION = Cause(
     code="local-normalization",
     title="loss normalized by a count of the replica",
-    meaning="A loss over tokens, masked or weighted elements is divided by the replica's own count. Replicas have different "
+    meaning="A loss over tokens, masked or weighted elements is divided by the replica's own count. Replicas have "
+    "different "
     "counts, so the mean of their means is not the mean over the batch.",
-    evidence="Some weight for each replica, the same for all tensors, turns the local gradients into the reference's, although "
+    evidence="Some weight for each replica, the same for all tensors, turns the local gradients into the reference's, "
+    "although "
     "every replica has as many rows.",
     fix="Divide by the count over all replicas:\n"
     "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"

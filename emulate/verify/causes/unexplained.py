@@ -21,7 +21,8 @@ def _search(case: Case) -> Sign | None:
     return Sign(
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
-        f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities differ at some step",
+        f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities "
+        "differ at some step",
     )
 
 
@@ -33,7 +34,8 @@ def _rows(case: Case) -> Sign | None:
     n = ledger.samples
     return Sign(
         f"From step {ledger.first_apart} on the rows are not those of one device, and no known cause explains it.",
-        f"{ledger.foreign} of {n.seen} rows are none that one device had; the contents of a row identify it, so an augmentation that "
+        f"{ledger.foreign} of {n.seen} rows are none that one device had; the contents of a row identify it, so an "
+        "augmentation that "
         f"depends on the host or its position makes other rows",
     )
 
@@ -41,9 +43,11 @@ def _rows(case: Case) -> Sign | None:
 UNEXPLAINED = Cause(
     code="unexplained",
     title="a difference without a known cause",
-    meaning="The run differs from the one on one device by more than rounding, and none of the known causes leaves such a trace.",
+    meaning="The run differs from the one on one device by more than rounding, and none of the known causes leaves "
+    "such a trace.",
     evidence="An error far above the noise floor that remains after every known cause was looked for.",
-    fix="Look at what the first differing tensor's gradient depends on: anything that sees only the replica's rows (a mean, a maximum, a "
+    fix="Look at what the first differing tensor's gradient depends on: anything that sees only the replica's rows (a "
+    "mean, a maximum, a "
     "normalization, a count) or that knows the replica's number. --precision float64 tells whether rounding is amplified.",
     search=_search,
 )

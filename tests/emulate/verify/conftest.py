@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests_verify_made import Made
+
+from tests.emulate.verify.made_traces import Made
 
 Maker = Callable[..., Made]
 

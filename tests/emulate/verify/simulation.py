@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests_verify_made import Made
+from tests.emulate.verify.made_traces import Made
 
 Array = NDArray[Any]
 Weights = dict[str, Array]
@@ -71,8 +71,7 @@ class Problem:
     clip: float | None = None
     clip_first: bool = False
     reported: Callable[[list[float], int], float] = lambda losses, n: float(np.sum(losses))
-    order: Callable[[int], Array] | None = None
-    shards: Callable[[Array, int], list[Array]] = lambda rows, n: [r for r in np.array_split(rows, n)]
+    shards: Callable[[Array, int], list[Array]] = lambda rows, n: list(np.array_split(rows, n))
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)

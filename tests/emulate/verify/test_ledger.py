@@ -1,0 +1,105 @@
+"""The data ledger: every row by identity and count."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulate.verify.ledger import Ledger
+from emulate.verify.verdict import Samples
+
+
+def ledger(reference: list[str], topology: list[list[str]], hosts: list[int] | None = None) -> Ledger:
+    """Steps as words: each letter is a row; the topology's step is one word a replica."""
+    places = dict(enumerate(hosts or [0] * max(len(step) for step in topology)))
+    return Ledger(
+        "sgd",
+        tuple(tuple(step) for step in reference),
+        tuple({r: tuple(rows) for r, rows in enumerate(step)} for step in topology),
+        places,
+    )
+
+
+def test_the_same_rows_in_every_step_are_the_same_whatever_their_order_and_place() -> None:
+    found = ledger(["abcd", "efgh"], [["db", "ca"], ["ef", "gh"]])
+    assert found.is_same
+    assert found.samples == Samples(8, 8, 0, 0)
+    assert not found.uneven
+
+
+def test_a_lost_row_is_missing() -> None:
+    found = ledger(["abcd", "efgh"], [["ab", "c"], ["ef", "gh"]])
+    assert found.first_apart == 0
+    assert found.samples == Samples(8, 7, 1, 0)
+    assert found.lost == 1
+    assert found.uneven == (0,)
+
+
+def test_the_same_rows_on_every_host_are_repeated() -> None:
+    found = ledger(["abcd"], [["ab", "cd", "ab", "cd"]], hosts=[0, 0, 1, 1])
+    assert found.samples == Samples(4, 8, 0, 4)
+    assert found.repeated_in_step == 4
+    assert found.identical_hosts == (0,)
+    assert not found.identical_replicas
+    assert found.is_prefix
+
+
+def test_rows_that_the_repeats_displaced_are_told_from_lost_ones() -> None:
+    displaced = ledger(["abcd", "efgh"], [["ab", "ab"], ["cd", "cd"]])
+    assert displaced.is_prefix
+    lost = ledger(["abcd", "efgh"], [["ab", "ab"], ["gh", "gh"]])
+    assert not lost.is_prefix
+
+
+def test_equal_rows_of_the_data_are_no_repeats() -> None:
+    found = ledger(["aabc"], [["aa", "bc"]])
+    assert found.is_same
+    assert found.repeated_in_step == 0
+    one_each = ledger(["aabc"], [["ab", "ac"]])
+    assert one_each.is_same
+    assert one_each.repeated_in_step == 0
+
+
+def test_the_same_rows_in_other_steps_are_reordered() -> None:
+    found = ledger(["abcd", "efgh"], [["ab", "ef"], ["cd", "gh"]])
+    assert found.first_apart == 0
+    assert found.is_reordered
+    assert found.lost == 0
+
+
+def test_a_batch_that_grows_with_the_replicas_has_the_rows_of_that_many_steps() -> None:
+    found = ledger(["ab", "cd", "ef", "gh", "ij"], [["ab", "cd"], ["eg", "fh"]])
+    assert found.grows
+    assert found.num_steps == 2
+    assert found.first_apart is None
+    assert found.samples == Samples(8, 8, 0, 0)
+    assert not found.is_same
+
+
+def test_a_replica_without_rows_is_found() -> None:
+    found = ledger(["abc"], [["ab", "c", ""]])
+    assert found.is_same
+    assert found.empty == ((0, 2),)
+    assert found.counts(0) == {0: 2, 1: 1, 2: 0}
+
+
+rows = st.text("abcdef", max_size=8)
+
+
+@given(st.lists(rows, min_size=1, max_size=4), st.lists(st.lists(rows, min_size=3, max_size=3), min_size=1, max_size=4))
+def test_the_four_numbers_add_up(reference: list[str], topology: list[list[str]]) -> None:
+    found = ledger(reference, topology)
+    numbers = found.samples
+    assert numbers.seen == numbers.reference - numbers.missing + numbers.repeated + found.foreign
+    assert min(numbers.missing, numbers.repeated, found.foreign) >= 0
+
+
+@given(st.lists(rows, min_size=1, max_size=4), st.randoms())
+def test_any_way_to_deal_the_rows_out_is_the_same(reference: list[str], random: object) -> None:
+    topology = []
+    for step in reference:
+        places: list[str] = ["", "", ""]
+        for row in step:
+            places[random.randrange(3)] += row  # type: ignore[attr-defined]
+        topology.append(places)
+    assert ledger(reference, topology).first_apart is None
