@@ -70,9 +70,8 @@ class Channel:
         Raises:
             OSError: When the other end is gone.
         """
-        with self._lock:
-            self.socket.sendall(_HEAD.pack(kind, len(body)))
-            self.socket.sendall(body)
+        with self._lock:  # and in one piece, because a process that a program forks has the socket, but a lock of its own
+            self.socket.sendall(_HEAD.pack(kind, len(body)) + body)
 
     def send_fds(self, fds: list[int]) -> None:
         """Send file descriptors, as many as the other end expects in `receive_fds`."""

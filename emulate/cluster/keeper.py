@@ -44,10 +44,12 @@ class Wakeups:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         # The socket alone would not do: a process that the supervisor forked may hold a copy of its end.
-        self._supervisor = _open_process(supervisor)
+        self._supervisor, self._is_alone = _open_process(supervisor)
 
     def wait(self, others: Sequence[Any]) -> tuple[list[Any], bool]:
         """Those of the others that can be read, and whether the supervisor is gone."""
+        if self._is_alone:
+            return [], True
         watched = [self._reader, *others, *([self._supervisor] if self._supervisor is not None else [])]
         ready = select.select(watched, (), ())[0]
         if self._reader in ready:
@@ -65,13 +67,14 @@ class Wakeups:
             os.close(self._supervisor)
 
 
-def _open_process(pid: int) -> int | None:
+def _open_process(pid: int) -> tuple[int | None, bool]:
+    """A descriptor that becomes readable when the process ends, and whether it has already."""
     try:
-        return os.pidfd_open(pid)
+        return os.pidfd_open(pid), False
     except ProcessLookupError:
-        os._exit(0)
+        return None, True
     except OSError:  # before Linux 5.3, or forbidden
-        return None
+        return None, False
 
 
 def keep(channel: Channel, capability: Capability, *, is_preloaded: bool) -> NoReturn:

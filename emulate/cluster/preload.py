@@ -11,6 +11,7 @@ import gc
 import importlib
 import os
 import pickle
+import select
 import signal
 import socket
 import time
@@ -60,10 +61,11 @@ def main(fd: int) -> None:
             if hello.imports:
                 _import_all()
         _serve(control, hello, capability, keepers)
-    finally:
         _await(keepers)
         end_descendants()
         remove_tree(hello.scratch)
+    finally:  # after an error the supervisor is there and reads the log in that folder
+        end_descendants()
 
 
 @contextlib.contextmanager
@@ -71,11 +73,13 @@ def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
     """During the imports, which take seconds, the kernel tells us by signal that the supervisor has gone."""
     import fcntl
 
+    hung_up = select.poll()
+    hung_up.register(control, select.POLLRDHUP)
+
     def look(*_: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            if not control.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                remove_tree(scratch)
-                os._exit(0)
+        if hung_up.poll(0):
+            remove_tree(scratch)
+            os._exit(0)
 
     signal.signal(signal.SIGIO, look)
     signal.siginterrupt(signal.SIGIO, False)
@@ -129,12 +133,11 @@ def _fork_keeper(fd: int, control: Channel, wakeups: Wakeups, capability: Capabi
 
 
 def _reap(keepers: set[int]) -> None:
-    """Forget keepers that ended; what a killed one left behind is ours now, and is ended too."""
+    """Forget keepers that ended; what a killed one left behind becomes ours, bit by bit, and is ended too."""
     while (ended := wait_for_any(os.WNOHANG)) is not None and ended[0]:
-        if ended[0] not in keepers:
-            continue
+        is_orphan = ended[0] not in keepers
         keepers.discard(ended[0])
-        if ended[1]:
+        if is_orphan or ended[1]:
             for orphan in set(system.children_of(os.getpid())) - keepers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)

@@ -1,0 +1,249 @@
+"""However a cluster ends, no process, port, descriptor or file outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from emulate.cluster import ClusterPlan, HostContext, Preload, RunningCluster
+from emulate.errors import Unavailable
+from emulate.topology import Topology
+from tests.emulate.cluster.helpers import events_until, is_running, start_python, wait_until
+
+Launch = Callable[..., RunningCluster]
+
+
+def daemonise_and_wait(context: HostContext) -> None:
+    """What is hardest to find again: a process of a process, in a session of its own, deaf to all but SIGKILL."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            context.send({"event": "pid", "pid": os.getpid()})
+            while True:
+                signal.pause()
+        os._exit(0)
+    child = subprocess.Popen(["sleep", "1000"])
+    context.send({"event": "pid", "pid": child.pid})
+    context.send({"event": "pid", "pid": os.getpid()})
+    signal.pause()
+
+
+def pids_of(cluster: RunningCluster, count: int) -> list[int]:
+    events = events_until(cluster, lambda seen: sum(event["event"] == "pid" for _, event in seen) == count)
+    return [event["pid"] for _, event in events if event["event"] == "pid"]
+
+
+@pytest.mark.parametrize("topology", ["1x1", "2x1"])
+def test_end_kills_every_descendant(launch: Launch, topology: str) -> None:
+    count = 3 * Topology.parse(topology).num_hosts
+    with launch(topology, daemonise_and_wait) as cluster:
+        pids = pids_of(cluster, count)
+        assert all(is_running(pid) for pid in pids)
+        cluster.end()
+        assert not any(is_running(pid) for pid in pids)
+        assert [outcome.status for outcome in cluster.outcomes] == ["ended"] * (count // 3)
+        assert cluster.events(0) == []
+
+
+def test_an_exception_in_the_supervisor_ends_the_cluster(launch: Launch) -> None:
+    pids: list[int] = []
+
+    def supervise() -> None:
+        with launch("2x1", daemonise_and_wait) as cluster:
+            pids.extend(pids_of(cluster, 6))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        supervise()
+    assert not any(is_running(pid) for pid in pids)
+
+
+def test_a_host_that_is_over_takes_its_daemons_with_it_when_the_cluster_ends(launch: Launch) -> None:
+    def entry(context: HostContext) -> None:
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        context.send({"event": "pid", "pid": child.pid})
+
+    with launch("1x1", entry) as cluster:
+        [pid] = pids_of(cluster, 1)
+        events_until(cluster, lambda _: cluster.is_over)
+    assert not is_running(pid)
+
+
+def test_a_host_that_does_not_leave_is_killed_at_its_deadline(launch: Launch) -> None:
+    def entry(context: HostContext) -> int:
+        real = os._exit
+        os._exit = lambda code: signal.pause()  # type: ignore[assignment]
+        assert real
+        return os.getpid()
+
+    with launch("2x1", entry, shutdown_timeout=0.2) as cluster:
+        events_until(cluster, lambda _: cluster.is_over)
+    assert not any(is_running(outcome.value) for outcome in cluster.outcomes)
+
+
+def test_a_killed_keeper_leaves_nothing(launch: Launch) -> None:
+    def entry(context: HostContext) -> None:
+        context.send({"event": "keeper", "pid": os.getppid()})
+        daemonise_and_wait(context)
+
+    with launch("2x1", entry) as cluster:
+        events = events_until(cluster, lambda seen: len(seen) == 2 * (1 + 1 + 3))
+        keeper = next(event["pid"] for _, event in events if event["event"] == "keeper")
+        os.kill(keeper, signal.SIGKILL)
+        events_until(cluster, lambda _: cluster.is_over)
+        assert [outcome.status for outcome in cluster.outcomes] == ["killed", "killed"]
+    for _, event in events:
+        if event["event"] == "pid":
+            wait_until(lambda pid=event["pid"]: not is_running(pid))
+
+
+def test_descriptors_are_closed(launch: Launch, tmp_path: Path) -> None:
+    def once(number: int, **options: Any) -> int:
+        (tmp_path / f"{number}").mkdir()
+        with launch("2x1", lambda context: None, directory=tmp_path / f"{number}", **options) as cluster:
+            events_until(cluster, lambda _: cluster.is_over)
+        return psutil.Process().num_fds()
+
+    assert once(0) == once(1) == once(2, echo=True) == once(3, echo=True)
+
+
+def test_a_parent_that_is_closed_leaves_no_process_and_no_folder() -> None:
+    with Preload(imports=False) as preload:
+        folder, [process] = preload.directory, [one for one in psutil.Process().children() if is_preload(one, preload)]
+        assert folder.is_dir()
+    assert not process.is_running()
+    assert not folder.exists()
+
+
+def is_preload(process: psutil.Process, preload: Preload) -> bool:
+    return str(preload.directory / "preload.log") in [file.path for file in process.open_files()]
+
+
+def test_a_parent_that_dies_is_an_error_that_says_why(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('this TensorFlow is broken')")
+    path = list(sys.path)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        preload = Preload()
+    finally:
+        sys.path[:] = path
+    plan = ClusterPlan(Topology.parse("1x1"), lambda context: None, tmp_path)
+    with pytest.raises(Unavailable) as caught, preload, preload.launch(plan) as cluster:
+        events_until(cluster, lambda _: cluster.is_over)
+    assert "The process from which hosts are forked must be able to start. Received:" in str(caught.value)
+    assert "this TensorFlow is broken" in str(caught.value)
+    assert "Check that `python -c 'import tensorflow'` works." in str(caught.value)
+
+
+def test_hosts_that_do_not_start_in_time_are_an_error(launch: Launch, tmp_path: Path) -> None:
+    with launch("2x1", lambda context: None, start_timeout=0.0) as cluster, pytest.raises(Unavailable) as caught:
+        events_until(cluster, lambda _: cluster.is_over)
+    assert str(caught.value).startswith("Every host must start within 0 s. Received: host ")
+
+
+SUPERVISOR = """
+import sys, time, json, os, tempfile
+from pathlib import Path
+from emulate.cluster import *
+from emulate.topology import Topology
+from tests.emulate.cluster.test_cluster_ends import daemonise_and_wait
+import tests.emulate.cluster.test_cluster_ends as module
+import cloudpickle; cloudpickle.register_pickle_by_value(module)
+with Preload(imports=sys.argv[1] == "loaded") as preload:
+    directory = Path(tempfile.mkdtemp(dir=preload.directory))
+    plan = ClusterPlan(Topology.parse(sys.argv[2]), daemonise_and_wait, directory, views=(Path.cwd(),), cwd=Path.cwd())
+    with preload.launch(plan) as cluster:
+        found = []
+        print(json.dumps(["folder", str(preload.directory)]), flush=True)
+        while True:
+            for host, event in cluster.events(1):
+                if event["event"] == "pid":
+                    print(json.dumps(["pid", event["pid"]]), flush=True)
+"""
+
+
+def supervise(*args: str, folder: Path, pids: int) -> tuple[psutil.Popen, Path, list[psutil.Process]]:
+    process = start_python(SUPERVISOR, *args, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    scratch = Path(json.loads(process.stdout.readline())[1])
+    for _ in range(pids):
+        assert json.loads(process.stdout.readline())[0] == "pid"
+    return process, scratch, process.children(recursive=True)
+
+
+def finish(process: psutil.Popen) -> tuple[int, str]:
+    _, err = process.communicate()
+    return process.returncode, err.decode()
+
+
+@pytest.mark.parametrize("topology", ["1x2", "2x1"])
+def test_sigkill_of_the_supervisor_leaves_nothing(tmp_path: Path, topology: str) -> None:
+    process, scratch, descendants = supervise("bare", topology, folder=tmp_path, pids=3 * Topology.parse(topology).num_hosts)
+    assert len(descendants) >= 4
+    process.kill()
+    finish(process)
+    wait_until(lambda: not any(is_running(one.pid) for one in descendants))
+    wait_until(lambda: not scratch.exists())
+
+
+def test_sigkill_while_tensorflow_is_being_imported_leaves_nothing(tmp_path: Path) -> None:
+    process, scratch, _ = supervise("loaded", "2x1", folder=tmp_path, pids=0)
+    descendants = wait_until(lambda: process.children(recursive=True))
+    process.kill()
+    finish(process)
+    wait_until(lambda: not any(is_running(one.pid) for one in descendants))
+    wait_until(lambda: not scratch.exists())
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_leaves_nothing(tmp_path: Path) -> None:
+    process, scratch, descendants = supervise("bare", "2x1", folder=tmp_path, pids=6)
+    process.send_signal(signal.SIGINT)
+    code, err = finish(process)
+    assert code == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert not any(is_running(one.pid) for one in descendants)
+    assert not scratch.exists()
+
+
+def test_a_supervisor_that_forgets_to_close_leaves_nothing() -> None:
+    code = "import sys; from emulate.cluster import Preload; p = Preload(imports=False); print(p.directory)"
+    process = start_python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert not os.path.exists(out.decode().strip())
+
+
+def test_an_orphan_that_holds_the_supervisors_sockets_does_not_keep_a_cluster_alive(tmp_path: Path) -> None:
+    """A process the supervisor forked has copies of its descriptors; that the supervisor has gone is noticed all the same."""
+    code = SUPERVISOR.replace(
+        "        found = []\n", "        if os.fork() == 0:\n            time.sleep(30)\n            os._exit(0)\n"
+    )
+    process = start_python(code, "bare", "2x1", cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    scratch = Path(json.loads(process.stdout.readline())[1])
+    for _ in range(6):
+        process.stdout.readline()
+    descendants = [
+        one
+        for one in process.children(recursive=True)
+        if one.ppid() != process.pid or "preload import main" in " ".join(one.cmdline())
+    ]
+    holders = [one for one in process.children() if one not in descendants]
+    process.kill()
+    process.stdout.close()
+    process.wait()
+    try:
+        wait_until(lambda: not any(is_running(one.pid) for one in descendants if one not in holders))
+        wait_until(lambda: not scratch.exists())
+    finally:
+        for holder in holders:
+            holder.kill()
