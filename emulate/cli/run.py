@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -15,10 +16,12 @@ import typer
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network
+from emulate.errors import WrongUse
 from emulate.program import Program, own_traceback
 
 if TYPE_CHECKING:
-    from emulate.cluster import ClusterPlan, HostOutcome, RunningCluster
+    from emulate.cluster import HostOutcome, RunningCluster
+    from emulate.topology import Topology
 
 EXAMPLES = """Examples:
 
@@ -27,6 +30,7 @@ gpudist run train.py --topology 2x4
 gpudist run train.py --topology 1x8 -- --epochs 3"""
 _GRACE = 10.0
 _RAISED = 3
+_WRONG_USE = f"{WrongUse.__module__}.{WrongUse.__qualname__}"  # seen only once the program's file has run
 
 
 @exits_properly
@@ -44,26 +48,18 @@ def run(
     """Run PROGRAM on an emulated topology: no recording, output passed through, the program's exit code."""
     shape = options.topologies([topology])[0]
     found = Program.find(options.program_target(program, module), program_args(context))
-    from emulate.cluster import ClusterPlan
-
-    with tempfile.TemporaryDirectory(prefix="gpudist-run-") as folder:
-        plan = ClusterPlan(
-            topology=shape,
-            entry=partial(_entry, found),
-            directory=Path(folder),
-            all_reduce=all_reduce.value,
-            network=network.value,
-            cwd=Path.cwd(),
-            echo=True,
-        )
-        return _launch(plan, imports=True)
+    launch = partial(_launch, partial(_entry, found), shape, all_reduce.value, network.value)
+    try:
+        return launch(imports=True)
+    except _NeedsFreshProcess:
+        return launch(imports=False)
 
 
 def _entry(program: Program, host: Any) -> None:
     """What each host does. The traceback is printed there, so that it is among the program's own output."""
     try:
         program.start()
-    except SystemExit:
+    except (SystemExit, WrongUse):
         raise
     except BaseException as error:
         print(own_traceback(error), file=sys.stderr, flush=True)
@@ -74,33 +70,31 @@ class _NeedsFreshProcess(Exception):
     """The program sets a variable of the environment that TensorFlow has read by now."""
 
 
-def _launch(plan: ClusterPlan, *, imports: bool) -> int:
-    from emulate.cluster import Preload
+def _launch(entry: Callable[[Any], None], shape: Topology, all_reduce: str, network: str, *, imports: bool) -> int:
+    from emulate.cluster import ClusterPlan, Preload
 
-    try:
-        with Preload(imports=imports) as preload, preload.launch(plan) as cluster:
+    with Preload(imports=imports) as preload:
+        directory = Path(tempfile.mkdtemp(dir=preload.directory))  # so that it goes even when we are killed
+        plan = ClusterPlan(shape, entry, directory, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True)
+        with preload.launch(plan) as cluster:
             return _watch(cluster)
-    except _NeedsFreshProcess:
-        return _launch(plan, imports=False)
 
 
 def _watch(cluster: RunningCluster) -> int:
     """Wait for the hosts; once one has failed the others get a short while, because they may never end."""
-    for note in cluster.notes:
-        complain(note)
-    failed: HostOutcome | None = None
-    deadline: Callable[[], bool] = lambda: False  # noqa: E731
-    while not cluster.is_over and not deadline():
+    told, until = 0, math.inf
+    while not cluster.is_over and time.monotonic() < until:
         for _, event in cluster.events(0.1):
             _tell(event)
-        if failed is None and (failed := _first_failure(cluster)) is not None:
-            deadline = partial(_is_past, time.monotonic() + _GRACE)
-    failed = failed or _first_failure(cluster)
+        for note in cluster.notes[told:]:
+            complain(note)
+        told = len(cluster.notes)
+        if until == math.inf and _first_failure(cluster) is not None:
+            until = time.monotonic() + _GRACE
+    failed = _first_failure(cluster)
+    if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
+        raise WrongUse(failed.error.message)
     return 0 if failed is None else _exit_code(failed)
-
-
-def _is_past(moment: float) -> bool:
-    return time.monotonic() > moment
 
 
 def _tell(event: dict[str, Any]) -> None:
@@ -111,7 +105,7 @@ def _tell(event: dict[str, Any]) -> None:
 
 
 def _first_failure(cluster: RunningCluster) -> HostOutcome | None:
-    return next((outcome for outcome in cluster.outcomes if outcome is not None and _exit_code(outcome)), None)
+    return next((outcome for outcome in cluster.outcomes if _exit_code(outcome)), None)
 
 
 def _exit_code(outcome: HostOutcome) -> int:

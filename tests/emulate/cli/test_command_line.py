@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import emulate.devices
 import emulate.verify
 from emulate.cli import app, main
 from emulate.program import Program
@@ -269,10 +270,30 @@ def test_an_unknown_cause_offers_the_near_one():
     assert "CODE must be the code of a cause. Received: CODE 'lossscaling'. Did you mean 'loss-scaling'?" in done.stderr
 
 
-def test_the_machine_is_described():
+def test_the_machine_is_described_in_words(monkeypatch):
+    about = {
+        "cpus": 2,
+        "memory_bytes": {"total": 8 * 2**30, "available": 3 * 2**29},
+        "tensorflow": None,
+        "gpus": [],
+        "emulation": {"devices_per_host": 256, "hosts": 9},
+        "own_network": {"available": True, "why": None},
+        "copy_on_write": {"available": False, "why": "the system refuses it"},
+    }
+    monkeypatch.setattr(emulate.devices, "describe_machine", lambda: about)
     done = gpudist("devices")
     assert done.exit_code == 0
-    assert all(word in done.stdout for word in ("tensorflow", "cpus", "own network"))
+    assert done.stdout.splitlines() == [
+        "cpus           2",
+        "memory         8.0 GiB total, 1.5 GiB available",
+        "tensorflow     unknown",
+        "gpus           none",
+        "emulation",
+        "  devices per host  256",
+        "  hosts             9",
+        "own network    yes",
+        "copy on write  no: the system refuses it",
+    ]
 
 
 def test_main_returns_the_exit_code(folder, capsys):

@@ -17,8 +17,6 @@ if how == "raise":
     raise ValueError("no")
 if how == "exit":
     sys.exit(7)
-if how == "text":
-    sys.exit("no data")
 if how == "kill":
     os.kill(os.getpid(), 9)
 if sys.argv[1] == "sleep":
@@ -34,8 +32,8 @@ open(f"written-{host}", "w").close()
 def run(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(PROGRAM))
 
-    def run(*args, topology="2x1"):
-        command = [sys.executable, "-m", "emulate", "run", "train.py", "--topology", topology, "--", *args]
+    def run(*args, topology="2x1", program="train.py"):
+        command = [sys.executable, "-m", "emulate", "run", program, "--topology", topology, "--", *args]
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return run
@@ -53,7 +51,7 @@ def test_output_passes_through_with_its_host_and_files_stay(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "code", "said"),
-    [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("text", 1, "no data"), ("kill", 137, "")],
+    [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("kill", 137, "")],
 )
 def test_the_exit_code_is_the_programs(run, how, code, said):
     process = run(how)
@@ -68,6 +66,14 @@ def test_a_program_that_sets_what_tensorflow_reads_gets_a_fresh_process(run):
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert output.splitlines()[-1] == "legacy False"
+
+
+def test_a_function_that_is_not_there_after_all_is_a_wrong_use(run, tmp_path):
+    (tmp_path / "star.py").write_text("from os.path import *")
+    process = run("x", topology="1x1", program="star.py:mian")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "Received: program='star.py:mian', whose 'mian' is not there." in errors
 
 
 def test_an_interruption_ends_every_host(run):
