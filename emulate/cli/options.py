@@ -66,11 +66,7 @@ AllReduceOption = Annotated[
 
 
 def program_target(program: str | None, module: str | None) -> str:
-    """The program as `Program.find` takes it.
-
-    Raises:
-        WrongUse: When none was given, or two.
-    """
+    """The program as `Program.find` takes it; WrongUse when none was given, or two."""
     if module is None and program is None:
         raise WrongUse("A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function.")
     if module is not None and program is not None:
@@ -82,20 +78,12 @@ def program_target(program: str | None, module: str | None) -> str:
 
 
 def topologies(texts: Sequence[str]) -> list[Topology]:
-    """The topologies asked for, each once, in order; `1x4` where none was.
-
-    Raises:
-        WrongUse: When one is not a topology.
-    """
+    """The topologies asked for, each once, in order; `1x4` where none was; WrongUse when one is none."""
     return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
 
 
 def number_of_steps(text: str) -> int | None:
-    """The number of `--steps`, None for all.
-
-    Raises:
-        WrongUse: When it is neither a positive number nor `all`.
-    """
+    """The number of `--steps`, None for all; WrongUse when it is neither a positive number nor `all`."""
     if text == "all":
         return None
     if text.isdecimal() and int(text) > 0:
@@ -106,11 +94,7 @@ def number_of_steps(text: str) -> int | None:
 
 
 def known_code(code: str, codes: Iterable[str], option: str) -> str:
-    """A cause's code as it was given.
-
-    Raises:
-        WrongUse: When there is no such cause.
-    """
+    """A cause's code as it was given; WrongUse when there is no such cause."""
     known = list(codes)
     if code in known:
         return code

@@ -14,6 +14,13 @@ from emulate.errors import WrongUse
 def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     """Pickle a callable together with what it refers to in its own module.
 
+    Args:
+        target: The callable.
+        name: What messages call it.
+
+    Returns:
+        What `pickle.loads` makes a callable of, in a process that cannot import the caller's module.
+
     Raises:
         WrongUse: When it refers to something that cannot be sent to another process.
     """

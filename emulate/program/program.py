@@ -55,6 +55,9 @@ class Program:
             target: `train.py`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable.
             args: The program's own arguments.
 
+        Returns:
+            The program, ready to be started or sent to a host.
+
         Raises:
             WrongUse: When there is no such program, or it cannot be one.
         """

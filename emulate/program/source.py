@@ -19,11 +19,14 @@ _FORMS = "A program is written train.py, -m package.module, train.py:function or
 
 
 def find_file(text: str, name: str) -> Path:
-    """The absolute path of a program's file.
+    """Find a program's file.
 
     Args:
         text: The path as it was written.
         name: The whole program as it was written, for messages.
+
+    Returns:
+        The file's absolute path.
 
     Raises:
         WrongUse: When there is no such file, or it is not one.
@@ -59,11 +62,14 @@ def _same_stem(wanted: str, files: Iterable[str]) -> list[str]:
 
 
 def find_module_file(module: str, runnable: bool = True) -> Path | None:
-    """The source file of a module, found without importing it or its packages.
+    """Find the source file of a module without importing it or its packages.
 
     Args:
         module: The dotted name.
         runnable: For a package: its `__main__`, as `python -m` takes it, instead of its `__init__`.
+
+    Returns:
+        The file, None where there is no such module.
     """
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -91,6 +97,13 @@ def _find_spec(name: str, locations: Iterable[str] | None) -> importlib.machiner
 def parse(file: Path, name: str) -> ast.Module:
     """Parse a program's file.
 
+    Args:
+        file: The file.
+        name: The program as it was written, for messages.
+
+    Returns:
+        Its syntax tree.
+
     Raises:
         WrongUse: When it cannot be read or is not Python.
     """
@@ -113,6 +126,11 @@ def parse(file: Path, name: str) -> ast.Module:
 
 def check_function(tree: ast.Module, function: str, name: str) -> None:
     """Check that a module has a function that can be called without arguments, as far as its source tells.
+
+    Args:
+        tree: The module's syntax tree.
+        function: The function's name.
+        name: The program as it was written, for messages.
 
     Raises:
         WrongUse: When it has not.

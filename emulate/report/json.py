@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 def check_writable(path: Path) -> None:
     """Find out before the work starts whether the file can be written at its end.
 
+    Args:
+        path: The file of `--json`.
+
     Raises:
         WrongUse: When it cannot.
     """

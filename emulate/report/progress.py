@@ -1,4 +1,4 @@
-"""What a verification tells while it runs: which run it is at, and which step of it."""
+"""Progress for people: live on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -7,45 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
+
+from emulate.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
 _SHOWN_ENDED = 6  # a verification of many topologies makes dozens of runs: they must fit on a screen
-
-
-class Progress(Protocol):
-    """What a verification calls, from any thread; several runs may be going on at once."""
-
-    def run_started(self, label: str, steps: int | None) -> None:
-        """A run begins. `steps` is how many it makes at most, None for as many as the program has."""
-
-    def step(self, label: str, step: int) -> None:
-        """A run has made this many steps."""
-
-    def run_ended(self, label: str, outcome: str) -> None:
-        """A run is over; `outcome` is a word or two."""
-
-    def note(self, text: str) -> None:
-        """Something the user should know while waiting."""
-
-
-class Silent:
-    """Tells nothing."""
-
-    def run_started(self, label: str, steps: int | None) -> None:
-        """Nothing."""
-
-    def step(self, label: str, step: int) -> None:
-        """Nothing."""
-
-    def run_ended(self, label: str, outcome: str) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
 
 
 class Lines:

@@ -3,7 +3,8 @@
 import io
 import threading
 
-from emulate.report import Lines, Silent, progress_on
+from emulate.progress import Silent
+from emulate.report import Lines, progress_on
 
 
 class Screen(io.StringIO):
