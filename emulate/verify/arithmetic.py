@@ -113,8 +113,8 @@ def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))
     shares = _row_shares(complete(runs.topology, optimizer)[step])
     models: list[Callable[[], Fit | None]] = [
+        lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
         lambda: _scale(seen, blank),
-        lambda: _uneven(seen, blank, shares, scaled=False),
         lambda: _decay(seen, blank, scaled=False),
         lambda: _uneven(seen, blank, shares, scaled=True),
         lambda: _decay(seen, blank, scaled=True),

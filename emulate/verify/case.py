@@ -164,7 +164,7 @@ class Case:
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
         again = self.switched("replay")
-        if again is not None and again.points:
+        if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base = again
             self.notes.append(
                 f"{why}: gradients, weights and losses were compared with the reference replayed on this run's own"

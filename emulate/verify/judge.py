@@ -66,7 +66,7 @@ def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
     if case.outcome.failure:
         return "failed", missing
     if deciding:
-        return "divergent", missing
+        return "divergent", []
     return ("unverified" if missing else "equivalent"), missing
 
 
@@ -85,11 +85,7 @@ def _first(case: Case) -> Difference | None:
 
 def _in_data(case: Case) -> Difference | None:
     ledger = case.ledger
-    if (
-        ledger is None
-        or ledger.first_apart is None
-        or not any(case.has(f"samples-{how}") for how in ("missing", "repeated", "reordered"))
-    ):
+    if ledger is None or ledger.grows or ledger.first_apart is None:
         return None
     k = ledger.first_apart
     seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])

@@ -24,12 +24,14 @@ class Ledger:
         reference: Rows of each step of the reference.
         topology: Rows of each step by replica.
         hosts: The host of each replica.
+        ended: Whether the topology's run came to its own end in fewer steps than the reference recorded.
     """
 
     optimizer: str
     reference: tuple[Rows, ...]
     topology: tuple[Mapping[int, Rows], ...]
     hosts: Mapping[int, int]
+    ended: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -76,7 +78,8 @@ class Ledger:
         ours: Counter[str] = Counter()
         for step in self.topology[: self.num_steps]:
             ours.update(_together(step))
-        return ours, Counter(row for rows in self.expected for row in rows)
+        theirs = self.reference if self.ended and not self.grows else self.expected
+        return ours, Counter(row for rows in theirs for row in rows)
 
     @property
     def samples(self) -> Samples:
@@ -166,16 +169,22 @@ def _all_alike(counts: Sequence[Counter[str]]) -> bool:
 def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
     """The ledger of each optimizer that both runs have; rows that a probe did not see end it."""
     names = [name for name in reference.optimizers if name in topology.optimizers]
-    return {name: _ledger(name, complete(reference, name), complete(topology, name)) for name in names}
+    ended = _has_ended(topology)
+    return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
 
 
-def _ledger(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll]) -> Ledger:
-    theirs = [{replica: one.rows for replica, one in step.items()} for step in reference]
-    ours = [{replica: one.rows for replica, one in step.items()} for step in topology]
+def _has_ended(trace: Trace) -> bool:
+    """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
+    reasons = [event["reason"] for _, event in trace.of("end")]
+    return len(reasons) == trace.num_hosts and set(reasons) == {"returned"}
+
+
+def _ledger(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger:
+    theirs = _known([{replica: one.rows for replica, one in step.items()} for step in reference])
+    ours = _known([{replica: one.rows for replica, one in step.items()} for step in topology])
     hosts = {replica: one.host for step in topology for replica, one in step.items()}
-    return Ledger(
-        name, tuple(tuple(r for rows in s.values() for r in rows) for s in _known(theirs)), tuple(_known(ours)), hosts
-    )
+    flat = tuple(tuple(row for rows in step.values() for row in rows) for step in theirs)
+    return Ledger(name, flat, tuple(ours), hosts, ended and len(ours) == len(topology) < len(reference))
 
 
 def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:

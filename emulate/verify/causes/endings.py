@@ -63,10 +63,10 @@ def _search_unequal(case: Case) -> Sign | None:
     by_itself = case.outcome.hung == "hang" and done and len(set(steps.values())) > 1 and not _gone(case.outcome)
     if case.outcome.suspect != "unequal-steps" and not by_itself:
         return None
-    counted = "; ".join(f"host {host}: {number} steps" for host, number in sorted(steps.items()))
+    counted = ", ".join(f"host {host} {number}" for host, number in sorted(steps.items()))
     return Sign(
         "The hosts do not make the same number of steps: some are done while others wait for their gradients.",
-        f"{_where(case)} ({counted})",
+        _where(case) + (f" (steps recorded: {counted})" if len(set(steps.values())) > 1 else ""),
     )
 
 

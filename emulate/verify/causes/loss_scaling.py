@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, steps_in_words
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+from emulate.verify.causes.regularization import stands_apart
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -35,6 +36,10 @@ def _search_scaling(case: Case) -> Sign | None:
         f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "
         f"divided by it, what is left is {max(fit.after for fit in fits):.1f} times the noise floor"
     )
+    apart = [name for fit in fits for name in fit.decay if stands_apart(fit)]
+    if apart:
+        names = names_in_words(list(dict.fromkeys(apart)))
+        evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     return Sign(f"The gradient of every variable is {words}.", evidence + (hidden if _is_hidden(case, fits[0]) else ""))
 

@@ -17,7 +17,8 @@ def _search(case: Case) -> Sign | None:
         return None
     m = first.measure
     whose, rows = _whose(case, first)
-    case.cut(first.step, "values are not finite")
+    trained = any(p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind in _TRAINED)
+    case.cut(first.step, "values are not finite", at=() if trained else _TRAINED)
     summary = f"{m.key.kind} {m.key.tensor} becomes {m.value} in step {first.step}; on one device it stays finite."
     evidence = f"{m.key.tensor}: {m.value} against {m.reference_value:.6g} in step {first.step}"
     if whose:
@@ -45,6 +46,7 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
     return [], None
 
 
+_TRAINED = ("gradient", "weight")
 _EMPTY = (
     "Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"

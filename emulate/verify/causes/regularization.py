@@ -8,7 +8,7 @@ from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_wo
 
 
 def _search(case: Case) -> Sign | None:
-    fits = case.explanation.decayed
+    fits = tuple(fit for fit in case.explanation.decayed if not stands_apart(fit))
     if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
         return None
     case.explain_fits(fits)
@@ -23,6 +23,11 @@ def _search(case: Case) -> Sign | None:
         f"on {len(tensors)} tensors, the others agree; without it what is left is "
         f"{max(fit.after for fit in fits):.1f} times the noise floor" + _coefficient(l2, case.num_replicas),
     )
+
+
+def stands_apart(fit: Fit) -> bool:
+    """Whether the loss is scaled wrong and the regularization term, right as it is, merely was not scaled with it."""
+    return fit.scale != 1.0 and all((l2 or l1) * (1 / fit.scale - 1) > 0 for l2, l1 in fit.decay.values())
 
 
 def _term(l2: float, l1: float) -> str:

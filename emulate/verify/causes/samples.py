@@ -51,9 +51,10 @@ def _search_missing(case: Case) -> Sign | None:
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
     k = ledger.first_apart or 0
     seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])
+    end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
-        f"Rows are lost: in {ledger.num_steps} steps {ledger.lost} different rows fewer than on one device are seen.",
-        f"Step {k}, the first that differs, has {seen} rows on {len(ledger.counts(k))} replicas, {expected} on one device. "
+        f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen.",
+        f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.counts(k))} replicas, {expected} on one device. "
         + _four_numbers(ledger),
     )
 
@@ -72,8 +73,9 @@ def _search_reordered(case: Case) -> Sign | None:
 
 def _four_numbers(ledger: Ledger) -> str:
     n = ledger.samples
+    steps = len(ledger.reference) if ledger.ended else ledger.num_steps
     return (
-        f"Ledger of {ledger.num_steps} steps: one device {n.reference} rows, this run {n.seen}; "
+        f"Ledger: one device {n.reference} rows in {steps} steps, this run {n.seen} in {ledger.num_steps}; "
         f"{n.missing} missing, {n.repeated} seen too often"
     )
 
