@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from emulate.cluster import Cluster
+    from emulate.report import assert_equivalent
     from emulate.topology import Topology
-    from emulate.verify import Verdict, assert_equivalent, verify
+    from emulate.verify import Verdict, verify
 
 __all__ = ["Cluster", "Topology", "Verdict", "assert_equivalent", "verify"]
 
@@ -19,7 +20,7 @@ _HOMES = {
     "Cluster": "emulate.cluster",
     "Topology": "emulate.topology",
     "Verdict": "emulate.verify",
-    "assert_equivalent": "emulate.verify",
+    "assert_equivalent": "emulate.report",
     "verify": "emulate.verify",
 }
 

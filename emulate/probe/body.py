@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 from emulate.probe import upstream
 
@@ -19,6 +19,7 @@ def current() -> Body | None:
     return getattr(_current, "body", None)
 
 
+@final
 class Body:
     """One replica's call of the function given to `Strategy.run`.
 

@@ -42,7 +42,10 @@ class Counters:
 
         one = tf.ones([], tf.int64)
         entered, at, _ = self._handles
-        operations = [self._ops.assign_add_variable_op(entered, one), self._ops.assign_variable_op(at, tf.constant(site, tf.int64))]
+        operations = [
+            self._ops.assign_add_variable_op(entered, one),
+            self._ops.assign_variable_op(at, tf.constant(site, tf.int64)),
+        ]
         return [operation for operation in operations if operation is not None]
 
     def leave(self) -> Any:

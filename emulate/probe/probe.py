@@ -91,7 +91,7 @@ class Probe:
         if id(strategy) in self._strategies:
             return
         self._strategies.add(id(strategy))
-        local = len(getattr(strategy.extended, "worker_devices", None) or (None,))
+        local = upstream.num_local_replicas(strategy)
         self.recording.local_replicas = max(self.recording.local_replicas, local)
         replicas = int(strategy.num_replicas_in_sync)
         event = {"event": "strategy", "name": type(strategy).__name__, "replicas": replicas, "local": local}

@@ -104,7 +104,7 @@ class Recorder:
             del values, packed
             try:
                 self._handle(Record(site.kind, site.about, arrays))
-            except Exception as error:  # noqa: BLE001 - the recording thread must not die in silence
+            except Exception as error:  # the recording thread must not die in silence
                 self.failure = self.failure or error
 
     def gate(self, optimizer: str, replica: int, after: Any) -> None:

@@ -55,9 +55,7 @@ class Recording:
 
     def _initial(self, record: Record) -> None:
         replica, about = record.about["replica"], record.about
-        variables = {
-            key[1]: self._variable(("initial", 0, key[1]), value, trainable=key[2]) for key, value in record.values
-        }
+        variables = {key[1]: self._variable(("initial", 0, key[1]), value, trainable=key[2]) for key, value in record.values}
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
 
     def _variable(self, place: tuple[str, int, str], value: Array, *, trainable: bool) -> dict[str, Any]:
@@ -163,7 +161,7 @@ class Recording:
             self.write({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "replica": None})
 
     def _gradients(self, record: Record) -> dict[str, Any]:
-        values = {key: value for key, value in record.values}
+        values = dict(record.values)
         entries: dict[str, Any] = {}
         for key, value in record.values:
             if key[0] == "gradient":

@@ -65,7 +65,11 @@ def _num_rows(value: Any) -> Any:
 
     if isinstance(value, tf.RaggedTensor):
         return tf.cast(value.nrows(), tf.int32)
-    return tf.cast(tf.shape(value)[0], tf.int32) if not isinstance(value, tf.SparseTensor) else tf.cast(value.dense_shape[0], tf.int32)
+    return (
+        tf.cast(tf.shape(value)[0], tf.int32)
+        if not isinstance(value, tf.SparseTensor)
+        else tf.cast(value.dense_shape[0], tf.int32)
+    )
 
 
 def _gathered(value: Any, order: Any, number: Any) -> Any:
@@ -111,9 +115,7 @@ def accumulated(body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> lis
     if body.share is None or body.share >= 0:
         return []
     number = len(collected)
-    return [
-        (_mean([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)
-    ]
+    return [(_mean([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)]
 
 
 def _mean(gradients: list[Any], number: int) -> Any:
@@ -206,9 +208,7 @@ class Rows:
 
     def _shape(self, place: int, share: int | None) -> list[int | None]:
         """The recorded static shape: the number of rows where it is the same in every step."""
-        rows = {
-            sum(_shape(step, place)[0] for step in (steps if share is None else [steps[share]])) for steps in self._steps
-        }
+        rows = {sum(_shape(step, place)[0] for step in (steps if share is None else [steps[share]])) for steps in self._steps}
         return [rows.pop() if len(rows) == 1 else None, *_shape(self._steps[0][0], place)[1:]]
 
 
@@ -222,5 +222,3 @@ def _read(step: Step, place: int) -> Any:
     array = step.inputs[place]
     assert array is not None
     return array.read()
-
-

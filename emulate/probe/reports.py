@@ -43,7 +43,11 @@ def _caller(frame: Any) -> str | None:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         name = str(frame.f_code.co_name).removeprefix("tf__")
-        between = module.startswith(("tensorflow.python.autograph.", "emulate.")) or name in ("<listcomp>", "<genexpr>", "<lambda>")
+        between = module.startswith(("tensorflow.python.autograph.", "emulate.")) or name in (
+            "<listcomp>",
+            "<genexpr>",
+            "<lambda>",
+        )
         if not between:
             return None if module.startswith(("tensorflow.", "keras.", "tf_keras.")) else name.strip("<>")
         frame = frame.f_back

@@ -272,7 +272,9 @@ class Trace:
     @cached_property
     def num_steps(self) -> int:
         """Training steps that every replica finished: the most of any optimizer."""
-        return max((len([s for s in self.steps(name) if len(s) == len(self.steps(name)[0])]) for name in self.optimizers), default=0)
+        return max(
+            (len([s for s in self.steps(name) if len(s) == len(self.steps(name)[0])]) for name in self.optimizers), default=0
+        )
 
     @cached_property
     def replicas(self) -> list[int]:

@@ -30,6 +30,14 @@ def strategy_classes() -> list[Any]:
     return [cls for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1) if "run" in vars(cls)]
 
 
+def num_local_replicas(strategy: Any) -> int:
+    """How many replicas a strategy has on this host; the default strategy has no devices to count and is one."""
+    try:
+        return len(strategy.extended.worker_devices)
+    except (RuntimeError, AttributeError):
+        return 1
+
+
 def tape_class() -> Any:
     """`tf.GradientTape`."""
     return load("tensorflow.python.eager.backprop").GradientTape
@@ -47,7 +55,9 @@ def is_function(candidate: object) -> bool:
 
 def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
     """The same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
-    return function._clone(python_function=python_function)
+    clone = function._clone(python_function=python_function)
+    clone.autograph_info__ = {}  # else `Strategy.run` wraps it, and MirroredStrategy no longer sees that it is a tf.function
+    return clone
 
 
 def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:

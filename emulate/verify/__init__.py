@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from emulate.verify.api import assert_equivalent, compare_traces, verify
+from emulate.verify.api import compare_traces, verify
 from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, Verdict
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Run",
     "Samples",
     "Verdict",
-    "assert_equivalent",
     "compare_traces",
     "verify",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -20,7 +21,8 @@ from emulate.verify.session import Session
 from emulate.verify.verdict import Run, Verdict
 
 if TYPE_CHECKING:
-    from emulate.report.progress import Progress
+    from emulate.cluster import Preload
+    from emulate.progress import Progress
 
 DEFAULT_TOPOLOGY = "1x4"
 Program_ = str | os.PathLike[str] | Callable[[], Any] | Program
@@ -42,6 +44,7 @@ def verify(
     reference_args: Sequence[str] | None = None,
     traces: Path | None = None,
     progress: Progress | None = None,
+    preload: Preload | None = None,
 ) -> Verdict:
     """Find out whether a program trains the same model on these topologies as on one device.
 
@@ -61,6 +64,7 @@ def verify(
         reference_args: Arguments of the program in the reference run, `args` unless given.
         traces: An empty folder that keeps what every run recorded; nothing is kept unless given.
         progress: Told of every run and step.
+        preload: A pre-loaded parent that is up already, for several verifications one after the other.
 
     Raises:
         WrongUse: When an argument cannot be meant; the text says what to do.
@@ -71,7 +75,7 @@ def verify(
         >>> verdict.is_equivalent  # doctest: +SKIP
         True
     """
-    from emulate.report.progress import Silent
+    from emulate.progress import Silent
 
     topologies = _topologies(topology)
     _check(device, steps, timeout)
@@ -88,27 +92,9 @@ def verify(
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
     )
-    with _folder(traces) as folder, Runner(settings, folder, progress or Silent()) as runner:
+    with _folder(traces) as folder, Runner(settings, folder, progress or Silent(), preload=preload) as runner:
         reference, runs = Session(runner, seed, allow).judge(topologies)
     return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs))
-
-
-def assert_equivalent(program: Program_, topology: str | Topology | Sequence[str | Topology] = DEFAULT_TOPOLOGY, **options: Any) -> None:
-    """Raise AssertionError with the report unless the program trains the same model on every topology.
-
-    Args:
-        program: As for `verify`.
-        topology: As for `verify`.
-        **options: As for `verify`.
-
-    Raises:
-        AssertionError: With the whole report as its text.
-    """
-    from emulate.report import render
-
-    verdict = verify(program, topology, **options)
-    if not verdict.is_equivalent:
-        raise AssertionError(render(verdict))
 
 
 def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:
@@ -121,9 +107,19 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         WrongUse: When a folder is not a trace.
     """
     first, second = _trace(reference), _trace(topology)
-    noise = [Trace(folder) for folder in sorted(reference.parent.glob("noise-*")) if (folder / "trace.json").exists()]
-    case = Case(first, second, noise)
+    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)])
     return judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified"))
+
+
+def _noise_beside(reference: Path) -> list[Path]:
+    """`noise-1` and so on beside `reference`, `noise-1-keyed` beside `reference-keyed`."""
+    variation = re.escape(reference.resolve().name.removeprefix("reference"))
+    folders = sorted(reference.resolve().parent.glob("noise-*"))
+    return [
+        folder
+        for folder in folders
+        if re.fullmatch(rf"noise-\d+{variation}", folder.name) and (folder / "trace.json").is_file()
+    ]
 
 
 def _trace(folder: Path) -> Trace:

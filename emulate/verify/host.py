@@ -52,7 +52,7 @@ def seed_everything(seed: int, precision: str = "float32") -> None:
     import numpy as np
 
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the legacy generator is the one that programs use unseeded
+    np.random.seed(seed)  # the legacy generator: what programs use without making one
     when_imported("tensorflow", lambda: _seed_tensorflow(seed))
     when_imported("keras", lambda: _seed_keras("keras", seed, precision))
     when_imported("tf_keras", lambda: _seed_keras("tf_keras", seed, precision))

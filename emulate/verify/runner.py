@@ -9,24 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
-from emulate.cluster import ClusterPlan, Preload, RunningCluster
-
-try:
-    from emulate.cluster import HangJudge
-except ImportError:
-    class HangJudge:
-        def __init__(self, *a): pass
-        def feed(self, *a): pass
-        def verdict(self, *a): return None
+from emulate.cluster import ClusterPlan, HangJudge, Preload, RunningCluster
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.host import RecordedProgram
 
 if TYPE_CHECKING:
-    from emulate.report.progress import Progress
+    from emulate.progress import Progress
 
 POLL_SECONDS = 0.05
 UNPROBED_SECONDS = 10.0
@@ -80,6 +72,7 @@ class Stopped(Exception):
     """The verification was interrupted; its runs end."""
 
 
+@final
 class Runner:
     """Runs a program as often as asked, several runs at a time, all from one pre-loaded parent.
 
@@ -87,27 +80,38 @@ class Runner:
         settings: What is the same for all runs.
         directory: Where traces and outputs go, a folder for each run.
         progress: Told of every run.
+        preload: A pre-loaded parent that is up already and stays up; one of its own unless given.
         workers: How many runs may go on at once.
     """
 
-    def __init__(self, settings: Settings, directory: Path, progress: Progress, *, workers: int = 2) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        progress: Progress,
+        *,
+        preload: Preload | None = None,
+        workers: int = 2,
+    ) -> None:
         self._settings = settings
         self._directory = directory
         self._progress = progress
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._preload = Preload()
+        self._preload = Preload() if preload is None else preload
+        self._own = self._preload if preload is None else None
         self._fresh: Preload | None = None
 
     def __enter__(self) -> Runner:
-        self._preload.__enter__()
+        if self._own is not None:
+            self._own.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        for preload in (self._preload, self._fresh):
+        for preload in (self._own, self._fresh):
             if preload is not None:
                 preload.__exit__(kind, error, trace)
 
@@ -244,7 +248,7 @@ class Runner:
 
     def _all_reached(self, cluster: RunningCluster, reached: set[int]) -> bool:
         """Whether every host is held at the last wanted step, or is over."""
-        over = {outcome.host for outcome in cluster.outcomes if outcome is not None}
+        over = {outcome.host for outcome in cluster.outcomes}
         trainers = set(range(len(cluster.roles)))
         return bool(reached) and trainers <= reached | over
 
@@ -258,8 +262,6 @@ class Runner:
     def _ended(self, cluster: RunningCluster, result: RunResult, reached: set[int]) -> None:
         result.notes += [note for note in cluster.notes if note not in result.notes]
         for outcome in cluster.outcomes:
-            if outcome is None:
-                continue
             result.statuses[outcome.host] = outcome.status
             result.codes[outcome.host] = outcome.code
             if result.status == "ok" and outcome.status in ("raised", "exited", "killed") and outcome.host not in reached:

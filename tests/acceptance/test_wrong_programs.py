@@ -1,0 +1,39 @@
+"""Every wrong program is found out, and its own cause comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.report import render
+from fixtures.manifest import BUGS, Fixture
+
+CODES = {"unverified": 1, "divergent": 1, "failed": 3, "hung": 4}
+
+
+def _topologies(fixture: Fixture) -> tuple[str, ...]:
+    """One topology of one host and one of several, where the program applies to both."""
+    wanted = ("1x4", "2x2")
+    return tuple(one for one in wanted if one in fixture.topologies) or fixture.topologies[:1]
+
+
+@pytest.mark.parametrize("fixture", BUGS, ids=lambda fixture: fixture.name)
+def test_a_wrong_program_is_found_out_with_its_own_cause_first(fixture: Fixture, preload: Preload) -> None:
+    verdict = emulate.verify(fixture.path, _topologies(fixture), timeout=30, preload=preload)
+    for run in verdict.runs:
+        assert run.verdict in fixture.verdicts, render(verdict)
+        if fixture.cause is not None:
+            assert run.causes, render(verdict)
+            assert run.causes[0].code == fixture.cause, render(verdict)
+            assert all((run.causes[0].summary, run.causes[0].evidence, run.causes[0].fix))
+    assert verdict.exit_code in {CODES[one] for one in fixture.verdicts}
+
+
+def test_adam_hides_a_wrong_scale_in_the_weights_and_it_is_found_in_the_gradients(preload: Preload) -> None:
+    fixture = next(one for one in BUGS if one.name == "loss_scaling_adam")
+    (run,) = emulate.verify(fixture.path, "1x4", preload=preload).runs
+    assert run.first_divergence is not None
+    assert run.first_divergence.kind == "gradient"
+    assert run.first_divergence.step == 0
+    assert run.causes[0].code == "loss-scaling"

@@ -1,0 +1,52 @@
+"""Runs a function of a test in real hosts under the probe and gives its trace back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulate.cluster import Preload
+from emulate.probe import ProbePlan, Trace
+from emulate.program import Program
+from emulate.progress import Silent
+from emulate.topology import Topology
+from emulate.verify.runner import Runner, RunResult, Settings
+
+Recorded = Callable[..., Trace]
+
+
+@pytest.fixture(scope="session")
+def preload() -> Iterator[Preload]:
+    with Preload() as parent:
+        yield parent
+
+
+@pytest.fixture
+def run(preload: Preload, tmp_path: Path) -> Callable[..., RunResult]:
+    """run(function, topology="1x2", steps=4, **fields of ProbePlan) -> RunResult."""
+    count = iter(range(100))
+
+    def make(function: Callable[[], Any], topology: str = "1x2", *, steps: int | None = 4, **fields: Any) -> RunResult:
+        settings = Settings(program=Program.find(function), steps=steps, timeout=60)
+        reference = fields.pop("reference", False)
+        with Runner(settings, tmp_path, Silent(), preload=preload) as runner:
+            plan = ProbePlan(trace=tmp_path, **fields)
+            return runner.start(f"run {next(count)}", Topology.parse(topology), plan, reference=reference).result()
+
+    return make
+
+
+@pytest.fixture
+def recorded(run: Callable[..., RunResult]) -> Recorded:
+    """The same for runs that end well: their trace."""
+
+    def make(*args: Any, **fields: Any) -> Trace:
+        result = run(*args, **fields)
+        assert result.status == "ok", result.failure or result.where
+        assert result.trace is not None
+        return result.trace
+
+    return make

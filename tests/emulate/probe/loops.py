@@ -1,0 +1,47 @@
+"""Small training programs, each a function, for tests of what the probe sees. They run in hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROWS = 96
+BATCH = 24
+
+
+def arrays() -> Any:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(ROWS, 6)).astype("float32"), rng.integers(0, 3, ROWS)
+
+
+def custom_loop(
+    *, optimizer: str = "sgd", dropout: bool = False, jit: bool = False, after: Any = None, epochs: int = 2
+) -> None:
+    """The loop of TensorFlow's guide: per-example losses divided by the global batch, SUM over the replicas."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH, drop_remainder=True).repeat(epochs)
+    with strategy.scope():
+        layers = [keras.layers.Dense(8, activation="relu"), *([keras.layers.Dropout(0.5)] if dropout else [])]
+        model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+        update = keras.optimizers.get(optimizer)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(loss_of(y, model(x, training=True))) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        update.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function(jit_compile=True if jit else None)
+    def train(x: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+    for x, y in strategy.experimental_distribute_dataset(data):
+        train(x, y)
+    if after is not None:
+        after()

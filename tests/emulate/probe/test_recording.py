@@ -1,0 +1,144 @@
+"""What a run leaves behind: steps, rows, gradients, weights, reports; and nothing that the program does afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.probe import Trace
+from tests.emulate.probe.loops import BATCH, custom_loop
+
+
+def _sum(trace: Trace, index: int, tensor: str) -> Any:
+    step = trace.steps(trace.optimizers[0])[index]
+    return np.sum([one.gradients[tensor].read() for one in step.values()], axis=0)
+
+
+def test_the_sum_of_the_replicas_gradients_is_the_gradient_of_one_device(recorded: Any) -> None:
+    three, one = recorded(custom_loop, "1x3"), recorded(custom_loop, "1x1", reference=True)
+    assert three.optimizers == one.optimizers == ["sgd"]
+    names = list(one.steps("sgd")[0][0].gradients)
+    assert names == ["sequential/dense/kernel", "sequential/dense/bias", "sequential/dense_1/kernel", "sequential/dense_1/bias"]
+    for index in range(4):
+        for name in names:
+            np.testing.assert_allclose(_sum(three, index, name), _sum(one, index, name), atol=1e-6)
+
+
+def test_rows_keep_their_identity_on_every_topology(recorded: Any) -> None:
+    two, one = recorded(custom_loop), recorded(custom_loop, "1x1", reference=True)
+    for ours, theirs in zip(two.steps("sgd"), one.steps("sgd"), strict=True):
+        rows = Counter(row for step in ours.values() for row in step.rows)
+        assert rows == Counter(theirs[0].rows)
+        assert rows.total() == BATCH
+
+
+def test_replicas_have_the_same_weights_and_only_the_first_keeps_their_elements(recorded: Any) -> None:
+    for step in recorded(custom_loop).steps("sgd"):
+        first, second = step[0].weights, step[1].weights
+        assert {n: v.digest for n, v in first.items()} == {n: v.digest for n, v in second.items()}
+        assert all(variable.array is not None for variable in first.values())
+        assert all(variable.array is None for variable in second.values())
+
+
+def test_the_initial_weights_are_those_before_the_first_step(recorded: Any) -> None:
+    trace = recorded(custom_loop)
+    before = trace.variables("initial")[(0, 0)]["sequential/dense/kernel"].array.read()
+    after = trace.steps("sgd")[0][0].weights["sequential/dense/kernel"].array.read()
+    np.testing.assert_allclose(before - 0.01 * _sum(trace, 0, "sequential/dense/kernel"), after, atol=1e-6)
+
+
+def test_what_the_program_reduces_is_reported_once_a_step_and_what_keras_reduces_is_not(recorded: Any) -> None:
+    trace = recorded(custom_loop)
+    assert [(one.kind, one.name, one.step) for one in trace.reports][:3] == [("loss", "train/reduce", k) for k in range(3)]
+    objective = sum(step.objective for step in trace.steps("sgd")[0].values())
+    assert abs(trace.reports[0].value - objective) < 1e-6
+
+
+def test_nothing_after_the_last_wanted_step_runs(recorded: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "after"
+    trace = recorded(lambda: custom_loop(after=mark.touch, epochs=1), steps=4)
+    assert trace.num_steps == 4
+    assert not mark.exists()
+    assert [event["reason"] for _, event in trace.of("end")] == ["steps"]
+
+
+def test_a_program_with_fewer_steps_ends_by_itself(recorded: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "after"
+    trace = recorded(lambda: custom_loop(after=mark.touch, epochs=1), steps=9)
+    assert trace.num_steps == 4
+    assert mark.exists()
+    assert [event["reason"] for _, event in trace.of("end")] == ["returned"]
+
+
+def test_a_killed_host_leaves_what_it_had(run: Any) -> None:
+    def killed() -> None:
+        custom_loop(after=lambda: os.kill(os.getpid(), signal.SIGKILL), epochs=1)
+
+    result = run(killed, steps=9)
+    assert result.status == "failed"
+    assert result.trace.num_steps >= 3
+
+
+def test_beyond_the_budget_elements_are_sampled(recorded: Any) -> None:
+    def wide() -> None:
+        import tensorflow as tf
+
+        weights = tf.Variable(tf.ones([100, 100]))
+        strategy = tf.distribute.get_strategy()
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(x @ weights)
+            weights.assign_sub(0.1 * tape.gradient(loss, weights))
+
+        for _ in range(3):
+            strategy.run(step, args=(tf.ones([2, 100]),))
+
+    trace = recorded(wide, "1x1", budget=90_000)
+    kept = [step[0].gradients["Variable"] for step in trace.steps("tape")]
+    assert [array.is_complete for array in kept] == [True, False, False]
+    assert kept[1].shape == (100, 100)
+    assert kept[1].read().shape == (1000,)
+    assert abs(kept[1].norm - 200.0) < 1e-3
+
+
+def test_a_function_compiled_by_xla_is_seen_and_said(run: Any) -> None:
+    result = run(lambda: custom_loop(jit=True), "1x1")
+    assert result.trace.num_steps == 4
+    assert result.xla
+    assert any("without XLA" in note for note in result.notes)
+
+
+def test_sparse_gradients_keep_their_rows_once_each(recorded: Any) -> None:
+    def embedding() -> None:
+        import keras
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            table = keras.layers.Embedding(10, 2)
+            table.build()
+            update = keras.optimizers.SGD()
+
+        def step(tokens: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(table(tokens))
+            gradient = tape.gradient(loss, table.trainable_variables)
+            assert isinstance(gradient[0], tf.IndexedSlices)
+            update.apply_gradients(zip(gradient, table.trainable_variables, strict=True))
+
+        data = tf.data.Dataset.from_tensor_slices(tf.constant([[1, 1], [3, 4]])).batch(2).repeat(2)
+        for tokens in strategy.experimental_distribute_dataset(data):
+            strategy.run(tf.function(step), args=(tokens,))
+
+    trace = recorded(embedding, steps=2)
+    step = trace.steps("sgd")[0]
+    first = step[0].gradients["embedding/embeddings"]
+    assert first.rows.read().tolist() == [1]
+    assert first.read().tolist() == [[2.0, 2.0] if row == 1 else [0.0, 0.0] for row in range(10)]
+    assert step[1].gradients["embedding/embeddings"].rows.read().tolist() == [3, 4]

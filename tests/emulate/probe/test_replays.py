@@ -1,0 +1,86 @@
+"""Runs that are to give the same mathematics: permuted, rounded differently, on another run's rows, with keyed draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from emulate.probe import Replay, Trace
+from tests.emulate.probe.loops import custom_loop
+
+
+def _gradients(trace: Trace, index: int) -> dict[str, Any]:
+    step = trace.steps(trace.optimizers[0])[index]
+    return {name: np.sum([one.gradients[name].read() for one in step.values()], axis=0) for name in step[0].gradients}
+
+
+def _same(one: Trace, other: Trace, *, atol: float = 1e-6) -> None:
+    for index in range(4):
+        for name, gradient in _gradients(one, index).items():
+            np.testing.assert_allclose(gradient, _gradients(other, index)[name], atol=atol)
+
+
+def test_a_permuted_run_has_the_same_rows_in_another_order_and_the_same_gradients(recorded: Any) -> None:
+    plain = recorded(custom_loop, "1x1", reference=True)
+    permuted = [recorded(custom_loop, "1x1", reference=True, permute=True, perturb=1.0, noise_seed=k) for k in (1, 2)]
+    for step in range(4):
+        orders = [trace.steps("sgd")[step][0].rows for trace in (plain, *permuted)]
+        assert Counter(orders[0]) == Counter(orders[1]) == Counter(orders[2])
+        assert len(set(orders)) == 3
+    _same(plain, permuted[0])
+    assert any((_gradients(plain, 3)[name] != _gradients(permuted[0], 3)[name]).any() for name in _gradients(plain, 3))
+
+
+def test_the_union_of_another_runs_rows_gives_its_gradient(recorded: Any) -> None:
+    two = recorded(custom_loop)
+    replayed = recorded(custom_loop, "1x1", reference=True, replay=Replay(two.directory))
+    for ours, theirs in zip(replayed.steps("sgd"), two.steps("sgd"), strict=True):
+        assert list(ours[0].rows) == [row for replica in sorted(theirs) for row in theirs[replica].rows]
+    _same(two, replayed)
+
+
+def test_shares_one_after_the_other_are_applied_once_as_their_mean(recorded: Any) -> None:
+    two = recorded(custom_loop)
+    replayed = recorded(custom_loop, "1x1", reference=True, replay=Replay(two.directory, accumulate=True))
+    assert replayed.num_steps == 4
+    first = _gradients(two, 0)
+    for name, gradient in _gradients(replayed, 0).items():
+        np.testing.assert_allclose(2 * gradient, first[name], atol=1e-6)
+
+
+def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
+    def program() -> None:
+        custom_loop(dropout=True)
+
+    one = recorded(program, "1x1", reference=True, keyed_draws=True)
+    permuted = recorded(program, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
+    three = recorded(program, "1x3", keyed_draws=True)
+    _same(one, permuted)
+    _same(one, three)
+
+
+def test_untouched_draws_are_recorded_and_keras_draws_the_same_on_every_replica(recorded: Any) -> None:
+    trace = recorded(lambda: custom_loop(dropout=True))
+    for step in trace.steps("sgd"):
+        assert len(step[0].draws) == 1
+        assert step[0].draws == step[1].draws
+
+
+def test_without_clipping_an_optimizer_does_not_clip(recorded: Any) -> None:
+    def clipped() -> None:
+        import keras
+
+        custom_loop(optimizer=keras.optimizers.SGD(0.1, clipnorm=1e-3))
+
+    plain = recorded(clipped, "1x1", reference=True)
+    free = recorded(clipped, "1x1", reference=True, switches=frozenset({"no-clipping"}))
+    facts = [event for _, event in plain.of("program")][-1]
+    assert facts["optimizers"]["sgd"]["clipnorm"] == 1e-3
+
+    def change(trace: Trace) -> float:
+        before = trace.variables("initial")[(0, 0)]["sequential/dense/kernel"].array.read()
+        return float(np.linalg.norm(trace.steps("sgd")[0][0].weights["sequential/dense/kernel"].array.read() - before))
+
+    assert change(free) > 10 * change(plain)

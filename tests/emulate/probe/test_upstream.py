@@ -1,0 +1,128 @@
+"""Fails when TensorFlow or Keras changes a private name that the probe uses. Each runs in a process of its own kind."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from emulate.cluster import Cluster
+from emulate.probe import upstream
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """Runs a function in a host that has TensorFlow and both Keras."""
+    with Cluster("1x2") as cluster:
+        yield lambda function: cluster.run(function)[0]
+
+
+def _parameters(function: Any) -> list[str]:
+    return list(inspect.signature(inspect.unwrap(function)).parameters)
+
+
+def test_run_and_reduce_are_defined_once_for_all_strategies(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        classes = upstream.strategy_classes()
+        derived = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+        return [cls.__name__ for cls in classes], [cls.run is classes[0].run for cls in derived], _parameters(classes[0].run)
+
+    names, same, parameters = host(look)
+    assert names == ["StrategyBase"]
+    assert all(same)
+    assert parameters == ["self", "fn", "args", "kwargs", "options"]
+
+
+def test_optimizers_of_keras_3_apply_through_one_method_with_this_signature(host: Any) -> None:
+    def look() -> Any:
+        import keras
+
+        found = upstream.keras_optimizers()
+        own = [cls for cls in (keras.optimizers.SGD, keras.optimizers.Adam) if "apply" in vars(cls)]
+        inner = upstream.inner_optimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+        return [(cls.__name__, _parameters(getattr(cls, name))) for cls, name in found], own, type(inner).__name__
+
+    found, own, inner = host(look)
+    assert found == [(name, ["self", "grads", "trainable_variables"]) for name in ("BaseOptimizer", "LossScaleOptimizer")]
+    assert own == []
+    assert inner == "SGD"
+
+
+def test_optimizers_of_tf_keras_apply_through_these_classes(host: Any) -> None:
+    def look() -> list[str]:
+        import tf_keras  # noqa: F401 - upstream looks at what is imported
+
+        return [f"{cls.__name__}.{name}" for cls, name in upstream.legacy_optimizers()]
+
+    names = ("Optimizer", "_BaseOptimizer", "Optimizer", "OptimizerV2", "LossScaleOptimizer", "LossScaleOptimizerV3")
+    assert host(look) == [f"{name}.apply_gradients" for name in names]
+
+
+def test_classes_of_both_keras_are_where_the_probe_looks(host: Any) -> None:
+    def look() -> list[list[str]]:
+        import keras  # noqa: F401
+        import tf_keras  # noqa: F401
+
+        finders = (upstream.layer_classes, upstream.metric_classes, upstream.callback_list_classes, upstream.batchnorm_classes)
+        return [[cls.__module__.partition(".")[0] for cls in finder()] for finder in finders]
+
+    assert host(look) == [["keras", "tf_keras"]] * 4
+
+
+def test_every_random_op_takes_what_it_took(host: Any) -> None:
+    def look() -> list[list[str]]:
+        return [_parameters(getattr(module, name))[:1] for module, name, _ in upstream.random_ops()]
+
+    assert host(look) == [["shape"]] * 6
+
+
+def test_a_tf_function_is_cloned_around_another_body_and_stays_one(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        clone = upstream.clone_function(tf.function(lambda x: x + 1), lambda x: x + 2)
+        converted = upstream.convert(clone)
+        return upstream.is_function(converted), int(clone(tf.constant(1)))
+
+    assert host(look) == (True, 3)
+
+
+def test_tensors_of_any_type_and_shape_are_packed_and_unpacked(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        packed = upstream.pack([tf.constant([1.0, 2.0]), tf.constant("text"), tf.zeros([0, 3], tf.int64)])
+        numbers, text, nothing = upstream.unpack(packed, [tf.float32, tf.string, tf.int64])
+        return [numbers.numpy().tolist(), bytes(text.numpy()), nothing.numpy().tolist()]
+
+    assert host(look) == [[1.0, 2.0], b"text", []]
+
+
+def test_copies_of_mirrored_and_auto_casting_variables_are_found(host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+        import tf_keras
+
+        with tf.distribute.MirroredStrategy().scope():
+            mirrored = tf.Variable(1.0)
+            of_keras = keras.Variable(1.0)
+            layer = tf_keras.layers.Dense(1, dtype="mixed_float16")
+            layer.build((1, 1))
+        variables = (tf.Variable(1.0), mirrored, of_keras, layer.kernel)
+        return [[type(copy).__name__ for copy in upstream.local_copies(variable)] for variable in variables]
+
+    plain = "ResourceVariable"
+    assert host(look) == [[plain], [plain] * 2, [plain] * 2, [plain] * 2]
+
+
+def test_collectives_start_in_these_methods(host: Any) -> None:
+    def look() -> list[list[str]]:
+        launcher = upstream.collective_launcher()
+        return [_parameters(getattr(launcher, name))[:2] for name in ("all_reduce", "_all_gather")]
+
+    assert host(look) == [["self", "input_tensor"]] * 2
