@@ -94,8 +94,8 @@ class Views:
         with _handle(place / "upper") as upper, _handle(place / "work") as work:
             # By descriptor: a path may contain the commas and colons that separate options.
             options = [f"{name}dir=/proc/self/fd/{fd}" for name, fd in (("lower", lower), ("upper", upper), ("work", work))]
-            if self._in_user_namespace:
-                options.append("userxattr")
+            # Without redirects a folder that was there before cannot be renamed (EXDEV); only root may have them.
+            options.append("userxattr" if self._in_user_namespace else "redirect_dir=on")
             system.mount("overlay", str(folder), "overlay", 0, ",".join(options))
 
     def _copy(self, folder: Path, number: int) -> Path:

@@ -1,0 +1,232 @@
+"""`Cluster`: the public face."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from emulate.cluster import Cluster
+from emulate.errors import Hung, ProgramFailed, WrongUse
+from tests.emulate.cluster.helpers import is_running, start_python
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Cluster]:
+    with Cluster("2x2") as cluster:
+        yield cluster
+
+
+def sum_over_all(value: float) -> float:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    @tf.function
+    def step() -> Any:
+        return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(value)))
+
+    return float(strategy.experimental_local_results(step())[0])
+
+
+def test_one_result_per_host_in_host_order(two: Cluster) -> None:
+    def which(first: int, *, second: int) -> Any:
+        import json
+
+        return json.loads(os.environ["TF_CONFIG"])["task"]["index"], first, second
+
+    assert two.run(which, 1, second=2) == [(0, 1, 2), (1, 1, 2)]
+
+
+def test_all_devices_of_all_hosts_take_part(two: Cluster) -> None:
+    assert two.run(sum_over_all, 1.5) == [6.0, 6.0]
+
+
+def test_every_run_gets_fresh_hosts(two: Cluster) -> None:
+    def count() -> Any:
+        import tensorflow as tf
+
+        tf.seen = getattr(tf, "seen", 0) + 1
+        return os.getpid(), tf.seen
+
+    runs = [two.run(count) for _ in range(2)]
+    assert len({pid for run in runs for pid, _ in run}) == 4
+    assert {seen for run in runs for _, seen in run} == {1}
+
+
+def test_an_exception_on_a_host_is_raised_here_with_its_name_and_traceback(two: Cluster) -> None:
+    def fail_on_one() -> None:
+        import json
+
+        print("about to fail")
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            raise KeyError("missing")
+
+    with pytest.raises(ProgramFailed) as caught:
+        two.run(fail_on_one)
+    assert caught.value.host == 1
+    assert str(caught.value).startswith(
+        "A function must not raise. Received: KeyError on host 1:\nTraceback (most recent call last):"
+    )
+    assert 'KeyError("missing")' in caught.value.traceback_text
+    assert "about to fail" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_blocked_peer_does_not_hold_up_the_error(two: Cluster) -> None:
+    def fail_on_one() -> None:
+        import json
+
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
+            time.sleep(1000)
+        raise RuntimeError
+
+    with pytest.raises(ProgramFailed, match="RuntimeError on host 1"):
+        two.run(fail_on_one)
+
+
+def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        two.run(os._exit, 5)
+    assert "ended with exit code 5 instead" in str(caught.value)
+
+
+def test_a_time_limit_tells_where_each_host_was() -> None:
+    def sleep_for_ever() -> None:
+        print("asleep", flush=True)
+        time.sleep(1000)
+
+    with Cluster("2x1", timeout=3) as cluster, pytest.raises(Hung) as caught:
+        cluster.run(sleep_for_ever)
+    assert caught.value.reason == "timeout"
+    assert sorted(caught.value.stacks) == [0, 1]
+    assert all("in sleep_for_ever" in stack for stack in caught.value.stacks.values())
+    assert str(caught.value).startswith("A function must end in time on every host. Received: timeout=3 s, topology='2x1'.")
+
+
+def test_a_function_that_sets_what_is_read_at_import_runs_in_a_fresh_process() -> None:
+    def use_legacy() -> Any:
+        os.environ["TF_USE_LEGACY_KERAS"] = "1"
+        import tensorflow as tf
+
+        return tf.keras.__name__, tf.keras.Model.__module__.partition(".")[0]
+
+    with Cluster("1x1") as cluster:
+        [(_, package)] = cluster.run(use_legacy)
+    assert package == "tf_keras"
+
+
+def test_the_environment_reaches_the_hosts_before_tensorflow_is_imported() -> None:
+    def package() -> Any:
+        import tensorflow as tf
+
+        return os.environ["MINE"], tf.keras.Model.__module__.partition(".")[0]
+
+    with Cluster("1x1", environment={"TF_USE_LEGACY_KERAS": "1", "MINE": "yes"}) as cluster:
+        assert cluster.run(package) == [("yes", "tf_keras")]
+
+
+def test_a_programs_own_tf_config_is_noted(two: Cluster) -> None:
+    def configure() -> None:
+        os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["a:1"]}}'
+
+    two.run(configure)
+    assert any("The program sets TF_CONFIG itself" in note for note in two.notes)
+
+
+def test_a_function_that_cannot_be_sent_is_refused(two: Cluster) -> None:
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(WrongUse, match="A callable must be sendable to another process"):
+        two.run(lambda: lock)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": "2y2"}, r"A topology has the form HxD or HxD\+Pps\. Received: topology='2y2'"),
+        ({"all_reduce": "star"}, r"all_reduce must be one of .*ring.* Received: all_reduce='star'\."),
+        ({"network": "none"}, r"network must be one of own, host\. Received: network='none'\."),
+        ({"timeout": 0}, r"A time limit must be positive\. Received: timeout=0\. Use None for no limit\."),
+    ],
+)
+def test_wrong_use_says_what_is_possible(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WrongUse, match=message):
+        Cluster(**{"topology": "1x1", **options})
+
+
+def test_a_cluster_that_was_left_says_so() -> None:
+    with Cluster("1x1") as cluster:
+        pass
+    with pytest.raises(WrongUse, match=r"inside its `with` only\. Received: topology='1x1', left\. Make a new one\."):
+        cluster.run(os.getpid)
+
+
+def test_parameter_servers_serve_a_coordinator() -> None:
+    def train() -> Any:
+        import tensorflow as tf
+
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        if resolver.task_type in ("worker", "ps"):
+            server = tf.distribute.Server(
+                resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id, protocol="grpc", start=True
+            )
+            server.join()
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            variable = tf.Variable(0.0)
+
+        @tf.function
+        def step() -> None:
+            variable.assign_add(1.0)
+
+        for _ in range(5):
+            coordinator.schedule(step)
+        coordinator.join()
+        return float(variable), resolver.task_type
+
+    with Cluster("2x1+1ps") as cluster:
+        assert cluster.run(train) == [(5.0, "chief"), None, None, None]
+
+
+def test_the_callers_process_imports_no_tensorflow() -> None:
+    code = """
+import sys
+from emulate.cluster import Cluster
+with Cluster("1x1") as cluster:
+    print(cluster.run(abs, -1))
+assert not {"tensorflow", "keras", "numpy"} & set(sys.modules)
+"""
+    process = start_python(code, stdout=subprocess.PIPE)
+    out, _ = process.communicate()
+    assert (process.returncode, out.decode()) == (0, "[1]\n")
+
+
+def test_ctrl_c_during_a_run_leaves_nothing() -> None:
+    code = """
+import sys, os, time
+from emulate.cluster import Cluster
+with Cluster("2x1", echo=True) as cluster:
+    cluster.run(eval, "print('running', flush=True) or __import__('time').sleep(1000)")
+"""
+    process = start_python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdout.readline()
+    descendants = process.children(recursive=True)
+    process.send_signal(2)
+    process.communicate()
+    assert process.returncode == -2
+    assert len(descendants) >= 4
+    assert not any(is_running(one.pid) for one in descendants)
+
+
+def test_sys_path_of_the_caller_counts_on_hosts(two: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/some/where")
+    assert two.run(eval, "__import__('sys').path[0]") == ["/some/where"] * 2
+    assert sys.path[0] == "/some/where"

@@ -1,0 +1,201 @@
+"""A hang is said when, and only when, every live host is in a collective that no live peer can complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from emulate.cluster import Hang, HangJudge, HostContext, Preload, RunningCluster
+from emulate.topology import Topology
+from tests.emulate.cluster.helpers import LIMIT
+
+
+class Case:
+    """A judge with a clock and a cluster that the test moves."""
+
+    def __init__(self, topology: str) -> None:
+        self.now = 0.0
+        self.cpu: dict[int, float] = {}
+        self.judge = HangJudge(Topology.parse(topology), clock=lambda: self.now)
+
+    def cpu_seconds(self, host: int) -> float:
+        return self.cpu.get(host, 0.0)
+
+    def feed(self, host: int, event: str, **fields: Any) -> None:
+        self.judge.feed(host, {"event": event, **fields})
+
+    def enter(self, host: int, ordinal: int, name: str = "all_reduce float32[2]", replica: int = 0) -> None:
+        self.feed(host, "collective", phase="enter", name=name, ordinal=ordinal, replica=replica, step=ordinal)
+
+    def leave(self, host: int, ordinal: int, replica: int = 0) -> None:
+        self.feed(
+            host, "collective", phase="exit", name="all_reduce float32[2]", ordinal=ordinal, replica=replica, step=ordinal
+        )
+
+    def after(self, seconds: float) -> Hang | None:
+        """The verdict after so many seconds of being asked."""
+        for _ in range(int(seconds / 0.1)):
+            verdict = self.judge.verdict(self)
+            if verdict is not None:
+                return verdict
+            self.now += 0.1
+        return self.judge.verdict(self)
+
+
+def test_a_host_that_died_while_another_waits_is_host_exited() -> None:
+    case = Case("2x1")
+    case.feed(1, "progress", step=4)
+    case.enter(0, 5)
+    case.feed(1, "exit", status="exited", code=3)
+    hang = case.after(4)
+    assert hang is not None
+    assert hang.code == "host-exited"
+    assert hang.description == (
+        "host 0 waits in all_reduce float32[2], its collective number 5; host 1 left with exit code 3 after step 4"
+    )
+    assert case.now < 3
+
+
+def test_a_host_that_ended_its_program_while_another_waits_is_unequal_steps() -> None:
+    case = Case("2x1")
+    case.feed(1, "exit", status="returned", code=0)
+    case.enter(0, 5)
+    hang = case.after(4)
+    assert hang is not None
+    assert (hang.code, hang.where[1]) == ("unequal-steps", "ended its program")
+
+
+def test_a_host_held_at_its_last_step_while_another_waits_is_unequal_steps() -> None:
+    case = Case("2x1")
+    case.feed(1, "reached", step=20)
+    case.enter(0, 5)
+    hang = case.after(4)
+    assert hang is not None
+    assert (hang.code, hang.where[1]) == ("unequal-steps", "made all its steps after step 20")
+
+
+@pytest.mark.parametrize("second", [(4, "all_reduce float32[2]"), (5, "all_gather float32[2]")])
+def test_live_hosts_in_different_collectives_are_a_mismatch(second: tuple[int, str]) -> None:
+    case = Case("2x1")
+    case.enter(0, 5)
+    case.enter(1, *second)
+    hang = case.after(4)
+    assert hang is not None
+    assert hang.code == "collective-mismatch"
+
+
+def test_all_hosts_in_the_same_collective_are_about_to_leave_it() -> None:
+    case = Case("3x1")
+    for host in range(3):
+        case.enter(host, 5)
+    assert case.after(60) is None
+
+
+def test_a_host_that_sleeps_or_waits_for_input_is_not_judged() -> None:
+    case = Case("2x1")
+    case.enter(0, 5)
+    case.leave(1, 4)
+    assert case.after(60) is None
+
+
+def test_a_host_one_of_whose_replicas_is_elsewhere_is_not_judged() -> None:
+    case = Case("2x2")
+    case.feed(1, "exit", status="returned", code=0)
+    case.enter(0, 5, replica=0)
+    assert case.after(60) is None
+    case.enter(0, 5, replica=1)
+    assert case.after(4) is not None
+
+
+def test_a_strategy_on_fewer_devices_counts_its_own_replicas() -> None:
+    case = Case("2x2")
+    case.feed(0, "strategy", local=1)
+    case.feed(1, "exit", status="exited", code=1)
+    case.enter(0, 5)
+    assert case.after(4) is not None
+
+
+def test_a_host_that_computes_is_not_judged() -> None:
+    case = Case("2x1")
+    case.feed(1, "exit", status="returned", code=0)
+    case.enter(0, 5)
+    for _ in range(10):
+        assert case.after(1) is None
+        case.cpu[0] = case.cpu_seconds(0) + 0.9
+    case.cpu[0] += 1e-3
+    assert case.after(6) is not None
+
+
+def test_whatever_happens_starts_the_patience_anew() -> None:
+    case = Case("2x1")
+    case.feed(1, "exit", status="returned", code=0)
+    for ordinal in range(10):
+        case.enter(0, ordinal)
+        assert case.after(2) is None
+    assert case.after(1) is not None
+
+
+def test_nothing_is_said_when_all_are_gone_or_before_anything_happened() -> None:
+    case = Case("2x1")
+    assert case.after(60) is None
+    for host in range(2):
+        case.feed(host, "exit", status="returned", code=0)
+    assert case.after(60) is None
+
+
+def all_reduce(context: HostContext, number: int) -> None:
+    """As the probe tells it."""
+    import tensorflow as tf
+
+    event = {"event": "collective", "name": "all_reduce", "ordinal": number, "replica": 0, "step": number}
+    context.send({**event, "phase": "enter"})
+    strategy = tf.distribute.get_strategy()
+    strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.ones([2])))
+    context.send({**event, "phase": "exit"})
+
+
+def train(context: HostContext, steps: int, pause: float = 0.0) -> None:
+    import tensorflow as tf
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        for number in range(steps):
+            time.sleep(pause)
+            all_reduce(context, number)
+
+
+def follow(cluster: RunningCluster, judge: HangJudge) -> tuple[Hang | None, float]:
+    """The verdict, and how long the last event was ago then."""
+    deadline, last = time.monotonic() + LIMIT, time.monotonic()
+    while not cluster.is_over:
+        assert time.monotonic() < deadline
+        for host, event in cluster.events(0.05):
+            judge.feed(host, event)
+            last = time.monotonic()
+        if (hang := judge.verdict(cluster)) is not None:
+            return hang, time.monotonic() - last
+    return None, 0.0
+
+
+def test_a_real_cluster_with_unequal_steps_is_judged_and_ended(launch: Callable[..., RunningCluster], loaded: Preload) -> None:
+    def entry(context: HostContext) -> None:
+        train(context, 3 + context.host)
+
+    with launch("2x1", entry, preload=loaded) as cluster:
+        hang, waited = follow(cluster, HangJudge(cluster.plan.topology))
+        assert hang is not None
+        assert hang.code == "unequal-steps"
+        assert hang.where == {0: "ended its program", 1: "waits in all_reduce, its collective number 3"}
+        assert waited < 5
+        assert "in all_reduce" in cluster.stacks()[1]
+
+
+def test_a_real_cluster_with_slow_input_is_left_alone(launch: Callable[..., RunningCluster], loaded: Preload) -> None:
+    def entry(context: HostContext) -> None:
+        train(context, 2, pause=3.0 * context.host)
+
+    with launch("2x1", entry, preload=loaded) as cluster:
+        assert follow(cluster, HangJudge(cluster.plan.topology))[0] is None
+        assert [outcome.status for outcome in cluster.outcomes] == ["returned", "returned"]
