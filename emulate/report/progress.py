@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from emulate.progress import Progress, Silent
+from emulate.progress import Progress
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-__all__ = ["Lines", "Live", "Progress", "Silent", "progress_on"]
 _SHOWN_ENDED = 6  # a verification of many topologies makes dozens of runs: they must fit on a screen
 
 
