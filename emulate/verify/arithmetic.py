@@ -163,7 +163,7 @@ def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
 
 def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | None:
     """Tensors that agree (after one factor for all) and tensors that have a multiple of their weights too much."""
-    scale = _median_scale(seen) if scaled else 1.0
+    scale = _own_scale(seen) if scaled else 1.0
     if scale is None or (scaled and abs(scale - 1) < 1e-6):
         return None
     decay: dict[str, tuple[float, float]] = {}
@@ -225,13 +225,15 @@ def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float
     return above / below if below and above else None
 
 
-def _median_scale(seen: Sequence[GradientView]) -> float | None:
-    squares = [(v, float(np.dot(v.reference, v.reference))) for v in seen if largest(v.reference) > FACTOR * v.noise]
-    ratios = [float(np.dot(v.total, v.reference)) / size for v, size in squares if size]
-    if not ratios:
-        return None
-    middle = min(ratios, key=lambda ratio: sum(abs(ratio - other) for other in ratios))
-    return middle or None
+def _own_scale(seen: Sequence[GradientView]) -> float | None:
+    """The factor of the tensors that differ by a factor alone: the median over them."""
+    found = []
+    for view in seen:
+        size = float(np.dot(view.reference, view.reference))
+        scale = float(np.dot(view.total, view.reference)) / size if largest(view.reference) > FACTOR * view.noise else 0.0
+        if scale and _ratio(view.total / scale - view.reference, view, scale) <= FACTOR:
+            found.append(scale)
+    return sorted(found)[len(found) // 2] if found else None
 
 
 def _after(seen: Sequence[GradientView], totals: Sequence[Floats], scale: float) -> float | None:

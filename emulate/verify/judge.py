@@ -88,7 +88,7 @@ def _in_data(case: Case) -> Difference | None:
     if ledger is None or ledger.grows or ledger.first_apart is None:
         return None
     k = ledger.first_apart
-    seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])
+    seen, expected = ledger.sizes(k)
     return Difference("rows", "data", k, float(abs(seen - expected)), 0.0, value=float(seen), reference_value=float(expected))
 
 

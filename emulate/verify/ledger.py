@@ -69,9 +69,16 @@ class Ledger:
 
     @cached_property
     def first_apart(self) -> int | None:
-        """The first step whose rows differ."""
+        """The first step whose rows differ; the one after the last where the topology's run ended too early."""
         pairs = zip(self.topology, self.expected, strict=False)
-        return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), None)
+        early = len(self.topology) if self.ended and not self.grows else None
+        return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), early)
+
+    def sizes(self, step: int) -> tuple[int, int]:
+        """How many rows a step has in the topology and in the reference."""
+        ours = _together(self.topology[step]).total() if step < len(self.topology) else 0
+        theirs = self.expected[step] if step < len(self.expected) else self.reference[step]
+        return ours, len(theirs)
 
     @cached_property
     def _counts(self) -> tuple[Counter[str], Counter[str]]:

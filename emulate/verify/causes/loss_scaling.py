@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from emulate.verify.arithmetic import ROUND, Fit
+from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
+from emulate.verify.gradients import names_of, weight_of, weights_before
+from emulate.verify.measure import complete
+
+_HIDDEN = 0.05
+"""The weights hide a factor when they are less than this part of the step away."""
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -30,7 +36,8 @@ def _search_scaling(case: Case) -> Sign | None:
     if not fits:
         return None
     scale = fits[0].scale
-    case.explain_fits(fits, lambda point: abs(point.factor / scale - 1) < 10 * ROUND)
+    mixed = any(fit.decay or fit.shares for fit in fits)
+    case.explain_fits(fits, lambda point: mixed or abs(point.factor / scale - 1) < 10 * ROUND)
     words, _ = _describe(scale, case.num_replicas)
     evidence = (
         f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "
@@ -45,9 +52,17 @@ def _search_scaling(case: Case) -> Sign | None:
 
 
 def _is_hidden(case: Case, fit: Fit) -> bool:
-    """Whether the weights after the step changed by far less than the factor would have them."""
-    points = [p.measure for p in case.base.points if p.measure.key.kind == "weight" and p.measure.step == fit.step]
-    return bool(points) and max(m.relative for m in points) < 1e-3
+    """Whether the step changed the weights as the reference's did, in spite of the factor."""
+    runs, apart, whole = case.base.runs, 0.0, 0.0
+    ours, theirs = (complete(trace, fit.optimizer)[fit.step] for trace in (runs.topology, runs.reference))
+    for tensor in names_of(theirs):
+        before = weights_before(runs.reference, fit.optimizer, fit.step, tensor)
+        stored = [before, weight_of(ours, tensor), weight_of(theirs, tensor)]
+        if None not in stored:
+            start, one, other = aligned([array for array in stored if array is not None])
+            apart += norm(one - other) ** 2
+            whole += norm(other - start) ** 2
+    return apart < _HIDDEN**2 * whole
 
 
 def _search_twice(case: Case) -> Sign | None:

@@ -92,8 +92,8 @@ LOSS_REPORT = Cause(
     evidence="Gradients and weights agree with the reference in the steps whose reported loss does not; its factor "
     "over the steps.",
     fix="Reduce once, in the way the loss was divided:\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)    # divided by the global batch\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)   # a mean over equal shards\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)  # divided by the global batch\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)  # a mean over equal shards\n"
     "or feed per-example losses to a keras.metrics.Mean.",
     search=_search_loss,
 )

@@ -50,11 +50,11 @@ def _search_missing(case: Case) -> Sign | None:
     if ledger is None or ledger.lost <= 0 or (ledger.repeated_in_step and ledger.is_prefix):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
     k = ledger.first_apart or 0
-    seen, expected = sum(ledger.counts(k).values()), len(ledger.expected[k])
+    seen, expected = ledger.sizes(k)
     end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
         f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen.",
-        f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.counts(k))} replicas, {expected} on one device. "
+        f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.hosts)} replicas and {expected} on one device. "
         + _four_numbers(ledger),
     )
 

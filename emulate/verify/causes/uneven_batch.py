@@ -40,7 +40,7 @@ def _even_steps(case: Case, fits: tuple[Fit, ...]) -> str:
 
 def _search_weighted(case: Case) -> Sign | None:
     fits = case.explanation.weighted
-    if not fits:
+    if not fits or case.has("clip-before-reduce"):
         return None
     case.explain_fits(fits)
     first = fits[0]

@@ -79,6 +79,11 @@ class Made:
     def report(self, kind: str, name: str, step: int, value: float, host: int = 0) -> None:
         self.event({"event": "report", "kind": kind, "name": name, "step": step, "value": value}, host)
 
+    def with_nothing(self) -> Trace:
+        """A trace of a run that made no step."""
+        self.writer()
+        return self.trace()
+
     def trace(self) -> Trace:
         for writer in self._writers.values():
             writer.close()

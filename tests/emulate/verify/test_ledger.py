@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,3 +105,11 @@ def test_any_way_to_deal_the_rows_out_is_the_same(reference: list[str], random: 
             places[random.randrange(3)] += row  # type: ignore[attr-defined]
         topology.append(places)
     assert ledger(reference, topology).first_apart is None
+
+
+def test_a_run_that_ends_before_the_reference_lost_the_rows_of_the_rest() -> None:
+    found = replace(ledger(["ab", "cd", "ef"], [["a", "b"], ["c", "d"]]), ended=True)
+    assert found.first_apart == 2
+    assert found.sizes(2) == (0, 2)
+    assert found.samples == Samples(6, 4, 2, 0)
+    assert not found.is_same
