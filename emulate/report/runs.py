@@ -118,7 +118,8 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     page.blank()
     kind = " (allowed)" if cause.allowed else " (by design)" if cause.by_design else ""
     page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (kind, "yellow"))
-    page.text(cause.summary, indent=5)
+    differ = len({other.summary for other in causes}) > 1
+    page.text(f"On {topologies[0]}: {cause.summary}" if differ else cause.summary, indent=5)
     differ = len({other.evidence for other in causes}) > 1
     if cause.evidence:
         label = f"evidence ({topologies[0]})" if differ else "evidence"

@@ -1,6 +1,7 @@
 """The verdict on a terminal: read in ten seconds, complete below, the same words when piped."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -41,6 +42,12 @@ def test_a_divergence_shows_where_how_much_why_and_how_to_mend_it(made):
     assert "evidence The summed gradients are 4.0000 times" in found
     assert "fix Divide by the size of the global batch:" in found
     assert text.endswith("Next  gpudist causes loss-scaling  its meaning, evidence and cure")
+
+
+def test_what_holds_for_one_topology_of_several_is_said_to(made):
+    on_two = replace(made.loss_scaling, summary="2 times too large.", evidence="2.0000")
+    text = render(made.verdict(made.divergent("1x2", causes=[on_two]), made.divergent("1x4")))
+    assert "     On 1x2: 2 times too large.\n     evidence (1x2)  2.0000\n" in text
 
 
 def test_code_in_a_fix_is_not_wrapped(made):
