@@ -20,7 +20,7 @@ class Limit:
 
 LIMITS = (
     Limit(
-        (r"merge_call called while defining a new graph|merge_call.*tf\.cond|merge_call.*while_loop",),
+        (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
         "Keras 3's gradient_accumulation_steps and ema_overwrite_frequency call merge_call inside a condition, which "
         "strategies refuse.",
         "Accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one "
@@ -28,7 +28,7 @@ LIMITS = (
         "one that applies; leave ema_overwrite_frequency unset and call optimizer.finalize_variable_values at the end.",
     ),
     Limit(
-        (r"_maybe_symbolic_build|_symbolic_build", r"AddN|Shapes? must be|Inputs to operation|Dimension"),
+        (r"Inputs to operation AddN .*must have the same size and shape", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics when the first batch does not divide by the number of replicas.",
         "Make the first batch divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is "
         "a multiple of the "
