@@ -21,7 +21,7 @@ import numpy as np
 
 from emulate.verify.arrays import Floats, largest, norm
 from emulate.verify.compare import Comparison
-from emulate.verify.gradients import GradientView, StepOfAll, views
+from emulate.verify.gradients import GradientView, StepOfAll
 from emulate.verify.measure import complete
 from emulate.verify.noise import FACTOR
 
@@ -106,8 +106,11 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
 def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     """The simplest model that explains one step."""
     runs = comparison.runs
-    seen = list(views(runs.reference, runs.topology, optimizer, step, comparison.noise("gradient", optimizer, step)))
-    seen = [view for view in seen if np.isfinite(view.total).all() and np.isfinite(view.reference).all()]
+    seen = [
+        view
+        for view in comparison.views(optimizer, step)
+        if np.isfinite(view.total).all() and np.isfinite(view.reference).all()
+    ]
     if not seen:
         return None
     blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))

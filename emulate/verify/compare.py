@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from emulate.probe.trace import Trace
-from emulate.verify.gradients import names_of
+from emulate.verify.gradients import GradientView, names_of, views
 from emulate.verify.kinks import kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all
 from emulate.verify.noise import FACTOR, Key, floors
@@ -128,6 +128,12 @@ class Comparison:
             for point in self.points
             if (point.measure.key.kind, point.measure.key.optimizer, point.measure.step) == (kind, optimizer, step)
         }
+
+    def views(self, optimizer: str, step: int) -> list[GradientView]:
+        """Every tensor's gradient of one step."""
+        runs = self.runs
+        noise = self.noise("gradient", optimizer, step)
+        return list(views(runs.reference, runs.topology, optimizer, step, noise, runs.how(optimizer)))
 
     def before(self, step: int, at: Sequence[str] = ()) -> Comparison:
         """What was compared before a step, and in the step itself of the kinds `at`."""

@@ -14,18 +14,6 @@ StepOfAll = Mapping[int, Step]
 """One step by replica."""
 
 
-def aggregation(trace: Trace, optimizer: str) -> str:
-    """How an optimizer makes one gradient of the replicas': `sum`, `replicated` (each has the whole) or `unknown`.
-
-    Every optimizer of Keras sums. What the probe knows better it says in its `program` event.
-    """
-    for _, event in trace.of("program"):
-        said = event.get("optimizers", {}).get(optimizer, {}).get("aggregation")
-        if said is not None:
-            return str(said)
-    return "sum"
-
-
 def gradients_of(step: StepOfAll, tensor: str) -> dict[int, StoredArray]:
     """The local gradients of one tensor by replica; a replica without one (an untouched branch) is left out."""
     found = {replica: one.gradients[tensor] for replica, one in sorted(step.items()) if tensor in one.gradients}
@@ -45,7 +33,7 @@ def weight_of(step: StepOfAll, tensor: str) -> StoredArray | None:
 def total(locals_: list[Floats], how: str) -> Floats:
     """The gradient that the optimizer applies."""
     whole = np.sum(locals_, axis=0)
-    return np.asarray(whole / len(locals_) if how == "replicated" else whole)
+    return np.asarray(whole / len(locals_) if how == "mean" else whole)
 
 
 @dataclass(frozen=True)
@@ -77,10 +65,11 @@ class GradientView:
         return self.total - self.reference
 
 
-def views(reference: Trace, topology: Trace, optimizer: str, index: int, noise: Mapping[str, float]) -> Iterator[GradientView]:
+def views(
+    reference: Trace, topology: Trace, optimizer: str, index: int, noise: Mapping[str, float], how: str = "sum"
+) -> Iterator[GradientView]:
     """Every tensor's gradient of one step that both traces have; tensors without a noise floor were not compared."""
     ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
-    how = aggregation(topology, optimizer)
     for tensor in names_of(theirs):
         mine, others = gradients_of(ours, tensor), gradients_of(theirs, tensor)
         if not mine or not others or tensor not in noise:
@@ -88,8 +77,8 @@ def views(reference: Trace, topology: Trace, optimizer: str, index: int, noise: 
         before = weights_before(reference, optimizer, index, tensor)
         arrays = aligned([*mine.values(), *others.values(), *([before] if before is not None else [])])
         weight = arrays.pop() if before is not None else None
-        mean_of_others = np.sum(arrays[len(mine) :], axis=0)
-        yield GradientView(tensor, dict(zip(mine, arrays, strict=False)), mean_of_others, weight, noise[tensor], how)
+        whole = np.sum(arrays[len(mine) :], axis=0)
+        yield GradientView(tensor, dict(zip(mine, arrays, strict=False)), whole, weight, noise[tensor], how)
 
 
 def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replica: int | None = None) -> StoredArray | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emulate.probe.trace import Report, Step, StoredArray, Trace
+from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
-from emulate.verify.gradients import StepOfAll, aggregation, gradients_of, names_of, total, weight_of
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weight_of
 from emulate.verify.noise import Key
 
 
@@ -103,6 +104,10 @@ class Runs:
         """Complete steps that both runs have, in order: (topology, reference)."""
         return list(zip(complete(self.topology, optimizer), complete(self.reference, optimizer), strict=False))
 
+    def how(self, optimizer: str) -> str:
+        """How one gradient is made of the replicas': `sum` or `mean`."""
+        return aggregation(self.topology, self.reference, optimizer)
+
     @property
     def optimizers(self) -> list[str]:
         """Optimizers that both runs have."""
@@ -151,7 +156,7 @@ def _first_values(trace: Trace) -> dict[str, StoredArray]:
 def _gradients(
     runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
 ) -> Iterator[Measure]:
-    how = aggregation(runs.topology, optimizer)
+    how = runs.how(optimizer)
     for tensor in names_of(theirs):
         mine, reference = gradients_of(ours, tensor), gradients_of(theirs, tensor)
         if not mine or not reference or not _same_shape([*mine.values(), *reference.values()]):

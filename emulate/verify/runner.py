@@ -9,18 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
-from emulate.cluster import ClusterPlan, HangJudge, Preload, RunningCluster
+from emulate.cluster import ClusterPlan, Preload
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.host import RecordedProgram
+from emulate.verify.result import RunResult
+from emulate.verify.watch import Watch
 
 if TYPE_CHECKING:
     from emulate.progress import Progress
 
-POLL_SECONDS = 0.05
 UNPROBED_SECONDS = 10.0
 
 
@@ -38,38 +39,6 @@ class Settings:
     tf_config: bool = False
     reference_args: tuple[str, ...] | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass
-class RunResult:
-    """How a run went.
-
-    Attributes:
-        status: `ok`, `failed` (the program raised or left with an error), or `hung`.
-        reason: Of a hung run `hang` or `timeout`.
-        cause: Of a hung run what the hang judge suspects: a cause code.
-        failure: The program's own traceback, or how its process ended.
-        where: Of a hung run: what each host was doing.
-    """
-
-    label: str
-    topology: Topology
-    trace: Trace | None
-    status: str = "ok"
-    reason: str | None = None
-    cause: str | None = None
-    failure: str | None = None
-    where: str = ""
-    statuses: dict[int, str] = field(default_factory=dict)
-    codes: dict[int, int | None] = field(default_factory=dict)
-    stacks: dict[int, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    xla: bool = False
-    seconds: float = 0.0
-
-
-class Stopped(Exception):
-    """The verification was interrupted; its runs end."""
 
 
 @final
@@ -160,9 +129,11 @@ class Runner:
         entry = self._entry(plan, reference)
         preload = self._fresh or self._preload
         with preload.launch(self._cluster_plan(result.topology, folder, entry, reference)) as cluster:
-            needs_fresh = self._watch(cluster, result, seconds)
-        if needs_fresh and preload is self._preload:
+            watch = Watch(cluster, result, folder, self._stopping, self._progress)
+            watch.follow(seconds)
+        if watch.needs_fresh_process and preload is self._preload:
             self._use_fresh()
+            result.notes.clear()
             self._attempt(result, folder, plan, reference=reference, seconds=seconds)
 
     def _use_fresh(self) -> None:
@@ -207,72 +178,3 @@ class Runner:
             "versions": dict(settings.versions),
         }
         Trace.describe(plan.trace, about)
-
-    def _watch(self, cluster: RunningCluster, result: RunResult, seconds: float) -> bool:
-        """Follow a run to its end. True when the program needs a process that has not imported TensorFlow."""
-        judge = HangJudge(result.topology)
-        reached: set[int] = set()
-        deadline = time.monotonic() + seconds
-        while True:
-            for host, event in cluster.events(POLL_SECONDS):
-                judge.feed(host, event)
-                if event["event"] == "needs-fresh-process":
-                    cluster.end()
-                    return True
-                self._see(result, host, event, reached)
-            self._stop_if_asked()
-            if cluster.is_over or self._all_reached(cluster, reached):
-                break
-            hang = judge.verdict(cluster)
-            if hang is not None or time.monotonic() > deadline:
-                self._hung(cluster, result, hang, seconds)
-                break
-        cluster.end()
-        self._ended(cluster, result, reached)
-        return False
-
-    def _see(self, result: RunResult, host: int, event: Mapping[str, Any], reached: set[int]) -> None:
-        kind = event["event"]
-        if kind == "progress":
-            self._progress.step(result.label, event["step"])
-        elif kind == "reached":
-            reached.add(host)
-        elif kind == "note":
-            result.xla = result.xla or event["code"] == "xla-off"
-            if event["text"] not in result.notes:
-                result.notes.append(event["text"])
-
-    def _stop_if_asked(self) -> None:
-        if self._stopping.is_set():
-            raise Stopped
-
-    def _all_reached(self, cluster: RunningCluster, reached: set[int]) -> bool:
-        """Whether every host is held at the last wanted step, or is over."""
-        over = {outcome.host for outcome in cluster.outcomes}
-        trainers = set(range(len(cluster.roles)))
-        return bool(reached) and trainers <= reached | over
-
-    def _hung(self, cluster: RunningCluster, result: RunResult, hang: Any, seconds: float) -> None:
-        result.status = "hung"
-        result.reason = "hang" if hang is not None else "timeout"
-        result.cause = None if hang is None else hang.code
-        result.where = f"no end after {seconds:g} s" if hang is None else hang.description
-        result.stacks = cluster.stacks()
-
-    def _ended(self, cluster: RunningCluster, result: RunResult, reached: set[int]) -> None:
-        result.notes += [note for note in cluster.notes if note not in result.notes]
-        for outcome in cluster.outcomes:
-            result.statuses[outcome.host] = outcome.status
-            result.codes[outcome.host] = outcome.code
-            if result.status == "ok" and outcome.status in ("raised", "exited", "killed") and outcome.host not in reached:
-                self._failed(result, outcome)
-
-    def _failed(self, result: RunResult, outcome: Any) -> None:
-        if outcome.status == "exited" and outcome.code == 0:
-            return
-        result.status = "failed"
-        if outcome.error is not None:
-            result.failure = outcome.error.traceback_text
-        else:
-            how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
-            result.failure = f"The process of host {outcome.host} ended with {how}."

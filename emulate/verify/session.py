@@ -12,7 +12,8 @@ from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.compare import compare
 from emulate.verify.judge import judge
 from emulate.verify.ledger import ledgers
-from emulate.verify.runner import Runner, RunResult
+from emulate.verify.result import RunResult
+from emulate.verify.runner import Runner
 from emulate.verify.verdict import Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
@@ -69,7 +70,9 @@ class Session:
         if run.status == "ok" and any(ledger.grows for ledger in ledgers(reference.trace, compared).values()):
             run.notes.append("The batch grows with the replicas: one device was given the same rows for each step.")
             base = self._explaining(base, compared)
-        traces = self._yardsticks.with_noise(base).traces() or (reference.trace, [])
+        traces: tuple[Trace, list[Trace]] = (reference.trace, [])
+        if compared.num_steps:
+            traces = self._yardsticks.with_noise(base).traces() or traces
         case = Case(
             traces[0],
             compared,
@@ -119,8 +122,6 @@ class Session:
             run.notes.append(f"On one device the program {ends}; there is nothing to compare with.")
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks
-        else:
-            run.notes.append(f"On one device it {ends} too: distribution is not what breaks it.")
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
         return judge(case, self._allow).fill(_shell(run))
@@ -135,6 +136,7 @@ def _shell(run: RunResult) -> Run:
         seconds=run.seconds,
         failure=run.failure,
         stacks=run.stacks,
+        details={"hosts": run.hosts},
     )
 
 

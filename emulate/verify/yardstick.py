@@ -8,7 +8,8 @@ from pathlib import Path
 
 from emulate.probe import ProbePlan, Replay, Trace
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.runner import Runner, RunResult
+from emulate.verify.result import RunResult
+from emulate.verify.runner import Runner
 
 NOISE_RUNS = 3
 CONFIRMING_RUNS = 4

@@ -10,7 +10,7 @@ from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.gradients import GradientView, views
+from emulate.verify.gradients import GradientView
 
 _SEEN = 1e-6
 """From this relative difference on, clipping before and after the sum are told apart."""
@@ -51,8 +51,7 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
 
 def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
     """Relative L2 difference of clipping each replica's gradient and clipping their sum."""
-    floor = case.base.noise("gradient", optimizer, step)
-    seen = list(views(case.base.runs.reference, case.base.runs.topology, optimizer, step, floor))
+    seen = case.base.views(optimizer, step)
     replicas = sorted({replica for view in seen for replica in view.locals})
     before = [_clip(_locals(seen, replica), limits) for replica in replicas]
     after = _clip({view.tensor: view.reference for view in seen}, limits)
@@ -109,8 +108,7 @@ def _may_be_clipped(case: Case) -> bool:
 def _from_norms(case: Case) -> Sign | None:
     """Where it could not be run again: every local gradient and the reference's have the same norm, the limit."""
     for fit in case.explanation.weighted if case.facts.clip_calls else ():
-        floor = case.base.noise("gradient", fit.optimizer, fit.step)
-        seen = list(views(case.base.runs.reference, case.base.runs.topology, fit.optimizer, fit.step, floor))
+        seen = case.base.views(fit.optimizer, fit.step)
         norms = [_whole(_locals(seen, replica)) for replica in fit.shares]
         limit = _whole({view.tensor: view.reference for view in seen})
         if all(abs(size / limit - 1) < _SEEN * 10 for size in norms):

@@ -12,7 +12,7 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _MISMATCH = re.compile(
-    r"(shape|size|type|group)[^\n]{0,40}mismatch[^\n]{0,80}collective|collective[^\n]{0,120}(mismatch|inconsistent|expected)",
+    r"Collective instance \d+ expected [^\n\"]*|Shape mismatch in the collective[^\n\"]*|[^\n\"]*another member in the group expected[^\n\"]*",
     re.IGNORECASE,
 )
 
@@ -71,13 +71,12 @@ def _search_unequal(case: Case) -> Sign | None:
 
 
 def _search_mismatch(case: Case) -> Sign | None:
-    failure = case.outcome.failure or ""
-    said = _MISMATCH.search(failure)
-    if case.outcome.suspect != "collective-mismatch" and not said:
+    said = _MISMATCH.search(case.outcome.failure or "")
+    if case.outcome.suspect != "collective-mismatch" and said is None:
         return None
-    evidence = _where(case) if case.outcome.suspect else next(line for line in failure.splitlines() if _MISMATCH.search(line))
+    evidence = f"TensorFlow says: {said.group().strip()}" if said else _where(case)
     return Sign(
-        "The hosts wait in different collectives (or in one with different shapes), so none can complete.", evidence.strip()
+        "The hosts are in different collectives, or in one with different shapes or types, so none can complete.", evidence
     )
 
 

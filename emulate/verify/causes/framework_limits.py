@@ -72,13 +72,19 @@ LIMITS = (
 )
 
 
+def _line(failure: str, limit: Limit) -> str:
+    """The line that shows the fault: the error itself where it does, else the last."""
+    lines = [line for line in failure.splitlines() if any(re.search(pattern, line) for pattern in limit.patterns)]
+    return next((line for line in lines if "Error" in line), lines[-1])
+
+
 def _search(case: Case) -> Sign | None:
     failure = case.outcome.failure
     if not failure:
         return None
     for limit in LIMITS:
         if all(re.search(pattern, failure) for pattern in limit.patterns):
-            line = next(line for line in reversed(failure.splitlines()) if re.search(limit.patterns[-1], line))
+            line = _line(failure, limit)
             same = "; on one device it raises too" if case.outcome.reference_failure else "; on one device it does not raise"
             return Sign(limit.summary, f"The program raised: {line.strip()[:240]}{same}", limit.fix)
     return None

@@ -13,7 +13,8 @@ from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import Topology
-from emulate.verify.runner import Runner, RunResult, Settings
+from emulate.verify.result import RunResult
+from emulate.verify.runner import Runner, Settings
 
 Recorded = Callable[..., Trace]
 

@@ -1,0 +1,40 @@
+"""How one run went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.probe import Trace
+from emulate.topology import Topology
+
+
+@dataclass
+class RunResult:
+    """How a run went.
+
+    Attributes:
+        status: `ok`, `failed` (the program raised or left with an error), or `hung`.
+        reason: Of a hung run `hang` or `timeout`.
+        cause: Of a hung run what the hang judge suspects: a cause code.
+        failure: The program's own traceback, or how its process ended.
+        where: Of a hung run: what each host was doing.
+        hosts: Last step and last collective of each host.
+        xla: Whether a step compiled by XLA was recorded without it.
+    """
+
+    label: str
+    topology: Topology
+    trace: Trace | None
+    status: str = "ok"
+    reason: str | None = None
+    cause: str | None = None
+    failure: str | None = None
+    where: str = ""
+    hosts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    statuses: dict[int, str] = field(default_factory=dict)
+    codes: dict[int, int | None] = field(default_factory=dict)
+    stacks: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    xla: bool = False
+    seconds: float = 0.0

@@ -1,0 +1,131 @@
+"""Follows a running cluster to its end, and says how it ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emulate.cluster import HangJudge, HostOutcome, RunningCluster
+from emulate.errors import WrongUse
+from emulate.verify.result import RunResult
+
+if TYPE_CHECKING:
+    from emulate.progress import Progress
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 2.5
+"""How long peers of a host that raised may still say why: the first to raise is not always the one that is wrong."""
+LAST_LINES = 12
+
+
+class Stopped(Exception):
+    """The verification was interrupted; its runs end."""
+
+
+class Watch:
+    """Watches one run.
+
+    Args:
+        cluster: The run's cluster.
+        result: Is filled.
+        folder: Where the hosts' output lies.
+        stopping: Set when the verification is interrupted.
+        progress: Told of every step.
+    """
+
+    def __init__(
+        self, cluster: RunningCluster, result: RunResult, folder: Path, stopping: threading.Event, progress: Progress
+    ) -> None:
+        self._cluster = cluster
+        self._result = result
+        self._folder = folder
+        self._stopping = stopping
+        self._progress = progress
+        self._judge = HangJudge(result.topology)
+        self._reached: set[int] = set()
+        self._failed_at: float | None = None
+        self.needs_fresh_process = False
+
+    def follow(self, seconds: float) -> None:
+        """Until every host is held at the last wanted step or over, or the run has failed, hangs, or has had its time."""
+        deadline = time.monotonic() + seconds
+        while not self._is_over():
+            for host, event in self._cluster.events(POLL_SECONDS):
+                self._see(host, event)
+            if self._stopping.is_set():
+                raise Stopped
+            if self.needs_fresh_process:
+                break
+            hang = self._judge.verdict(self._cluster)
+            if hang is not None or time.monotonic() > deadline:
+                self._hangs(hang, seconds)
+                break
+        self._cluster.end()
+        self._note_ends()
+
+    def _is_over(self) -> bool:
+        over = {outcome.host for outcome in self._cluster.outcomes}
+        if self._cluster.is_over or (self._reached and set(range(len(self._cluster.roles))) <= self._reached | over):
+            return True
+        if self._failed_at is None and any(outcome.status == "raised" for outcome in self._cluster.outcomes):
+            self._failed_at = time.monotonic()
+        return self._failed_at is not None and time.monotonic() - self._failed_at > GRACE_SECONDS
+
+    def _see(self, host: int, event: Mapping[str, Any]) -> None:
+        self._judge.feed(host, event)
+        kind, known = event["event"], self._result.hosts.setdefault(host, {})
+        if kind == "progress":
+            known["step"] = event["step"]
+            self._progress.step(self._result.label, event["step"])
+        elif kind == "collective":
+            known["collective"] = f"{event['name']}, number {event['ordinal']}"
+        elif kind == "reached":
+            self._reached.add(host)
+        elif kind == "needs-fresh-process":
+            self.needs_fresh_process = True
+        elif kind == "note":
+            self._note(event)
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        self._result.xla = self._result.xla or event["code"] == "xla-off"
+        if event["text"] not in self._result.notes:
+            self._result.notes.append(event["text"])
+
+    def _hangs(self, hang: Any, seconds: float) -> None:
+        result = self._result
+        result.status = "hung"
+        result.reason = "hang" if hang is not None else "timeout"
+        result.cause = None if hang is None else hang.code
+        result.where = f"no end after {seconds:g} s" if hang is None else hang.description
+        result.stacks = self._cluster.stacks()
+
+    def _note_ends(self) -> None:
+        """How each host ended; the first that raised, or left with an error, is the run's failure."""
+        result = self._result
+        result.notes += [note for note in self._cluster.notes if note not in result.notes]
+        for outcome in self._cluster.outcomes:
+            result.statuses[outcome.host], result.codes[outcome.host] = outcome.status, outcome.code
+        ended = [outcome for outcome in self._cluster.outcomes if outcome.host not in self._reached]
+        raised = [outcome for outcome in ended if outcome.status == "raised"]
+        left = [one for one in ended if one.status == "killed" or (one.status == "exited" and one.code != 0)]
+        if raised:
+            self._raised(raised[0])
+        elif left and result.status == "ok":
+            result.status, result.failure = "failed", self._how_it_left(left[0])
+
+    def _raised(self, outcome: HostOutcome) -> None:
+        error = outcome.error
+        assert error is not None
+        if error.kind == f"{WrongUse.__module__}.{WrongUse.__name__}":
+            raise WrongUse(error.message)
+        self._result.status, self._result.reason = "failed", None
+        self._result.failure = error.traceback_text
+
+    def _how_it_left(self, outcome: HostOutcome) -> str:
+        how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
+        path = self._folder / f"host-{outcome.host}" / "stderr"
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:] if path.exists() else []
+        return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *lines])
