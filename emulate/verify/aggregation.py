@@ -52,7 +52,7 @@ def _found(pair: _Pair, optimizer: str) -> str:
     if not np.dot(whole, whole) or not np.dot(added, whole):
         return "sum"
     factor = float(np.dot(added, whole) / np.dot(whole, whole))
-    # Where the update tells nothing (replicas that drifted apart, an update that is not along the gradient), what fits the reference.
+    # Where the update tells nothing (replicas that drifted apart, an update not along the gradient): what fits the reference.
     target = _along(moved, expected) or 1.0
     distances = {"sum": abs(np.log(abs(factor / target))), "mean": abs(np.log(abs(factor / len(ours[0]) / target)))}
     return min(distances, key=lambda how: distances[how])

@@ -21,7 +21,7 @@ import numpy as np
 
 from emulate.verify.arrays import Floats, largest, norm
 from emulate.verify.compare import Comparison
-from emulate.verify.gradients import GradientView, StepOfAll
+from emulate.verify.gradients import GradientView, StepOfAll, total
 from emulate.verify.measure import complete
 from emulate.verify.noise import FACTOR
 
@@ -29,6 +29,8 @@ INFORMATIVE = 4
 """A parameter is believed when at least this many elements beyond the noise floor determine it."""
 ROUND = 1e-3
 """How near a factor must be to a round one to be called by its name."""
+_ELEMENTS = 1_000_000
+"""A fit looks at no more numbers than this; it is checked on all."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     if not seen:
         return None
     blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))
-    shares = _row_shares(complete(runs.topology, optimizer)[step])
+    shares = _row_shares(complete(comparison.runs.topology, optimizer)[step])
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
         lambda: _scale(seen, blank),
@@ -124,6 +126,10 @@ def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
         lambda: _weighted(seen, blank),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
+
+
+def _is_finite(view: GradientView) -> bool:
+    return bool(np.isfinite(view.total).all() and np.isfinite(view.reference).all())
 
 
 def _row_shares(step: StepOfAll) -> dict[int, float]:
@@ -161,7 +167,7 @@ def _uneven(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float
 
 
 def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
-    return np.asarray(np.sum([shares.get(replica, 1.0) * local for replica, local in view.locals.items()], axis=0))
+    return total([shares.get(replica, 1.0) * local for replica, local in view.locals.items()], view.how)
 
 
 def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | None:
@@ -190,7 +196,8 @@ def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, flo
         return None
     for terms in ([weight], [np.sign(weight)], [weight, np.sign(weight)]):
         basis = np.stack(terms, axis=1)
-        found, *_ = np.linalg.lstsq(basis, residual, rcond=None)
+        thin = max(1, len(residual) // _ELEMENTS)
+        found, *_ = np.linalg.lstsq(basis[::thin], residual[::thin], rcond=None)
         if largest(residual - basis @ found) <= FACTOR * view.noise:
             pair = (float(found[0]), 0.0) if terms[0] is weight else (0.0, float(found[0]))
             return (pair if len(terms) == 1 else (float(found[0]), float(found[1]))), basis @ found
@@ -203,15 +210,20 @@ def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
     whole = [view for view in seen if sorted(view.locals) == replicas]
     if len(replicas) < 2 or _informative(whole) < INFORMATIVE * len(replicas):
         return None
-    unit = [1.0 / (view.noise or 1.0) for view in whole]
-    basis = np.concatenate([np.stack([v.locals[r] for r in replicas], axis=1) * u for v, u in zip(whole, unit, strict=True)])
-    target = np.concatenate([v.reference * u for v, u in zip(whole, unit, strict=True)])
-    found, *_ = np.linalg.lstsq(basis, target, rcond=None)
+    thin = max(1, sum(view.reference.size for view in whole) * len(replicas) // _ELEMENTS)
+    basis = np.concatenate([np.stack([_part(v, v.locals[r], thin) for r in replicas], axis=1) for v in whole])
+    target = np.concatenate([_part(v, v.reference, thin) for v in whole])
+    found, *_ = np.linalg.lstsq(basis / (len(replicas) if whole[0].how == "mean" else 1), target, rcond=None)
     shares = {replica: float(weight) for replica, weight in zip(replicas, found, strict=True)}
     after = _after(seen, [_weigh(view, shares) for view in seen], 1.0)
     if after is None or min(shares.values()) <= 0:
         return None
     return Fit(blank.optimizer, blank.step, shares=shares, before=blank.before, after=after)
+
+
+def _part(view: GradientView, values: Floats, thin: int) -> Floats:
+    """Every thin-th element in units of the tensor's noise."""
+    return values[::thin] / (view.noise or 1.0)
 
 
 def _informative(seen: Sequence[GradientView]) -> int:

@@ -12,7 +12,8 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _MISMATCH = re.compile(
-    r"Collective instance \d+ expected [^\n\"]*|Shape mismatch in the collective[^\n\"]*|[^\n\"]*another member in the group expected[^\n\"]*",
+    r"Collective instance \d+ expected [^\n\"]*|Shape mismatch in the collective[^\n\"]*"
+    r"|[^\n\"]*another member in the group expected[^\n\"]*",
     re.IGNORECASE,
 )
 

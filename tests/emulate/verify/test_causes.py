@@ -414,6 +414,20 @@ def test_a_host_that_was_killed_is_named_when_a_peer_raises(folder: Folder) -> N
     assert "Host 1 left (killed by signal 9)" in found.causes[0].summary
 
 
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "Collective instance 133 expected type 0 and data_type 9 but got type 0 and data_type 3",
+        "Shape mismatch in the collective instance 7. Op at device /job:worker/task:1 expected shape [98]",
+    ],
+)
+def test_tensorflows_own_word_of_a_mismatch_is_quoted(folder: Folder, failure: str) -> None:
+    text = f'File "collective_mismatch.py", line 58\nInternalError: Collective ops is aborted by: {failure}\nThe error'
+    found = ended(folder, failure=text, hosts={0: "raised", 1: "raised"})
+    assert codes(found) == ["collective-mismatch"]
+    assert found.causes[0].evidence == f"TensorFlow says: {failure}"
+
+
 def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
     found = ended(folder, "1x4", failure="Traceback ...\nValueError: wrong", hosts={0: "raised"})
     assert (found.verdict, codes(found)) == ("failed", [])
