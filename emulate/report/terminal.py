@@ -96,7 +96,7 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
         return
     page.blank()
     words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
-    page.text(f"On one device (1x1, the reference) the program {words}: distribution is not what breaks it.", style="bold")
+    page.text(f"On one device (1x1, the reference) the program {words}.", style="bold")
     if reference.failure and all(run.failure is None for run in runs):
         page.verbatim(reference.failure, indent=2)
 

@@ -93,8 +93,8 @@ def verify(
         versions=versions(),
     )
     with _folder(traces) as folder, Runner(settings, folder, progress or Silent(), preload=preload) as runner:
-        reference, runs = Session(runner, seed, allow).judge(topologies)
-    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs))
+        reference, runs, notes = Session(runner, found.name, seed, allow).judge(topologies)
+    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs), tuple(notes))
 
 
 def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:

@@ -107,7 +107,6 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
 
 def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     """The simplest model that explains one step."""
-    runs = comparison.runs
     seen = [
         view
         for view in comparison.views(optimizer, step)

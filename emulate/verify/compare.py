@@ -179,7 +179,7 @@ def compare(
         needs_confirmation=onset is not None and not confirmation,
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
         not_compared=tuple(_not_compared(runs)),
-        notes=tuple(_notes(points, onset if confirmation else None)),
+        notes=tuple(_notes(points, onset if confirmation else None, bool(noise))),
     )
 
 
@@ -213,8 +213,12 @@ def _only(runs: Runs, name: str) -> str:
     return "reference" if name in runs.reference.optimizers else "topology"
 
 
-def _notes(points: Sequence[Point], onset: int | None) -> list[str]:
+def _notes(points: Sequence[Point], onset: int | None, has_noise: bool) -> list[str]:
     notes = []
+    if points and not has_noise:
+        notes.append(
+            "without noise runs of the reference the noise floor is a few units in the last place: rounding may exceed it"
+        )
     both = [p.measure for p in points if p.measure.both_non_finite]
     if both:
         notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")

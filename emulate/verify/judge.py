@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.verdict import Difference, Finding, Run, Samples
@@ -94,7 +98,15 @@ def _in_data(case: Case) -> Difference | None:
 
 def _between_replicas(case: Case) -> Difference | None:
     apart = case.agreement.first
-    if apart is None:
+    if apart is None or apart.optimizer is None:
         return None
     replica = int(apart.groups[1][0].rsplit(" ", 1)[1])
-    return Difference(apart.tensor, "weight", apart.step, float("nan"), 0.0, replica=replica, optimizer=apart.optimizer)
+    step = case.untouched.steps(apart.optimizer)[apart.step]
+    arrays = [kept([step[r].weights[apart.tensor]]) for r in (int(apart.groups[0][0].rsplit(" ", 1)[1]), replica)]
+    found = Difference(apart.tensor, "weight", apart.step, math.nan, 0.0, replica=replica, optimizer=apart.optimizer)
+    known = [array for array in arrays if array is not None]
+    if len(known) < 2:
+        return found
+    first, other = aligned(known)
+    at = int(np.argmax(np.abs(other - first)))
+    return replace(found, error=float(abs(other[at] - first[at])), value=float(other[at]), reference_value=float(first[at]))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
+from emulate.errors import WrongUse
 from emulate.probe import Replay, Trace
 from emulate.topology import Topology
 from emulate.verify.case import Case, Outcome, Rerun
@@ -29,22 +30,32 @@ class Session:
 
     Args:
         runner: Makes the runs.
+        program: The program's name, for messages.
         seed: The seed of the verification.
         allow: Codes of causes that do not decide.
     """
 
-    def __init__(self, runner: Runner, seed: int, allow: Collection[str]) -> None:
+    def __init__(self, runner: Runner, program: str, seed: int, allow: Collection[str]) -> None:
         self._runner = runner
+        self._program = program
         self._allow = allow
         self._yardsticks = Yardsticks(runner, seed)
 
-    def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run]]:
-        """Make the runs and judge each topology."""
+    def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
+        """Make the runs and judge each topology.
+
+        Returns:
+            What the reference did, the verdict on each topology, and what holds for all of them.
+
+        Raises:
+            WrongUse: When the program ends well and never trains.
+        """
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-            return _summary(reference, None), [self._without_reference(run.result(), reference) for run in runs]
+            return _summary(reference, None), [self._without_reference(run.result(), reference) for run in runs], []
+        self._check_that_it_trains(reference, first.result())
         repeat = self._yardsticks.again()
         base = Variation(keyed_draws=_draws_numbers(reference))
         self._yardsticks.with_noise(base)
@@ -53,7 +64,16 @@ class Session:
         judged = [
             self._judge_one(run.result(), keyed, base, reference, repeat) for run, keyed in zip(runs, compared, strict=True)
         ]
-        return _summary(reference, repeat), judged
+        return _summary(reference, repeat), judged, _unseen(reference)
+
+    def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
+        seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
+        if run.status == "ok" and not any(seen):
+            raise WrongUse(
+                "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run. "
+                f"Received: program={self._program!r}, which ended without one. "
+                "Is the training behind a condition or an argument? Arguments of the program go after `--`."
+            )
 
     def _judge_one(
         self,
@@ -174,6 +194,20 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         suspect=run.cause if run.status == "hung" else None,
         where=run.where,
     )
+
+
+def _unseen(reference: RunResult) -> list[str]:
+    """What holding every run at a step kept from being seen."""
+    trace = reference.trace
+    if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
+        return []
+    logs = {report.name.partition("/")[0] for report in trace.reports}
+    unseen = [
+        *(["the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
+        *(["an evaluation"] if not trace.of("evaluation") else []),
+    ]
+    what = f"; not seen: {', '.join(unseen)}" if unseen else ""
+    return [f"Every run was held after {trace.num_steps} steps (--steps): nothing that comes later was run{what}."]
 
 
 def _summary(reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
