@@ -10,9 +10,11 @@ import functools
 from typing import Any
 
 from emulate.devices import upstream
+from emulate.devices.caller import calling_module
 from emulate.devices.plan import DevicePlan, Note
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
+_ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
 _in_use = "none"
 
 
@@ -36,7 +38,7 @@ class AllReduceChoice:
 
     def for_mirrored(self, asked: Any, num_devices: int) -> Any:
         """The cross-device operation of a MirroredStrategy; None means TensorFlow's default, the ring."""
-        chosen = self._chosen(asked)
+        chosen = self._chosen(asked, num_devices)
         _remember(_name_of(chosen) if num_devices > 1 else "none")
         return chosen
 
@@ -47,10 +49,11 @@ class AllReduceChoice:
                 self._say(f"several hosts are summed by a ring: --all-reduce {self._wish} holds on one host only")
             _remember("ring")
             return
-        chosen = self._chosen(None)
+        num_devices = len(extended.worker_devices)
+        chosen = self._chosen(None, num_devices)
         if chosen is not None:
             extended._cross_device_ops = chosen
-        _remember(_name_of(chosen) if len(extended.worker_devices) > 1 else "none")
+        _remember(_name_of(chosen) if num_devices > 1 else "none")
 
     def new_keys(self, owner: Any) -> None:
         """Give a strategy collective keys of its own.
@@ -69,21 +72,26 @@ class AllReduceChoice:
         def init(options: Any, *args: Any, **kwargs: Any) -> None:
             real(options, *args, **kwargs)
             if options.implementation.name == "NCCL":
+                if calling_module(1) != _ASKS_BY_DEFAULT:
+                    self._say("NCCL runs on GPUs only: the ring is used here")
                 options.implementation = type(options.implementation).RING
 
         cls.__init__ = init
 
-    def _chosen(self, asked: Any) -> Any:
+    def _chosen(self, asked: Any, num_devices: int) -> Any:
         ops = upstream.cross_device_ops()
         if self._wish == "auto":
-            if asked is None or not isinstance(asked, ops.NcclAllReduce):
-                return asked or ops.ReductionToOneDevice()
-            self._say("NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")
-            return ops.ReductionToOneDevice()
+            if isinstance(asked, ops.NcclAllReduce):
+                self._say("NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")
+                return ops.ReductionToOneDevice()
+            return asked or ops.ReductionToOneDevice()
         if asked is not None:
             self._say(f"the program asks for {type(asked).__name__}: --all-reduce {self._wish} is used instead")
-        forced = {"ring": None, "hierarchical": ops.HierarchicalCopyAllReduce, "one-device": ops.ReductionToOneDevice}[self._wish]
-        return forced() if forced else None
+        if self._wish == "hierarchical" and num_devices % 2:
+            # TensorFlow 2.21 makes two groups of half the devices, rounded down.
+            self._say(f"HierarchicalCopyAllReduce loses one of {num_devices} devices: ReductionToOneDevice is used instead")
+            return ops.ReductionToOneDevice()
+        return {"ring": lambda: None, "hierarchical": ops.HierarchicalCopyAllReduce}.get(self._wish, ops.ReductionToOneDevice)()
 
     def _say(self, text: str) -> None:
         self._note("all-reduce", text)

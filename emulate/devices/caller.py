@@ -1,4 +1,4 @@
-"""Whose call it is: the program's, which sees emulated GPUs, or TensorFlow's and Keras's own, which see the truth.
+"""Whose call it is: the program's, which sees emulated GPUs, or that of TensorFlow, Keras or ourselves, which see the truth.
 
 With GPUs faked for everybody Keras chooses XLA and CuDNN kernels that are not there.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-_FRAMEWORK = frozenset({"tensorflow", "keras", "tf_keras"})
+_FRAMEWORK = frozenset({"tensorflow", "keras", "tf_keras", "emulate"})
 _TRANSPARENT = "tensorflow.python.autograph."
 
 
@@ -22,8 +22,17 @@ def is_program(depth: int) -> bool:
     """
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
+        name = _module(frame)
         if not name.startswith(_TRANSPARENT):
             return name.partition(".")[0] not in _FRAMEWORK
         frame = frame.f_back
     return True
+
+
+def calling_module(depth: int) -> str:
+    """The name of the module that called, counted as in `is_program`."""
+    return _module(sys._getframe(depth + 1))
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

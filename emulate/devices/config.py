@@ -30,21 +30,21 @@ class DeviceAnswers:
     def list_physical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type == "GPU":
             return self._gpus.physical
-        return real(device_type) + (self._gpus.physical if device_type is None else [])
+        return list(real(device_type)) + (self._gpus.physical if device_type is None else [])
 
     def list_logical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type not in (None, "GPU"):
             return list(real(device_type))
         gpus = self._gpus.logical(real("CPU"))
-        return gpus if device_type == "GPU" else real() + gpus
+        return gpus if device_type == "GPU" else list(real()) + gpus
 
     def get_visible_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type == "GPU":
             return self._gpus.visible
-        return real(device_type) + (self._gpus.visible if device_type is None else [])
+        return list(real(device_type)) + (self._gpus.visible if device_type is None else [])
 
     def set_visible_devices(self, real: Any, devices: Any, device_type: str | None = None) -> None:
-        wanted = list(devices) if isinstance(devices, (list, tuple)) else [devices]
+        wanted = [devices] if hasattr(devices, "device_type") else list(devices)
         for device in wanted:
             if device_type is not None and device.device_type != device_type:
                 raise ValueError(f"Unrecognized device: {device!r}")
@@ -65,7 +65,10 @@ class DeviceAnswers:
         return self._gpus.growth_of(device) if _is_gpu(device) else real(device)
 
     def set_memory_growth(self, real: Any, device: Any, enable: bool) -> None:
-        return self._gpus.set_growth(device, enable) if _is_gpu(device) else real(device, enable)
+        if _is_gpu(device):
+            self._gpus.set_growth(device, enable)
+        else:
+            real(device, enable)
 
     def get_device_details(self, real: Any, device: Any) -> dict[str, Any]:
         return dict(_DETAILS) if _is_gpu(device) else real(device)

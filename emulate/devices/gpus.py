@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -31,12 +32,14 @@ class EmulatedGpus:
         plan: What the host was given.
         note: Says something that the report shows.
         cpu_split: Into how many devices the program itself split the CPU; None if it did not.
+        version: Counts the changes, so that what was derived from an earlier state is known to be old.
     """
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self.plan = plan
         self.note = note
         self.cpu_split: int | None = None
+        self.version = 0
         self._hidden_before = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._visible: list[Any] | None = None
         self._splits: dict[Any, list[Any]] = {}
@@ -44,11 +47,16 @@ class EmulatedGpus:
 
     @property
     def physical(self) -> list[Any]:
-        """All emulated physical GPUs; CUDA_VISIBLE_DEVICES decides, as for real ones, when the program has set it."""
+        """All emulated physical GPUs."""
+        return self._listed(list(self._all))
+
+    @functools.cached_property
+    def _all(self) -> list[Any]:
+        """Found at first use, as TensorFlow does: until then the program may set CUDA_VISIBLE_DEVICES."""
         import tensorflow as tf
 
         names = [f"/physical_device:GPU:{i}" for i in range(self._num_physical())]
-        return self._listed([tf.config.PhysicalDevice(name=name, device_type="GPU") for name in names])
+        return [tf.config.PhysicalDevice(name=name, device_type="GPU") for name in names]
 
     def _num_physical(self) -> int:
         wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -56,13 +64,13 @@ class EmulatedGpus:
             return self.plan.num_devices
         count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
         if count < self.plan.num_devices:
-            self.note("gpus-hidden", f"the program sets CUDA_VISIBLE_DEVICES={wanted!r}: {count} of this host's GPUs are visible")
+            self._note_hidden(f"sets CUDA_VISIBLE_DEVICES={wanted!r}", count)
         return count
 
     @property
     def visible(self) -> list[Any]:
         """The physical GPUs that the program left visible."""
-        return self._listed(self.physical if self._visible is None else [d for d in self._visible if d in self.physical])
+        return self._listed(list(self._all if self._visible is None else self._visible))
 
     @property
     def num_logical(self) -> int:
@@ -99,7 +107,7 @@ class EmulatedGpus:
         _refuse_late(_LATE_VISIBLE)
         self._visible = list(dict.fromkeys(devices))
         if len(self._visible) < self.plan.num_devices:
-            self.note("gpus-hidden", f"the program makes {len(self._visible)} of this host's {self.plan.num_devices} GPUs visible")
+            self._note_hidden("calls set_visible_devices", len(self._visible))
         self.split_cpu()
 
     def split(self, device: Any, parts: list[Any]) -> None:
@@ -111,7 +119,8 @@ class EmulatedGpus:
             return
         _refuse_late(_LATE_SPLIT)
         self._splits[device] = list(parts)
-        self.note("gpu-split", f"the program splits {device.name} into {len(parts)}: {self.num_logical} logical GPUs on this host")
+        text = f"the program splits {device.name} into {len(parts)}: {self.num_logical} logical GPUs on this host"
+        self.note("gpu-split", text)
         self.split_cpu()
 
     def split_of(self, device: Any) -> list[Any] | None:
@@ -135,12 +144,9 @@ class EmulatedGpus:
         return self._growth.get(device)
 
     def split_cpu(self) -> None:
-        """Have TensorFlow split the CPU, which is possible until its runtime is up."""
-        import tensorflow as tf
-
-        context = upstream.context()
-        cpu = context.list_physical_devices("CPU")[0]
-        context.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(self.num_cpus)])
+        """Have TensorFlow split the CPU anew after a change, which is possible until its runtime is up."""
+        self.version += 1
+        split_cpu(self.num_cpus)
 
     def split_cpu_as_program(self, parts: list[Any]) -> None:
         """The program splits the CPU itself: the topology's number holds instead, and a note says so."""
@@ -151,17 +157,32 @@ class EmulatedGpus:
         _refuse_late(_LATE_SPLIT)
         self.cpu_split = len(parts)
         if len(parts) != self.plan.num_devices and not self.plan.reference:
-            given = self.plan.num_devices
-            self.note("cpu-split", f"the program splits its CPU into {len(parts)} devices: it gets the topology's {given} instead")
+            text = (
+                f"the program splits its CPU into {len(parts)}: it gets the topology's {self.plan.num_devices} devices instead"
+            )
+            self.note("cpu-split", text)
+
+    def _note_hidden(self, how: str, count: int) -> None:
+        if not self.plan.reference:
+            text = f"the program {how}: {count} of this host's {self.plan.num_devices} GPUs are visible to it"
+            self.note("gpus-hidden", text)
 
     def _listed(self, devices: list[Any]) -> list[Any]:
         return _Folded(devices) if self.plan.reference else devices
 
     def _check_known(self, devices: Sequence[Any]) -> None:
-        known = self.physical
         for device in devices:
-            if device not in known:
+            if device not in self._all:
                 raise ValueError(f"Unrecognized device: {device!r}")
+
+
+def split_cpu(number: int) -> None:
+    """Have TensorFlow split the CPU into so many logical devices."""
+    import tensorflow as tf
+
+    context = upstream.context()
+    cpu = context.list_physical_devices("CPU")[0]
+    context.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(number)])
 
 
 def _refuse_late(text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.config import DeviceAnswers, answer_program
-from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.deferred_captures import defer_past_control_flow
+from emulate.devices.gpus import EmulatedGpus, split_cpu
 from emulate.devices.names import DeviceNames
 from emulate.devices.ordered_sum import sum_in_one_order
 from emulate.devices.placement import translate_placement
@@ -32,13 +32,13 @@ def install(plan: DevicePlan, note: Note) -> None:
 def _install(plan: DevicePlan, note: Note) -> None:
     if upstream.is_initialized():
         raise WrongUse(
-            f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has run "
-            "an operation. Start the host in a process that has not."
+            f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has "
+            "run an operation. Start the host in a process that has not."
         )
     gpus = EmulatedGpus(plan, note)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
-    gpus.split_cpu()
+    split_cpu(plan.num_devices)
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
     use_emulated_devices(gpus, names, choice)

@@ -9,12 +9,11 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
-from emulate.topology import MAX_DEVICES_PER_HOST
+from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS
 
 # Measured: the first host of a cluster costs about 500 MB, each further one about 100 MB (pages are shared with the parent).
 _FIRST_HOST_BYTES = 500 * 2**20
@@ -61,16 +60,15 @@ def _num_cpus() -> int:
 
 
 def _hosts_in(available: int) -> int:
-    return max(1, 1 + (available - _FIRST_HOST_BYTES) // _HOST_BYTES)
+    return min(MAX_HOSTS, max(1, 1 + (available - _FIRST_HOST_BYTES) // _HOST_BYTES))
 
 
-def _ask_tensorflow(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _ask_tensorflow() -> dict[str, Any]:
     """TensorFlow's version and the GPUs it sees, or why it could not be asked."""
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TENSORFLOW], capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=quiet, check=False
-        )
+        command = [sys.executable, "-c", _ASK_TENSORFLOW]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=quiet, check=False)
     except subprocess.TimeoutExpired:
         return {"tensorflow": None, "gpus": [], "tensorflow_error": f"import tensorflow took more than {_LIMIT_SECONDS} s"}
     if done.returncode:

@@ -19,7 +19,8 @@ class DeviceNames:
 
     def __init__(self, gpus: EmulatedGpus) -> None:
         self._gpus = gpus
-        self._known: dict[tuple[str, int, int], str] = {}
+        self._known: dict[str, str] = {}
+        self._version = gpus.version
 
     def real(self, device: Any) -> Any:
         """The device that is really used.
@@ -30,14 +31,15 @@ class DeviceNames:
         Raises:
             WrongUse: When this host has no such device.
         """
-        name = getattr(device, "name", None) if not hasattr(device, "to_string") else device.to_string()
-        text = device if isinstance(device, str) else name
-        if not isinstance(text, str) or not text:
+        text = device if isinstance(device, str) else _name_of(device)
+        if not text:
             return device
-        key = (text, self._gpus.num_logical, self._gpus.num_cpus)
-        if key not in self._known:
-            self._known[key] = self._translate(text)
-        return self._known[key]
+        if self._version != self._gpus.version:
+            self._known.clear()
+            self._version = self._gpus.version
+        if text not in self._known:  # this is called for every operation that is traced
+            self._known[text] = self._translate(text)
+        return self._known[text]
 
     def of_strategy(self, devices: Any) -> list[Any]:
         """The devices a strategy is to use for those a program names.
@@ -88,8 +90,14 @@ class DeviceNames:
     def _check_number(self, named: list[Any]) -> None:
         available = self._gpus.num_cpus
         if len(named) > available:
-            names = [d if isinstance(d, str) else getattr(d, "name", d) for d in named]
+            names = [d if isinstance(d, str) else _name_of(d) for d in named]
             raise WrongUse(
-                f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host has "
-                f"{self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
+                f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host "
+                f"has {self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
             )
+
+
+def _name_of(device: Any) -> str | None:
+    """The name of a DeviceSpec or a logical device, None of anything else."""
+    name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", None)
+    return name if isinstance(name, str) else None

@@ -58,7 +58,11 @@ def prefetching() -> Any:
 
 def data_modules() -> list[Any]:
     """Each loaded public spelling of `tf.data.experimental`."""
-    return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(".data.experimental")]
+    return [
+        m
+        for name, m in list(sys.modules.items())
+        if name.startswith("tensorflow._api.") and name.endswith(".data.experimental")
+    ]
 
 
 def mirrored_extended() -> Any:
@@ -119,7 +123,10 @@ def device_attributes() -> Any:
 
 def public_modules() -> list[Any]:
     """Each loaded module of TensorFlow's public interface that lists devices, the TF 1 and TF 2 spellings alike."""
-    ends = (".config", ".config.experimental", ".test")
+    return _public((".config", ".config.experimental", ".test"))
+
+
+def _public(ends: tuple[str, ...]) -> list[Any]:
     return [m for name, m in list(sys.modules.items()) if name.startswith("tensorflow._api.") and name.endswith(ends)]
 
 

@@ -1,0 +1,175 @@
+"""How replicas are summed: what was asked for is used, every program runs, and the ring gives the same bits everywhere."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulate.devices.ordered_sum import _network
+from tests.emulate.devices.hosts import Hosts
+
+
+def train(strategy_name: str, *, build: bool = True, steps_per_call: int = 1) -> Any:
+    """Train eight steps in a compiled loop; the weights as bytes, and how they were summed."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from emulate.devices import all_reduce_in_use
+
+    strategy = getattr(tf.distribute, strategy_name)()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        layers = [keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        optimizer = keras.optimizers.Adam(0.01)
+        if build:
+            optimizer.build(model.trainable_variables)
+
+    def step(x, y):  # type: ignore[no-untyped-def]
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.reduce_sum(losses) / 48
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def several(iterator):  # type: ignore[no-untyped-def]  # AutoGraph cannot read annotations of a pickled function
+        total = tf.constant(0.0)
+        for _ in tf.range(steps_per_call):
+            total += strategy.reduce("SUM", strategy.run(step, args=next(iterator)), axis=None)
+        return total
+
+    x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, np.arange(96) % 3)).batch(48).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+    total = sum(float(several(iterator)) for _ in range(8 // steps_per_call))
+    return b"".join(w.numpy().tobytes() for w in model.trainable_variables), total, all_reduce_in_use()
+
+
+def test_the_ring_gives_the_same_bits_on_every_topology(run: Hosts) -> None:
+    results = [
+        run(train, "MirroredStrategy", devices=4, all_reduce="ring"),
+        run(train, "MultiWorkerMirroredStrategy", devices=4, all_reduce="ring"),
+        *run(train, "MultiWorkerMirroredStrategy", devices=2, hosts=2, all_reduce="ring"),
+        *run(train, "MultiWorkerMirroredStrategy", devices=1, hosts=4, all_reduce="ring"),
+    ]
+    assert len({weights for weights, _, _ in results}) == 1
+    assert [loss for _, loss, _ in results] == pytest.approx([results[0][1]] * len(results), rel=1e-6)
+    assert {name for _, _, name in results} == {"ring"}
+
+
+@pytest.mark.parametrize("build", [True, False])
+@pytest.mark.parametrize("all_reduce", ["auto", "ring"])
+def test_an_optimizer_and_a_loop_inside_a_traced_function_work(run: Hosts, all_reduce: str, build: bool) -> None:
+    def program(strategy_name: str) -> Any:
+        return train(strategy_name, build=build, steps_per_call=4)
+
+    names = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
+    one_host = [run(program, name, devices=2, all_reduce=all_reduce)[1] for name in names]
+    two_hosts = run(program, "MultiWorkerMirroredStrategy", devices=2, hosts=2, all_reduce=all_reduce)
+    assert one_host == pytest.approx([two_hosts[0][1]] * 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "used"),
+    [("auto", "one-device"), ("ring", "ring"), ("hierarchical", "hierarchical"), ("one-device", "one-device")],
+)
+def test_what_was_asked_for_is_used(run: Hosts, all_reduce: str, used: str) -> None:
+    def program() -> list[str]:
+        import tensorflow as tf
+
+        from emulate.devices import all_reduce_in_use
+
+        found = [all_reduce_in_use()]
+        for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy"):
+            strategy = getattr(tf.distribute, name)()
+            found.append(all_reduce_in_use())
+            total = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0)))
+            assert [float(t) for t in strategy.experimental_local_results(total)] == [4.0] * 4
+        return found
+
+    assert run(program, devices=4, all_reduce=all_reduce) == ["none", used, used]
+
+
+def test_a_hierarchical_sum_over_an_odd_number_of_devices_loses_none(run: Hosts) -> None:
+    def program() -> list[float]:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        total = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0)))
+        return [float(t) for t in strategy.experimental_local_results(total)]
+
+    assert run(program, devices=3, all_reduce="hierarchical") == [3.0] * 3
+    text = "HierarchicalCopyAllReduce loses one of 3 devices: ReductionToOneDevice is used instead"
+    assert run.notes == [("all-reduce", text)]
+
+
+def test_several_hosts_ring_and_say_so_when_something_else_was_asked_for(run: Hosts) -> None:
+    def program() -> Any:
+        import tensorflow as tf
+
+        from emulate.devices import all_reduce_in_use
+
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
+        )
+        tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        return all_reduce_in_use(), options.implementation.name
+
+    assert run(program, devices=1, hosts=2, all_reduce="hierarchical") == [("ring", "RING")] * 2
+    assert ("all-reduce", "several hosts are summed by a ring: --all-reduce hierarchical holds on one host only") in run.notes
+    assert ("all-reduce", "NCCL runs on GPUs only: the ring is used here") in run.notes
+
+
+def test_a_program_may_ask_for_any_sum(run: Hosts) -> None:
+    def program() -> list[float]:
+        import tensorflow as tf
+
+        results = []
+        for operation in (
+            tf.distribute.NcclAllReduce(num_packs=2),
+            tf.distribute.HierarchicalCopyAllReduce(num_packs=2),
+            tf.distribute.ReductionToOneDevice(),
+            None,
+        ):
+            strategy = tf.distribute.MirroredStrategy(cross_device_ops=operation)
+            ones = strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0)))
+            results.append(float(strategy.experimental_local_results(ones)[0]))
+        return results
+
+    assert run(program, devices=4) == [4.0] * 4
+    assert run.notes == [("all-reduce", "NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")]
+
+
+def test_strategies_of_different_sizes_live_in_one_process(run: Hosts) -> None:
+    def program() -> list[float]:
+        import tensorflow as tf
+
+        totals = []
+        for devices in (["/gpu:0", "/gpu:1"], ["/gpu:0", "/gpu:1", "/gpu:2"], None, ["/gpu:1", "/gpu:0"]):
+            strategy = tf.distribute.MirroredStrategy(devices)
+
+            @tf.function
+            def total(strategy: Any = strategy) -> Any:
+                return strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
+
+            totals.append(float(total()))
+        return totals
+
+    assert run(program, all_reduce="ring") == [2.0, 3.0, 4.0, 2.0]
+
+
+@given(st.integers(1, 9))
+def test_the_sorting_network_sorts(number: int) -> None:
+    # A network of comparisons sorts everything if it sorts every sequence of zeros and ones.
+    for bits in itertools.product((0, 1), repeat=number):
+        values = list(bits)
+        for low, high in _network(number):
+            values[low], values[high] = min(values[low], values[high]), max(values[low], values[high])
+        assert values == sorted(bits)
