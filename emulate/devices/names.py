@@ -48,9 +48,10 @@ class DeviceNames:
             WrongUse: When this host has fewer.
         """
         named = [devices] if isinstance(devices, str) else list(devices)
-        if not self._gpus.plan.reference:
-            self._check_number(named)
-        return list(dict.fromkeys(map(self.real, named))) if self._gpus.plan.reference else [self.real(d) for d in named]
+        if self._gpus.plan.reference:
+            return list({_index_in(name): name for name in map(self.real, reversed(named))}.values())[::-1]
+        self._check_number(named)
+        return [self.real(device) for device in named]
 
     def all_for_strategy(self, prefix: str = "") -> list[str]:
         """The devices of a strategy that names none."""
@@ -101,3 +102,9 @@ def _name_of(device: Any) -> str | None:
     """The name of a DeviceSpec or a logical device, None of anything else."""
     name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", None)
     return name if isinstance(name, str) else None
+
+
+def _index_in(name: str) -> int:
+    import tensorflow as tf
+
+    return int(tf.DeviceSpec.from_string(name).device_index or 0)

@@ -54,7 +54,7 @@ class Hosts:
         task = {
             "function": cloudpickle.dumps(functools.partial(function, *args)),
             "plan": DevicePlan(devices, max(hosts, 1), all_reduce, reference),
-            "ports": _free_ports(hosts),
+            "ports": free_ports(hosts),
             "environment": environment or {},
             "limit": limit,
         }
@@ -86,7 +86,7 @@ class HostFailed(Exception):
     """What a function raised in a host, as text."""
 
 
-def _free_ports(number: int) -> list[int]:
+def free_ports(number: int) -> list[int]:
     """Ports that nobody uses now; TensorFlow's server cannot bind one that we still hold."""
     held = [socket.create_server(("", 0)) for _ in range(number)]
     ports: list[int] = [port.getsockname()[1] for port in held]

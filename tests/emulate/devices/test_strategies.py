@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.emulate.devices.hosts import HostFailed, Hosts
+from tests.emulate.devices.hosts import HostFailed, Hosts, free_ports
 
 
 def workers(strategy: Any) -> list[str]:
@@ -68,13 +68,14 @@ def test_the_reference_has_one_replica_whatever_the_program_names(run: Hosts) ->
         strategies = [
             distribute.MirroredStrategy(["/gpu:0", "/gpu:1"]),
             distribute.MirroredStrategy(["/gpu:2", "/gpu:3"]),
+            distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
             distribute.MirroredStrategy(),
             distribute.experimental.CentralStorageStrategy(["/gpu:0", "/gpu:1"], "/cpu:0"),
             distribute.OneDeviceStrategy("/gpu:1"),
         ]
         return [workers(strategy) for strategy in strategies]
 
-    assert run(program, devices=1, reference=True) == [["CPU:0"]] * 5
+    assert run(program, devices=1, reference=True) == [["CPU:0"]] * 6
     assert run.notes == []
 
 
@@ -103,6 +104,37 @@ def test_strategies_of_tensorflow_1_use_them_too(run: Hosts) -> None:
         return workers(distribute.MirroredStrategy(["/gpu:0", "/gpu:1"])), workers(distribute.OneDeviceStrategy("/gpu:1"))
 
     assert run(program) == (["CPU:0", "CPU:1"], ["CPU:1"])
+
+
+def test_a_coordinator_trains_with_parameter_servers(run: Hosts) -> None:
+    def program(ports: list[int]) -> Any:
+        import json
+        import os
+
+        import tensorflow as tf
+
+        jobs = dict(zip(("chief", "worker", "ps"), ([f"localhost:{port}"] for port in ports), strict=True))
+        cluster = tf.train.ClusterSpec(jobs)
+        servers = [tf.distribute.Server(cluster, job, 0, protocol="grpc") for job in ("worker", "ps")]
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": jobs, "task": {"type": "chief", "index": 0}})
+        strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            variable = tf.Variable(1.0)
+
+        def replica():  # type: ignore[no-untyped-def]  # AutoGraph cannot read annotations of a pickled function
+            return variable.assign_add(1.0, read_value=False)
+
+        @tf.function
+        def step():  # type: ignore[no-untyped-def]
+            strategy.run(replica)
+
+        for _ in range(3):
+            coordinator.schedule(step)
+        coordinator.join()
+        return float(variable.numpy()), variable.device, len(servers)
+
+    assert run(program, free_ports(3), devices=2) == (4.0, "/job:ps/replica:0/task:0/device:CPU:0", 2)
 
 
 def test_values_and_inputs_of_replicas_are_where_they_belong(run: Hosts) -> None:
