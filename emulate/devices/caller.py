@@ -19,6 +19,9 @@ def is_program(depth: int) -> bool:
 
     Args:
         depth: 1 for the caller of the function that asks.
+
+    Returns:
+        True for the program, False for TensorFlow, Keras and this package.
     """
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None:

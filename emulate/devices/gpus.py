@@ -28,6 +28,10 @@ class EmulatedGpus:
 
     Emulated GPU number i is logical CPU number i.
 
+    Args:
+        plan: What the host was given.
+        note: Says something that the report shows.
+
     Attributes:
         plan: What the host was given.
         note: Says something that the report shows.
@@ -93,6 +97,9 @@ class EmulatedGpus:
 
         Args:
             cpus: The true logical CPUs.
+
+        Returns:
+            One for each visible GPU, or for each part of a split one.
         """
         import tensorflow as tf
 

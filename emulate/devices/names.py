@@ -28,6 +28,9 @@ class DeviceNames:
         Args:
             device: A name, a DeviceSpec or a logical device; anything else is returned as it is.
 
+        Returns:
+            The name of a logical CPU, or of a device on another host.
+
         Raises:
             WrongUse: When this host has no such device.
         """
@@ -43,6 +46,12 @@ class DeviceNames:
 
     def of_strategy(self, devices: Any) -> list[Any]:
         """The devices a strategy is to use for those a program names.
+
+        Args:
+            devices: The names, or logical devices, that the program gave.
+
+        Returns:
+            Names of logical CPUs, in that order; in the reference one.
 
         Raises:
             WrongUse: When this host has fewer.
