@@ -120,7 +120,7 @@ class Case:
     @cached_property
     def ledgers(self) -> dict[str, Ledger]:
         """The data ledger of each optimizer."""
-        return ledgers(self.reference, self.untouched)
+        return ledgers(self.plain, self.untouched)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -156,7 +156,7 @@ class Case:
         ledger = self.ledger
         if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
             self._replay(0, "the initial weights differ from the reference's")
-        elif ledger is not None and ledger.grows:
+        elif ledger is not None and ledger.grows and self.plain is self.reference:
             self._replay(0, "the batch grows with the replicas")
         elif ledger is not None and ledger.first_apart is not None and ledger.first_apart < ledger.num_steps:
             self._replay(ledger.first_apart, "the rows differ from the reference's")

@@ -13,6 +13,7 @@ from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weight_of
 from emulate.verify.noise import Key
+from emulate.verify.precision import unit_of_all
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _gradients(
             other,
             noise[: len(runs.noise)],
             noise[len(runs.noise) :],
-            eps=max(eps_of(array.dtype) for array in mine.values()),
+            eps=unit_of_all([*reference.values(), *mine.values()]),
             scale=max(largest(array) for array in local),
         )
 
@@ -221,7 +222,8 @@ def objective(step: StepOfAll) -> float | None:
 
 
 def _precision(step: Mapping[int, Step]) -> float:
-    return max((eps_of(a.dtype) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
+    """The coarsest unit of a step's gradients."""
+    return max((unit_of_all([a]) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
 
 
 def _reports(runs: Runs) -> Iterator[Measure]:

@@ -13,6 +13,7 @@ from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.compare import compare
 from emulate.verify.judge import judge
 from emulate.verify.ledger import ledgers
+from emulate.verify.precision import rounding_units
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import Reference, Run
@@ -56,6 +57,8 @@ class Session:
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             return _summary(reference, None), [self._without_reference(run.result(), reference) for run in runs], []
         self._check_that_it_trains(reference, first.result())
+        assert reference.trace is not None
+        self._yardsticks.rounding = rounding_units(reference.trace)
         repeat = self._yardsticks.again()
         base = Variation(keyed_draws=_draws_numbers(reference))
         self._yardsticks.with_noise(base)

@@ -68,9 +68,14 @@ def trace_of(run: Future[RunResult] | None) -> Trace | None:
 
 
 class Yardsticks:
-    """Makes each variation's runs once."""
+    """Makes each variation's runs once.
+
+    Attributes:
+        rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
+    """
 
     def __init__(self, runner: Runner, seed: int) -> None:
+        self.rounding = 1.0
         self._runner = runner
         self._seed = seed
         self._known: dict[Variation, Yardstick] = {}
@@ -103,5 +108,5 @@ class Yardsticks:
         return self._runner.start(variation.label(str(topology)), topology, variation.plan(self._seed))
 
     def _noise(self, variation: Variation, number: int, ulps: float) -> Future[RunResult]:
-        plan = replace(variation.plan(self._seed), permute=True, perturb=ulps, noise_seed=number)
+        plan = replace(variation.plan(self._seed), permute=True, perturb=ulps * self.rounding, noise_seed=number)
         return self._runner.start(variation.label(f"noise {number}"), REFERENCE, plan, reference=True)

@@ -59,6 +59,7 @@ class Made:
         draws: Sequence[str] = (),
         frozen: Sequence[str] = (),
         keep: bool = True,
+        tape: bool = False,
     ) -> None:
         writer = self.writer(host)
         stored = {name: writer.array(np.asarray(value), share=self.share) for name, value in gradients.items()}
@@ -73,6 +74,7 @@ class Made:
             "weights": self.variables(host, weights, frozen, keep),
             "objective": objective,
             "draws": list(draws),
+            **({"tape": True} if tape else {}),
         }
         self.event(event, host)
 

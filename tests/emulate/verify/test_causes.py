@@ -10,7 +10,7 @@ import pytest
 
 from emulate.errors import WrongUse
 from emulate.verify import causes
-from emulate.verify.case import Case, Outcome
+from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.causes.framework_limits import LIMITS
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, loop
@@ -260,6 +260,7 @@ def test_replicas_that_drift_for_another_reason_disagree(folder: Folder) -> None
     assert "(replica 0, replica 2, replica 3) and (replica 1)" in found.causes[0].evidence
     assert found.first_divergence is not None
     assert (found.first_divergence.step, found.first_divergence.replica) == (1, 1)
+    assert found.first_divergence.error > 0.1
 
 
 def test_variables_that_are_not_trained_may_differ_between_replicas(folder: Folder) -> None:
@@ -270,6 +271,75 @@ def test_variables_that_are_not_trained_may_differ_between_replicas(folder: Fold
             made.step(k, {"w": LOCALS[k, r]}, weights, replica=r, rows=rows, objective=0.25, frozen=["moving_mean"])
 
     assert judge(hand_made(folder, topology)).verdict == "equivalent"
+
+
+def batchnorm(folder: Folder, switched: Any, allow: list[str]) -> Judgement:
+    """Other gradients and other moving statistics; `switched` is the topology's step with synchronized ones."""
+
+    def unsynchronized(made: Made, k: int) -> None:
+        for r in range(4):
+            weights = {"w": weights_after(k) + np.float32(0.01), "moving_mean": np.float32([1 + r])}
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            gradient = {"w": LOCALS[k, r] + np.float32(0.1)}
+            made.step(k, gradient, weights, replica=r, rows=rows, objective=0.25, frozen=["moving_mean"])
+
+    def reference(made: Made, k: int) -> None:
+        weights = {"w": weights_after(k), "moving_mean": np.float32([0])}
+        made.step(k, {"w": LOCALS[k].sum(axis=0)}, weights, rows=ROWS[8 * k : 8 * k + 8], objective=1.0, frozen=["moving_mean"])
+
+    def rerun(switch: str) -> Rerun | None:
+        if switch != "batchnorm-synchronized" or switched is None:
+            return None
+        return Rerun(loop(folder.made(), right_reference), loop(folder.made("1x4"), switched))
+
+    made = folder.made("1x4")
+    made.event({"event": "program", "batchnorm": ["moving_mean"]})
+    case = Case(loop(folder.made(), reference), loop(made, unsynchronized), rerun=rerun)
+    return judge(case, allow)
+
+
+def test_batchnorm_is_confirmed_by_synchronizing_it_and_then_may_be_allowed(folder: Folder) -> None:
+    found = batchnorm(folder, right_topology, [])
+    assert (found.verdict, codes(found), found.causes[0].by_design) == ("divergent", ["batchnorm-local-statistics"], True)
+    assert "synchronized in both runs everything agrees" in found.causes[0].evidence
+    assert batchnorm(folder, right_topology, ["batchnorm-local-statistics"]).verdict == "equivalent"
+
+
+def test_what_batchnorm_would_drown_is_found_with_it_synchronized_and_comes_first(folder: Folder) -> None:
+    def scaled(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=1.0)
+
+    assert codes(batchnorm(folder, scaled, [])) == ["loss-scaling", "batchnorm-local-statistics"]
+    assert batchnorm(folder, scaled, ["batchnorm-local-statistics"]).verdict == "divergent"
+
+
+def test_batchnorm_that_cannot_be_synchronized_is_not_called_equivalent_when_it_is_allowed(folder: Folder) -> None:
+    found = batchnorm(folder, None, ["batchnorm-local-statistics"])
+    assert (found.verdict, codes(found)) == ("unverified", ["batchnorm-local-statistics"])
+    assert "BatchNormalization reaches them" in found.not_compared[0]
+
+
+@pytest.mark.parametrize(("how", "times"), [("sum", 1), ("mean", 4)])
+def test_a_loop_that_reduces_by_itself_may_add_up_or_average(folder: Folder, how: str, times: int) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            gradient, weights = {"w": np.float32(times) * LOCALS[k, r]}, {"w": weights_after(k)}
+            made.step(k, gradient, weights, replica=r, rows=rows, objective=0.25, tape=True)
+
+    assert judge(hand_made(folder, topology)).verdict == "equivalent", how
+
+
+def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        after = np.float32(1) + np.float32(4) * (weights_after(k) - np.float32(1))
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": after}, replica=r, rows=rows, objective=1.0, tape=True)
+
+    assert codes(judge(hand_made(folder, topology))) == ["loss-scaling"]
 
 
 def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowed(folder: Folder) -> None:
@@ -422,7 +492,7 @@ def test_a_host_that_was_killed_is_named_when_a_peer_raises(folder: Folder) -> N
     ],
 )
 def test_tensorflows_own_word_of_a_mismatch_is_quoted(folder: Folder, failure: str) -> None:
-    text = f'File "collective_mismatch.py", line 58\nInternalError: Collective ops is aborted by: {failure}\nThe error'
+    text = f'File "collective_mismatch.py", line 58\nInternalError: aborted by: {failure}\nThe error could be'
     found = ended(folder, failure=text, hosts={0: "raised", 1: "raised"})
     assert codes(found) == ["collective-mismatch"]
     assert found.causes[0].evidence == f"TensorFlow says: {failure}"
@@ -436,7 +506,8 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        "RuntimeError: Exception encountered when calling Cond.call().\n`merge_call` called while defining a new graph or a tf.function.",
+        "RuntimeError: Exception encountered when calling Cond.call().\n"
+        "`merge_call` called while defining a new graph or a tf.function.",
         "in _maybe_symbolic_build\nInvalidArgumentError: Inputs to operation AddN must have the same size and shape",
         "ValueError: Attempt to convert a value (PerReplica:{}) with an unsupported type",
         "InvalidArgumentError: Trying to access resource w located in device /device:CPU:1 from device /device:CPU:0",
