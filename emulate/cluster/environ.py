@@ -97,7 +97,9 @@ class Watch:
             return
         from emulate.cluster.upstream import is_runtime_initialized
 
-        if not is_runtime_initialized():  # afterwards it comes too late in a process of its own as well
+        if (
+            not is_runtime_initialized() and not _is_written_by_library()
+        ):  # afterwards it comes too late in a process of its own as well
             self._needs_fresh_process(name)
 
     def _say(self, text: str) -> None:
@@ -134,6 +136,14 @@ def _guarded(base: Any, watch: Watch) -> Any:
                 del self[name]
 
     return Guarded
+
+
+def _is_written_by_library() -> bool:
+    """Whether TensorFlow or Keras itself writes (ParameterServerStrategy does): they know when it is not too late."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "_collections_abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tensorflow", "keras", "tf_keras")
 
 
 def _names_cluster(value: str) -> bool:

@@ -151,6 +151,14 @@ def test_a_process_that_has_not_imported_tensorflow_takes_the_variable(launch: L
     assert parked_on(launch, bare, set_variable("TF_USE_LEGACY_KERAS", "1")) == []
 
 
+def test_what_tensorflow_itself_writes_needs_no_fresh_process(launch: Launch, loaded: Preload) -> None:
+    def entry(context: HostContext) -> None:
+        code = "import os; os.environ['TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE'] = os.environ.setdefault('TF_SOME', 'False')"
+        exec(code, {"__name__": "tensorflow.python.distribute.parameter_server_strategy_v2"})
+
+    assert parked_on(launch, loaded, entry) == []
+
+
 def test_after_the_runtime_is_there_a_variable_is_in_vain_in_any_process(launch: Launch, loaded: Preload) -> None:
     def entry(context: HostContext) -> None:
         import tensorflow as tf
