@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+WRONG := fixtures/bugs/loss_scaling_multiworker.py
 
 # Packages installed without bytecode make every import of TensorFlow take 5 s instead of 2.
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
@@ -30,7 +31,8 @@ demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
 	$(BIN)/gpudist verify fixtures/programs/multiworker_loop.py --topology 1x4 --topology 2x2
 	@echo
 	@echo "2. The same program with one mistake: the mean of each replica's loss, where the replicas' gradients are summed."
-	@code=0; set -x; $(BIN)/gpudist verify fixtures/bugs/loss_scaling_multiworker.py --topology 1x4 --topology 2x2 || code=$$?; { set +x; } 2>/dev/null; \
+	@echo "$(BIN)/gpudist verify $(WRONG) --topology 1x4 --topology 2x2"; code=0; \
+		$(BIN)/gpudist verify $(WRONG) --topology 1x4 --topology 2x2 || code=$$?; \
 		test $$code -eq 1 || { echo "A divergence (exit code 1) was expected. Received: exit code $$code." >&2; exit 70; }
 	@echo
 	@echo "Now your own program:  $(BIN)/gpudist verify train.py --topology 1x4 --topology 2x2"
