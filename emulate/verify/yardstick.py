@@ -32,7 +32,10 @@ class Variation:
 
     def plan(self, seed: int) -> ProbePlan:
         """The probe's plan for it; the runner says where its trace goes."""
-        return ProbePlan(trace=Path(), seed=seed, keyed_draws=self.keyed_draws, switches=self.switches, replay=self.replay)
+        initial = None if self.replay is None else self.replay.trace
+        return ProbePlan(
+            trace=Path(), seed=seed, keyed_draws=self.keyed_draws, switches=self.switches, replay=self.replay, initial=initial
+        )
 
     def label(self, name: str) -> str:
         """What a run of this variation is called."""

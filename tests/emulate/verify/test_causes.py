@@ -506,8 +506,10 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        "RuntimeError: Exception encountered when calling Cond.call().\n"
-        "`merge_call` called while defining a new graph or a tf.function.",
+        (
+            "RuntimeError: Exception encountered when calling Cond.call().\n"
+            "`merge_call` called while defining a new graph or a tf.function."
+        ),
         "in _maybe_symbolic_build\nInvalidArgumentError: Inputs to operation AddN must have the same size and shape",
         "ValueError: Attempt to convert a value (PerReplica:{}) with an unsupported type",
         "InvalidArgumentError: Trying to access resource w located in device /device:CPU:1 from device /device:CPU:0",
