@@ -65,11 +65,7 @@ class Channel:
         return cls(ends[0]), cls(ends[1])
 
     def send(self, kind: bytes, body: bytes) -> None:
-        """Send one frame.
-
-        Raises:
-            OSError: When the other end is gone.
-        """
+        """Send one frame; OSError when the other end is gone."""
         with self._lock:  # and in one piece, because a process that a program forks has the socket, but a lock of its own
             self.socket.sendall(_HEAD.pack(kind, len(body)) + body)
 
@@ -92,11 +88,7 @@ class Channel:
         return fds
 
     def receive(self) -> tuple[bytes, bytes]:
-        """Wait for one frame.
-
-        Raises:
-            EOFError: When the other end is gone.
-        """
+        """Wait for one frame; EOFError when the other end is gone."""
         kind, length = _HEAD.unpack(self._exactly(_HEAD.size))
         return kind, self._exactly(length)
 

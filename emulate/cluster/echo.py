@@ -13,6 +13,9 @@ from emulate.cluster.roles import host_name
 class Echo:
     """The output of the hosts of one cluster.
 
+    Args:
+        roles: The role of each host.
+
     Attributes:
         fds: Standard output and standard error for each host, host after host.
     """

@@ -22,7 +22,9 @@ from emulate.cluster import stacks, system
 from emulate.cluster.channel import EVENT, RESULT, Channel
 from emulate.cluster.environ import Watch
 from emulate.cluster.plan import RemoteError
+from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
+from emulate.imports import when_imported
 from emulate.topology import Topology
 
 
@@ -181,6 +183,8 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
 def _install_devices(settings: HostSettings, context: HostContext) -> None:
     from emulate.devices import DevicePlan, install
 
+    if settings.topology.has_several_hosts:
+        when_imported("tensorflow.python.eager.context", wait_for_leader)
     num_devices = settings.topology.num_devices if context.role == "worker" else 1
     plan = DevicePlan(num_devices, settings.topology.num_hosts, settings.all_reduce, settings.reference)
     install(plan, context.note)

@@ -111,6 +111,9 @@ def isolate(capability: Capability, *, network: bool, folders: tuple[Path, ...],
         folders: Folders that get a copy-on-write view.
         directory: The run's folder, which stays real wherever it lies.
 
+    Returns:
+        What is in force now.
+
     Raises:
         Unavailable: When a folder is too large for the working copy that has to take a view's place.
     """

@@ -68,10 +68,9 @@ class Preload:
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         environment.pop("TF_CONFIG", None)
-        search_path = list(dict.fromkeys([*(entry for entry in sys.path if entry), _ROOT]))
         with (self.directory / "preload.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", _START, str(theirs.fileno()), *search_path],
+                [sys.executable, "-c", _START, str(theirs.fileno()), *_search_path()],
                 env=environment,
                 cwd="/",  # a keras.py in the working directory is the program's affair
                 stdin=subprocess.DEVNULL,
@@ -82,11 +81,7 @@ class Preload:
             )
 
     def launch(self, plan: ClusterPlan) -> RunningCluster:
-        """Start a cluster; from any thread.
-
-        Raises:
-            Unavailable: When the pre-loaded parent is not there any more.
-        """
+        """Start a cluster; from any thread. What prevents it is raised by the cluster's `events`."""
         import cloudpickle
 
         entry = bytes(cloudpickle.dumps(plan.entry))
@@ -114,6 +109,12 @@ class Preload:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _search_path() -> list[str]:
+    """Ours, the running script's own folder last: a timeit.py beside it is the program's affair, not TensorFlow's."""
+    beside = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or ""))
+    return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
 def _no_entry(context: object) -> None:

@@ -15,6 +15,12 @@ FIRST_PORT = 2222
 def roles_of(topology: Topology) -> tuple[str, ...]:
     """The role of each host in host order: workers; with parameter servers a chief, then workers, then ps.
 
+    Args:
+        topology: The cluster's shape.
+
+    Returns:
+        `chief`, `worker` or `ps` for each host.
+
     Example:
         >>> roles_of(Topology.parse("2x4"))
         ('worker', 'worker')

@@ -32,6 +32,10 @@ Event = dict[str, Any]
 class RunningCluster:
     """What `Preload.launch` returns. Somebody has to ask for events regularly; leaving the `with` ends everything.
 
+    Args:
+        plan: What was asked for.
+        log: What the pre-loaded parent writes.
+
     Attributes:
         plan: What was asked for.
         roles: The role of each host.
@@ -106,6 +110,9 @@ class RunningCluster:
 
         Args:
             timeout: Seconds to wait for something when there is nothing yet.
+
+        Returns:
+            Pairs of a host's number and its event.
 
         Raises:
             Unavailable: When the cluster could not be started, or not in time.

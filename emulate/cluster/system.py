@@ -34,11 +34,7 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces named by the flags for new ones; only before there are threads.
-
-    Raises:
-        OSError: When the system refuses it.
-    """
+    """Leave the namespaces named by the flags for new ones; only before there are threads."""
     _check(_libc().unshare(flags), "unshare")
 
 
@@ -50,11 +46,7 @@ def map_own_ids(uid: int, gid: int) -> None:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
-    """Mount, as the system call of that name does.
-
-    Raises:
-        OSError: When the system refuses it.
-    """
+    """Mount, as the system call of that name does."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     result = _libc().mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
     _check(result, f"mount {kind or 'bind'} on {target}")

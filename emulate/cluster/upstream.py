@@ -1,8 +1,15 @@
-"""The one place of this package that reads private names of TensorFlow (2.21)."""
+"""The one place of this package that touches private names of TensorFlow (2.21)."""
 
 from __future__ import annotations
 
+import functools
+import socket
 import sys
+import time
+from typing import Any
+
+_PATIENCE = 10.0
+_POLL = 0.005
 
 
 def is_runtime_initialized() -> bool:
@@ -12,3 +19,41 @@ def is_runtime_initialized() -> bool:
         return False
     current = context._context
     return current is not None and current._context_handle is not None
+
+
+def wait_for_leader() -> None:
+    """Have this process join a cluster's collectives only once their leader listens.
+
+    A host that comes first is refused, and TensorFlow's gRPC channel tries again a whole second later
+    (`grpc.testing.fixed_reconnect_backoff_ms`). To be called when `tensorflow.python.eager.context` is imported.
+    """
+    context = sys.modules["tensorflow.python.eager.context"].Context
+    real = context.enable_collective_ops
+
+    @functools.wraps(real)
+    def enable_collective_ops(self: Any, server_def: Any) -> Any:
+        _wait_until_listening(_leader_of(server_def))
+        return real(self, server_def)
+
+    context.enable_collective_ops = enable_collective_ops
+
+
+def _leader_of(server_def: Any) -> str | None:
+    """The leader's address; None where that is this process."""
+    jobs = {job.name: job.tasks for job in server_def.cluster.job}
+    leader = "chief" if "chief" in jobs else "worker"
+    is_leader = server_def.job_name == leader and server_def.task_index == 0
+    return None if is_leader or leader not in jobs else str(jobs[leader][0])
+
+
+def _wait_until_listening(address: str | None) -> None:
+    """For some seconds; one that never comes is then waited for as TensorFlow does."""
+    deadline = time.monotonic() + _PATIENCE
+    while address is not None and time.monotonic() < deadline:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            time.sleep(_POLL)
+        else:
+            return

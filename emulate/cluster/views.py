@@ -42,6 +42,9 @@ class Views:
         Args:
             folders: Existing folders.
             refusal: Why overlay mounts cannot be had, empty where they can.
+
+        Returns:
+            Notes.
         """
         notes = []
         for number, folder in enumerate(outermost(folders)):

@@ -19,6 +19,7 @@ from emulate.errors import Unavailable
 from emulate.topology import Topology
 from tests.emulate.cluster.helpers import events_until, is_running, start_python, wait_until
 
+ROOT = str(Path(__file__).parents[3])
 Launch = Callable[..., RunningCluster]
 
 
@@ -150,6 +151,14 @@ def test_hosts_that_do_not_start_in_time_are_an_error(launch: Launch, tmp_path: 
     with launch("2x1", lambda context: None, start_timeout=0.0) as cluster, pytest.raises(Unavailable) as caught:
         events_until(cluster, lambda _: cluster.is_over)
     assert str(caught.value).startswith("Every host must start within 0 s. Received: host ")
+
+
+def test_a_module_beside_the_callers_script_does_not_shadow_what_tensorflow_imports(tmp_path: Path) -> None:
+    (tmp_path / "timeit.py").write_text("raise ImportError('not the real one')")
+    script = tmp_path / "script.py"
+    script.write_text("from emulate.cluster import Cluster\nwith Cluster('1x1') as cluster: print(cluster.run(abs, -1))")
+    out = subprocess.run([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, check=True)
+    assert out.stdout == b"[1]\n"
 
 
 SUPERVISOR = """

@@ -56,3 +56,29 @@ def test_training_after_a_fork_imports_nothing_more(run: Callable[..., Ran], loa
         return sorted(name for name in set(sys.modules) - before if "autograph_generated" not in name)
 
     assert run("2x1", entry, loaded).values == [[], []]
+
+
+def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..., Ran], loaded: Preload) -> None:
+    def entry(context: HostContext) -> Any:
+        import time
+
+        import tensorflow as tf
+
+        from emulate.cluster import upstream
+
+        waited: list[str | None] = []
+        real = upstream._wait_until_listening
+
+        def wait(address: str | None) -> None:
+            waited.append(address)
+            real(address)
+
+        upstream._wait_until_listening = wait
+        if context.host == 0:
+            time.sleep(0.2)
+        tf.distribute.MultiWorkerMirroredStrategy()
+        return waited
+
+    leader, other = run("2x1", entry, loaded).values
+    assert set(leader) == {None}
+    assert set(other) == {"127.0.0.1:2222"}
