@@ -24,7 +24,8 @@ class Unavailable(GpudistError):
 class ProgramFailed(GpudistError):
     """The user's program raised.
 
-    Attributes:
+    Args:
+        message: What the user sees.
         host: The number of the host on which it raised first.
         traceback_text: The program's own traceback, frames of gpudist removed.
     """
@@ -40,7 +41,8 @@ class ProgramFailed(GpudistError):
 class Hung(GpudistError):
     """The user's program stopped making progress, or ran out of time.
 
-    Attributes:
+    Args:
+        message: What the user sees.
         reason: `hang` (no live host can go on) or `timeout`.
         stacks: The Python stack of each host, by host number.
     """

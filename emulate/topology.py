@@ -49,7 +49,13 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str | Topology) -> Topology:
-        """Read `HxD` or `HxD+Pps`; a Topology is returned as it is.
+        """Read `HxD` or `HxD+Pps`.
+
+        Args:
+            text: The text; a Topology is returned as it is.
+
+        Returns:
+            The topology.
 
         Raises:
             WrongUse: When the text has another form or a number is out of range.

@@ -1,0 +1,1 @@
+"""gpudist_core: strategies, static tensors, sharded pipelines and exact training steps for production (not yet written)."""

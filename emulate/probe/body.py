@@ -25,6 +25,9 @@ class Body:
 
     In a graph it exists while the graph is built; in eager code at each step.
 
+    Args:
+        probe: What records.
+
     Attributes:
         inputs: (key, tensor) of everything that enters, for the record of the step.
         objective: Targets that gradients were taken of.
@@ -117,6 +120,9 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool) -> Call
         probe: What records.
         function: The program's function, already converted by autograph unless `converted` is False.
         converted: False for the Python function of a tf.function, which is converted when it is traced.
+
+    Returns:
+        The function to hand to `Strategy.run`.
     """
 
     @upstream.do_not_convert

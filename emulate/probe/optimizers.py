@@ -50,12 +50,13 @@ def _wrap_apply_gradients(probe: Probe, cls: Any, method: str) -> None:
 
     @functools.wraps(original)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        return _apply(probe, self, list(grads_and_vars), lambda new: original(self, new, *args, **kwargs))
+        skips = kwargs.get("skip_gradients_aggregation", not kwargs.get("experimental_aggregate_gradients", True))
+        return _apply(probe, self, list(grads_and_vars), lambda new: original(self, new, *args, **kwargs), skips=skips)
 
     setattr(cls, method, apply_gradients)
 
 
-def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs], Any]) -> Any:
+def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs], Any], *, skips: bool = False) -> Any:
     """Record an outermost apply; an apply inside another one (a wrapped optimizer's) is part of it."""
     body = bodies.current()
     replica, reduced = _where(probe, body)
@@ -64,7 +65,8 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
     name = _name(probe, optimizer)
-    _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, reduced=reduced)
+    how = "replicated" if reduced else "skipped" if skips else "sum"
+    _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
     probe.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None and body.share is not None:
         pairs = replay.accumulated(body, name, pairs)
@@ -103,13 +105,11 @@ def _name(probe: Probe, optimizer: Any) -> str:
     return probe.names.of(optimizer)
 
 
-def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool, reduced: bool) -> None:
+def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool, how: str) -> None:
     if name in probe.facts["optimizers"]:
         return
-    facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales}
+    facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None
-    if reduced:
-        facts["aggregation"] = "replicated"
     probe.facts["optimizers"][name] = facts

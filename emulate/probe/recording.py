@@ -24,6 +24,8 @@ class Recording:
         writer: The host's part of the trace.
         steps: The last wanted step (counted from 1), None for all.
         send: Sends an event to the supervisor.
+
+    Attributes:
         local_replicas: How many replicas this host has, known once a strategy ran.
     """
 

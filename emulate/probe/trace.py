@@ -171,6 +171,9 @@ class TraceWriter:
             array: The array; for a sparse gradient the values of its rows.
             share: Keep no more than about this many elements; None lets the budget decide.
             rows: For a sparse gradient: the row numbers, unique and sorted.
+
+        Returns:
+            The entry for the event.
         """
         contents = np.ascontiguousarray(array)
         flat = contents.reshape(-1)
@@ -212,6 +215,12 @@ def _norm(flat: Array) -> float | None:
 
 class Trace:
     """A trace, read from its folder.
+
+    Args:
+        directory: The folder with `trace.json`.
+
+    Raises:
+        ValueError: When the folder holds another format.
 
     Example:
         trace = Trace(Path("traces/1x4"))

@@ -42,6 +42,9 @@ class _Pair:
 
 @lru_cache(maxsize=32)
 def _found(pair: _Pair, optimizer: str) -> str:
+    said = _said(pair.topology, optimizer)
+    if said == "replicated" or (said == "skipped" and _are_the_same(pair.topology, optimizer)):
+        return "mean"
     if not any(event.get("tape") for _, event in pair.topology.of("step") if event["optimizer"] == optimizer):
         return "sum"
     ours, theirs = pair.topology.steps(optimizer), pair.reference.steps(optimizer)
@@ -56,6 +59,19 @@ def _found(pair: _Pair, optimizer: str) -> str:
     target = _along(moved, expected) or 1.0
     distances = {"sum": abs(np.log(abs(factor / target))), "mean": abs(np.log(abs(factor / len(ours[0]) / target)))}
     return min(distances, key=lambda how: distances[how])
+
+
+def _said(trace: Trace, optimizer: str) -> str | None:
+    """What the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (told not to sum), or `sum`."""
+    facts = (event.get("optimizers", {}).get(optimizer, {}) for _, event in trace.of("program"))
+    return next((str(one["aggregation"]) for one in facts if "aggregation" in one), None)
+
+
+def _are_the_same(trace: Trace, optimizer: str) -> bool:
+    """Whether a program that keeps its optimizer from summing has summed before: every replica has the whole gradient."""
+    first = trace.steps(optimizer)[0] if trace.steps(optimizer) else {}
+    found = [[array.read() for array in gradients_of(first, tensor).values()] for tensor in names_of(first)]
+    return all(np.array_equal(arrays[0], other) for arrays in found for other in arrays[1:])
 
 
 def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:

@@ -66,6 +66,9 @@ def verify(
         progress: Told of every run and step.
         preload: A pre-loaded parent that is up already, for several verifications one after the other.
 
+    Returns:
+        The verdict on each topology.
+
     Raises:
         WrongUse: When an argument cannot be meant; the text says what to do.
         Unavailable: When this machine cannot run the emulation at all.
@@ -102,6 +105,14 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
 
     Noise runs recorded beside the reference (`noise-1`, ...) give the noise floor; without them it is a few units in
     the last place.
+
+    Args:
+        reference: The folder of a run on one device.
+        topology: The folder of the run to judge.
+        allow: Codes of causes that do not decide.
+
+    Returns:
+        The verdict on the second run.
 
     Raises:
         WrongUse: When a folder is not a trace.

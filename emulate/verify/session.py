@@ -45,6 +45,9 @@ class Session:
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology.
 
+        Args:
+            topologies: At least one.
+
         Returns:
             What the reference did, the verdict on each topology, and what holds for all of them.
 
