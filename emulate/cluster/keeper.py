@@ -58,7 +58,7 @@ class Wakeups:
         return [one for one in others if one in ready], self._supervisor in ready
 
     def close(self) -> None:
-        """Let go of everything, in a child that has its own life."""
+        """Let go of everything: before the sockets are, signals must not be written to them any more."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._reader.close()
@@ -172,13 +172,14 @@ class _Keeper:
 
     def _watch(self) -> None:
         """Report the ends of hosts and answer, until told to end or the supervisor is gone."""
-        wakeups, inbox = Wakeups(self._order.supervisor), Inbox()
-        self._reap()  # what ended before the line above sends no signal any more
-        while not inbox.is_closed:
-            _, is_alone = wakeups.wait([self._channel.socket])
-            self._reap()
-            if is_alone or any(not self._answer(body) for _, body in inbox.receive(self._channel.socket)):
-                return
+        inbox = Inbox()
+        with contextlib.closing(Wakeups(self._order.supervisor)) as wakeups:
+            self._reap()  # what ended before the line above sends no signal any more
+            while not inbox.is_closed:
+                _, is_alone = wakeups.wait([self._channel.socket])
+                self._reap()
+                if is_alone or any(not self._answer(body) for _, body in inbox.receive(self._channel.socket)):
+                    return
 
     def _reap(self) -> None:
         while (ended := wait_for_any(os.WNOHANG)) is not None and ended[0]:

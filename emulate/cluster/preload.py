@@ -105,19 +105,19 @@ def _import_all() -> None:
 
 
 def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:
-    wakeups = Wakeups(hello.supervisor)
-    while True:
-        ready, is_alone = wakeups.wait([control.socket])
-        _reap(keepers)
-        if is_alone:
-            return
-        if ready:
-            try:
-                control.receive()
-                [fd] = control.receive_fds(1)
-            except (EOFError, ConnectionError):
+    with contextlib.closing(Wakeups(hello.supervisor)) as wakeups:
+        while True:
+            ready, is_alone = wakeups.wait([control.socket])
+            _reap(keepers)
+            if is_alone:
                 return
-            keepers.add(_fork_keeper(fd, control, wakeups, capability, hello.imports))
+            if ready:
+                try:
+                    control.receive()
+                    [fd] = control.receive_fds(1)
+                except (EOFError, ConnectionError):
+                    return
+                keepers.add(_fork_keeper(fd, control, wakeups, capability, hello.imports))
 
 
 def _fork_keeper(fd: int, control: Channel, wakeups: Wakeups, capability: Capability, is_preloaded: bool) -> int:
