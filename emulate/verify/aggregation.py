@@ -1,7 +1,8 @@
 """How one gradient is made of the replicas': known for an optimizer, found out for a loop without one.
 
-Every optimizer of Keras adds the local gradients up. A loop that a probe saw through its tapes reduces them itself, as a
-sum or as a mean, where no probe can see it; but the first step tells: the weights move by the one or by the other.
+Every optimizer of Keras adds the local gradients up, unless it is told that they are added up already (`skipped`): then
+each replica has all of it. A loop that a probe saw through its tapes reduces them itself, as a sum or as a mean, where no probe
+can see it; but the first step tells: the weights move by the one or by the other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from emulate.probe.trace import Trace
 from emulate.verify.arrays import Floats, aligned
-from emulate.verify.gradients import gradients_of, names_of, weight_of, weights_before
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
 
 _PARALLEL = 0.99
 
@@ -43,13 +44,13 @@ class _Pair:
 @lru_cache(maxsize=32)
 def _found(pair: _Pair, optimizer: str) -> str:
     said = _said(pair.topology, optimizer)
-    if said == "replicated" or (said == "skipped" and _are_the_same(pair.topology, optimizer)):
-        return "mean"
-    if not any(event.get("tape") for _, event in pair.topology.of("step") if event["optimizer"] == optimizer):
-        return "sum"
     ours, theirs = pair.topology.steps(optimizer), pair.reference.steps(optimizer)
-    if not ours or not theirs or len(ours[0]) < 2:
+    if said == "replicated":
+        return "mean"
+    if not ours or not theirs or len(ours[0]) < 2 or said == "sum":
         return "sum"
+    if _are_the_same(ours[0]):
+        return "mean"
     added, whole = _gradients(pair, optimizer)
     moved, expected = _updates(pair, optimizer)
     if not np.dot(whole, whole) or not np.dot(added, whole):
@@ -61,17 +62,21 @@ def _found(pair: _Pair, optimizer: str) -> str:
     return min(distances, key=lambda how: distances[how])
 
 
-def _said(trace: Trace, optimizer: str) -> str | None:
-    """What the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (told not to sum), or `sum`."""
+def _said(trace: Trace, optimizer: str) -> str:
+    """What the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (told not to sum), `tape`, or `sum`."""
+    if any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer):
+        return "tape"
     facts = (event.get("optimizers", {}).get(optimizer, {}) for _, event in trace.of("program"))
-    return next((str(one["aggregation"]) for one in facts if "aggregation" in one), None)
+    return next((str(one["aggregation"]) for one in facts if one.get("aggregation")), "sum")
 
 
-def _are_the_same(trace: Trace, optimizer: str) -> bool:
-    """Whether a program that keeps its optimizer from summing has summed before: every replica has the whole gradient."""
-    first = trace.steps(optimizer)[0] if trace.steps(optimizer) else {}
-    found = [[array.read() for array in gradients_of(first, tensor).values()] for tensor in names_of(first)]
-    return all(np.array_equal(arrays[0], other) for arrays in found for other in arrays[1:])
+def _are_the_same(step: StepOfAll) -> bool:
+    """Whether the program has summed before: every replica has bit for bit the same gradients."""
+    first, *others = (step[replica].gradients for replica in sorted(step))
+    return all(
+        one.keys() == first.keys() and all(np.array_equal(one[name].read(), first[name].read()) for name in first)
+        for one in others
+    )
 
 
 def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:

@@ -332,6 +332,17 @@ def test_a_loop_that_reduces_by_itself_may_add_up_or_average(folder: Folder, how
     assert judge(hand_made(folder, topology)).verdict == "equivalent", how
 
 
+def test_an_optimizer_that_is_told_of_the_sum_does_not_add_it_up_again(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k].sum(axis=0)}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25)
+
+    made = folder.made("1x4")
+    made.event({"event": "program", "optimizers": {"sgd": {"aggregation": "skipped"}}})
+    assert judge(Case(loop(folder.made(), right_reference), loop(made, topology))).verdict == "equivalent"
+
+
 def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         after = np.float32(1) + np.float32(4) * (weights_after(k) - np.float32(1))
