@@ -6,6 +6,7 @@ from emulate.cluster.host import HostContext
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.running import RunningCluster
+from emulate.cluster.views import remove_tree
 
 __all__ = [
     "Cluster",
@@ -17,4 +18,5 @@ __all__ = [
     "Preload",
     "RemoteError",
     "RunningCluster",
+    "remove_tree",
 ]

@@ -41,20 +41,20 @@ class Hang:
 class _Host:
     """What is known of one host."""
 
-    num_replicas: int
     inside: dict[int, tuple[int, str]] = field(default_factory=dict)
     step: int | None = None
     end: tuple[str, int | None] | None = None
 
     @property
     def is_stuck(self) -> bool:
-        """Whether all its replicas are inside: while one is not, it may be about to bring the others out."""
-        return self.end is None and len(self.inside) >= self.num_replicas
+        """Whether a replica is inside. Others may not be: some collectives (is there more data?) are for one a host."""
+        return self.end is None and bool(self.inside)
 
     @property
-    def place(self) -> tuple[int, str]:
-        """The collective of the replica that is behind the others."""
-        return min(self.inside.values())
+    def place(self) -> tuple[int, int, str]:
+        """The collective of the first replica that is inside: its number on the host, its ordinal, its name."""
+        replica = min(self.inside)
+        return replica, *self.inside[replica]
 
 
 class HangJudge:
@@ -76,21 +76,19 @@ class HangJudge:
 
     def __init__(self, topology: Topology, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
         self._roles = roles_of(topology)
-        self._hosts = [_Host(topology.num_devices) for _ in self._roles]
+        self._hosts = [_Host() for _ in self._roles]
         self._patience = patience
         self._clock = clock
         self._since: float | None = None
         self._cpu: dict[int, float] = {}
 
     def feed(self, host: int, event: Mapping[str, Any]) -> None:
-        """Take in an event of a host: `collective`, `progress`, `strategy`, `reached` or `exit`."""
+        """Take in an event of a host: `collective`, `progress`, `reached` or `exit`."""
         known, kind = self._hosts[host], event["event"]
         if kind == "collective":
             self._move(known, event)
         elif kind == "progress":
             known.step = event["step"]
-        elif kind == "strategy":
-            known.num_replicas = event["local"]
         elif kind == "reached":
             known.step, known.end = event["step"], ("reached", None)
         elif kind == "exit":
@@ -139,7 +137,7 @@ class HangJudge:
     def _where(self, host: _Host) -> str:
         after = "" if host.step is None else f" after step {host.step}"
         if host.end is None:
-            ordinal, name = host.place
+            _, ordinal, name = host.place
             return f"waits in {name}, its collective number {ordinal}{after}"
         status, code = host.end
         how = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -95,7 +94,7 @@ def verify(
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
     )
-    with _folder(traces) as folder, Runner(settings, folder, progress or Silent(), preload=preload) as runner:
+    with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(topologies)
     return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs), tuple(notes))
 
@@ -168,18 +167,3 @@ def _check(device: str, steps: int | None, timeout: float) -> None:
         raise WrongUse(f"At least one step must be compared. Received: steps={steps}. None compares all.")
     if timeout <= 0:
         raise WrongUse(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")
-
-
-class _folder:  # noqa: N801 - used as a function
-    """The folder of all runs: the user's, which stays, or a temporary one, which does not."""
-
-    def __init__(self, kept: Path | None) -> None:
-        self._temporary = tempfile.TemporaryDirectory(prefix="gpudist-", ignore_cleanup_errors=True) if kept is None else None
-        self._path = kept.absolute() if kept is not None else Path(self._temporary.name if self._temporary else "")
-
-    def __enter__(self) -> Path:
-        return self._path
-
-    def __exit__(self, *exc: object) -> None:
-        if self._temporary is not None:
-            self._temporary.cleanup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from emulate.cluster import ClusterPlan, Preload
+from emulate.cluster import ClusterPlan, Preload, remove_tree
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import Topology
@@ -47,7 +48,7 @@ class Runner:
 
     Args:
         settings: What is the same for all runs.
-        directory: Where traces and outputs go, a folder for each run.
+        directory: Where traces and outputs go, a folder for each run; None for one that goes with the runner.
         progress: Told of every run.
         preload: A pre-loaded parent that is up already and stays up; one of its own unless given.
         workers: How many runs may go on at once.
@@ -56,14 +57,15 @@ class Runner:
     def __init__(
         self,
         settings: Settings,
-        directory: Path,
+        directory: Path | None,
         progress: Progress,
         *,
         preload: Preload | None = None,
         workers: int = 2,
     ) -> None:
         self._settings = settings
-        self._directory = directory
+        self._kept = directory
+        self._directory = directory or Path()
         self._progress = progress
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
@@ -75,11 +77,15 @@ class Runner:
     def __enter__(self) -> Runner:
         if self._own is not None:
             self._own.__enter__()
+        if self._kept is None:
+            self._directory = Path(tempfile.mkdtemp(dir=self._preload.directory))  # goes with it even when we are killed
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stopping.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._kept is None:
+            remove_tree(self._directory)
         for preload in (self._own, self._fresh):
             if preload is not None:
                 preload.__exit__(kind, error, trace)

@@ -73,6 +73,10 @@ def trace_of(run: Future[RunResult] | None) -> Trace | None:
 class Yardsticks:
     """Makes each variation's runs once.
 
+    Args:
+        runner: Makes them.
+        seed: The seed of the verification.
+
     Attributes:
         rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
     """

@@ -101,21 +101,21 @@ def test_a_host_that_sleeps_or_waits_for_input_is_not_judged() -> None:
     assert case.after(60) is None
 
 
-def test_a_host_one_of_whose_replicas_is_elsewhere_is_not_judged() -> None:
+def test_a_collective_of_one_replica_a_host_is_judged_like_any_other() -> None:
     case = Case("2x2")
     case.feed(1, "exit", status="returned", code=0)
     case.enter(0, 5, replica=0)
-    assert case.after(60) is None
-    case.enter(0, 5, replica=1)
     assert case.after(4) is not None
 
 
-def test_a_strategy_on_fewer_devices_counts_its_own_replicas() -> None:
+def test_hosts_in_collectives_of_different_replicas_are_in_different_collectives() -> None:
     case = Case("2x2")
-    case.feed(0, "strategy", local=1)
-    case.feed(1, "exit", status="exited", code=1)
-    case.enter(0, 5)
-    assert case.after(4) is not None
+    for replica in (0, 1):
+        case.enter(0, 5, replica=replica)
+    case.enter(1, 6, replica=0)
+    hang = case.after(4)
+    assert hang is not None
+    assert hang.code == "collective-mismatch"
 
 
 def test_a_host_that_computes_is_not_judged() -> None:

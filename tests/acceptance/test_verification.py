@@ -1,0 +1,166 @@
+"""What holds for every verification, whatever the program: the runs do not meet, nothing stays, nothing is hidden."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.errors import WrongUse
+from emulate.probe import Trace
+from emulate.report import render
+from fixtures.manifest import BUGS, PROGRAMS
+
+Write = Callable[[str], Path]
+
+LOOP = """
+import os, sys
+import keras, numpy as np, tensorflow as tf
+{before}
+strategy = {strategy}
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y = np.arange(96) % 3
+data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).batch(24).repeat(2))
+
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(loss_of(y, model(x))) / 24
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+
+@tf.function
+def train(x, y):
+    return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+for x, y in data:
+    train(x, y)
+{after}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """write(before=..., strategy=..., after=...) -> the script, in a folder of its own that is the working directory."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    def make(before: str = "", strategy: str = "tf.distribute.MirroredStrategy()", after: str = "") -> Path:
+        path = folder / "train.py"
+        path.write_text(LOOP.format(before=before, strategy=strategy, after=after))
+        return path
+
+    return make
+
+
+def test_the_ring_gives_bitwise_equal_weights_on_every_shape_of_four_replicas(preload: Preload, tmp_path: Path) -> None:
+    fixture = next(one for one in PROGRAMS if one.name == "multiworker_loop")
+    topologies = ("1x4", "2x2", "4x1")
+    verdict = emulate.verify(fixture.path, topologies, all_reduce="ring", traces=tmp_path, preload=preload)
+    assert verdict.is_equivalent, render(verdict)
+    finals = []
+    for topology in topologies:
+        variables = Trace(tmp_path / topology).variables("final")
+        finals += [{name: one.digest for name, one in found.items()} for found in variables.values()]
+    assert len(finals) == 12
+    assert all(final == finals[0] for final in finals)
+
+
+def test_what_a_run_writes_is_not_there_for_the_next_and_the_users_files_stay(write: Any, preload: Preload) -> None:
+    before = """
+assert not os.path.exists("out.txt"), "another run was here"
+assert open("config.txt").read() == "mine"
+open("out.txt", "w").write("x"); open("config.txt", "w").write("changed"); os.makedirs("checkpoints/a")
+"""
+    script = write(before)
+    Path("config.txt").write_text("mine")
+    verdict = emulate.verify(script, ["1x2", "2x1"], steps=3, preload=preload)
+    assert [run.verdict for run in verdict.runs][:1] == ["equivalent"], render(verdict)
+    assert Path("config.txt").read_text() == "mine"
+    assert sorted(os.listdir()) == ["config.txt", "train.py"]
+
+
+def test_a_strategy_of_one_host_on_several_hosts_trains_several_models(write: Any, preload: Preload) -> None:
+    (run,) = emulate.verify(write(), "2x2", steps=3, preload=preload).runs
+    assert (run.verdict, run.causes[0].code) == ("divergent", "replicas-missing")
+
+
+def test_a_program_without_a_strategy_uses_one_of_the_devices_and_that_is_said(write: Any, preload: Preload) -> None:
+    (run,) = emulate.verify(write(strategy="tf.distribute.get_strategy()"), "1x4", steps=3, preload=preload).runs
+    assert (run.verdict, run.causes[0].code) == ("divergent", "replicas-missing")
+
+
+def test_an_allowed_cause_is_reported_and_does_not_decide(write: Any, preload: Preload) -> None:
+    script = write(strategy="tf.distribute.get_strategy()")
+    verdict = emulate.verify(script, "1x4", steps=3, allow=["replicas-missing"], preload=preload)
+    assert verdict.is_equivalent, render(verdict)
+    assert [(cause.code, cause.allowed) for cause in verdict.runs[0].causes] == [("replicas-missing", True)]
+
+
+def test_a_tf_config_written_by_the_program_is_replaced_by_the_topologys_and_noted(write: Any, preload: Preload) -> None:
+    before = """
+os.environ["TF_CONFIG"] = '{{"cluster": {{"worker": ["10.0.0.1:1", "10.0.0.2:1"]}}, "task": {{"type": "worker", "index": 0}}}}'
+""".replace("{{", "{").replace("}}", "}")
+    script = write(before, "tf.distribute.MultiWorkerMirroredStrategy()")
+    (run,) = emulate.verify(script, "2x1", steps=3, preload=preload).runs
+    assert run.verdict == "equivalent"
+    assert run.replicas == 2
+    assert any("TF_CONFIG" in note for note in run.notes)
+
+
+def test_the_reference_can_have_arguments_of_its_own(write: Any, preload: Preload) -> None:
+    script = write('assert sys.argv[1:] == (["--one"] if len(tf.config.list_logical_devices("GPU")) == 1 else ["--many", "2"])')
+    verdict = emulate.verify(script, "1x2", args=["--many", "2"], reference_args=["--one"], steps=3, preload=preload)
+    assert verdict.is_equivalent, render(verdict)
+
+
+def test_double_precision_is_compared_at_double_precision(write: Any, preload: Preload) -> None:
+    (run,) = emulate.verify(write(), "1x3", steps=4, precision="float64", preload=preload).runs
+    assert run.verdict == "equivalent"
+
+
+def test_a_program_that_never_trains_is_wrong_use_with_what_to_do(preload: Preload) -> None:
+    fixture = next(one for one in BUGS if one.name == "never_trains")
+    with pytest.raises(WrongUse, match=r"A program to verify must train: .* Received: program='.*never_trains\.py'.*`--`\."):
+        emulate.verify(fixture.path, "1x2", preload=preload)
+
+
+def test_a_program_that_raises_on_one_host_fails_with_its_own_traceback(write: Any, preload: Preload) -> None:
+    after = 'raise RuntimeError("mine") if "index\\": 1" in os.environ["TF_CONFIG"] else SystemExit(0)'
+    script = write(strategy="tf.distribute.MultiWorkerMirroredStrategy()", after=after)
+    verdict = emulate.verify(script, "2x1", preload=preload)
+    assert verdict.runs[0].verdict == "failed", render(verdict)
+    assert verdict.exit_code == 3
+    assert verdict.runs[0].failure is not None
+    assert "RuntimeError: mine" in verdict.runs[0].failure
+    assert "/emulate/" not in verdict.runs[0].failure
+
+
+def test_nothing_outlives_a_verification(write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert emulate.verify(write(strategy="tf.distribute.MultiWorkerMirroredStrategy()"), ["1x2", "2x1"], steps=3).is_equivalent
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert os.listdir(scratch) == []
+
+
+def test_what_was_held_back_is_said(preload: Preload) -> None:
+    fixture = next(one for one in PROGRAMS if one.name == "keras_fit_mlp")
+    verdict = emulate.verify(fixture.path, "1x2", steps=2, preload=preload)
+    (note,) = verdict.notes
+    assert "held after 2 steps (--steps)" in note
+    assert "the end of an epoch, an evaluation" in note
