@@ -50,6 +50,7 @@ class Probe:
         self._started: set[tuple[str, int]] = set()
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()
+        self._noted: set[str] = set()
 
     def install(self) -> None:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
@@ -77,6 +78,12 @@ class Probe:
         event = {"event": "note", "code": code, "text": text}
         self.recording.write(event)
         self.send(event)
+
+    def note_once(self, code: str, text: str) -> None:
+        """The same, the first time only."""
+        if code not in self._noted:
+            self._noted.add(code)
+            self.note(code, text)
 
     def finish(self, reason: str) -> None:
         """Write what is left; called when the program has ended by itself."""

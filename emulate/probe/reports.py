@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from emulate.probe.probe import Probe
 
 
+_SUMMED = (
+    "Keras 2's fit logs the loss and metrics of a batch as the sum over the hosts (reduce_per_replica, tf_keras 2.21): "
+    "those of batches were not compared; those of an epoch are right."
+)
+
+
 def install_reduce(probe: Probe) -> None:
     """Wrap `Strategy.reduce`: how custom loops get one loss out of their replicas."""
     cls = upstream.strategy_class()
@@ -65,16 +71,21 @@ def install_keras(probe: Probe, package: str) -> None:
 
 
 def _wrap_logs(probe: Probe, cls: Any) -> None:
-    for method, where in (("on_train_batch_end", "batch"), ("on_epoch_end", "epoch"), ("on_test_end", "evaluate")):
+    hooks = (("on_train_batch_end", "batch"), ("on_epoch_end", "epoch"), ("on_test_end", "evaluate"))
+    for method, where in hooks:
         _wrap_hook(probe, cls, method, where)
 
 
 def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
     original = getattr(cls, method)
     takes_number = where != "evaluate"
+    sums_over_hosts = probe.several_hosts and cls.__module__.startswith(upstream.LEGACY_KERAS)
 
     @functools.wraps(original)
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if where == "batch" and sums_over_hosts:
+            probe.note_once("batch-logs", _SUMMED)
+            return original(self, *args, **kwargs)
         position = 1 if takes_number else 0
         logs = kwargs.get("logs", args[position] if len(args) > position else None)
         for name, value in (logs or {}).items():
