@@ -162,7 +162,7 @@ def _shell(run: RunResult) -> Run:
         seconds=run.seconds,
         failure=run.failure,
         stacks=run.stacks,
-        details={"hosts": run.hosts},
+        details={"hosts": run.hosts} if run.status == "hung" else {},
     )
 
 
