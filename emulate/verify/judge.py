@@ -44,6 +44,9 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
     Args:
         case: Everything that is known about it.
         allow: Codes of causes that are expected: they are reported and do not decide.
+
+    Returns:
+        The verdict with its causes.
     """
     causes = find_causes(case, allow)
     deciding = [cause for cause in causes if not cause.allowed]

@@ -48,6 +48,9 @@ def floors(
         spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference).
         scales: For each tensor and step its largest absolute element.
         eps: The unit in the last place at 1 of each tensor's dtype.
+
+    Returns:
+        For each tensor and step what rounding alone may make of it, in the tensor's unit.
     """
     spread = {key: _running(values) for key, values in spreads.items()}
     scale = {key: _running(values) for key, values in scales.items()}

@@ -60,6 +60,12 @@ def all_causes() -> tuple[Cause, ...]:
 def get(code: str) -> Cause:
     """The cause with this code.
 
+    Args:
+        code: As in a verdict, `loss-scaling` say.
+
+    Returns:
+        The cause.
+
     Raises:
         WrongUse: When there is none.
     """
