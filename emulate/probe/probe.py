@@ -43,7 +43,7 @@ class Probe:
         self.names = Names()
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
-        self.recorder = Recorder(plan.steps, self.recording.handle)
+        self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
         self._facts_written: str = ""
         self._strategies: set[int] = set()

@@ -10,6 +10,7 @@ so that no code after it runs and all its effects are recorded.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,13 @@ class Recorder:
     Args:
         steps: The gate holds a step with this number (counted from 1); None holds nothing.
         handle: Called on the recording thread with each record.
+        on_fault: Called with a traceback when a record could not be handled; the run is worth nothing then.
     """
 
-    def __init__(self, steps: int | None, handle: Callable[[Record], None]) -> None:
+    def __init__(self, steps: int | None, handle: Callable[[Record], None], on_fault: Callable[[str], None]) -> None:
         self._steps = steps
         self._handle = handle
+        self._on_fault = on_fault
         self._lock = threading.Lock()
         self._sites: list[Site] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -60,7 +63,6 @@ class Recorder:
         self._gates: dict[tuple[str, int], Any] = {}
         self._eager_steps: dict[tuple[str, int], int] = {}
         self._thread: threading.Thread | None = None
-        self.failure: BaseException | None = None
 
     def hand_over(self, kind: str, about: dict[str, Any], tensors: Sequence[tuple[Key, Any]]) -> Any:
         """Record these tensors now (eager) or whenever this place of the graph is reached; returns the operation."""
@@ -94,18 +96,22 @@ class Recorder:
             return self._queue
 
     def _drain(self) -> None:
-        while True:
-            number, packed = self._queue.dequeue()
-            if int(number) < 0:
-                return
-            site = self._sites[int(number)]
-            values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
-            arrays = [(key, np.asarray(value.numpy())) for key, value in zip(site.keys, values, strict=True)]
-            del values, packed
-            try:
-                self._handle(Record(site.kind, site.about, arrays))
-            except Exception as error:  # the recording thread must not die in silence
-                self.failure = self.failure or error
+        try:
+            while self._take():
+                pass
+        except Exception:  # a thread's exception is seen by nobody
+            self._on_fault(traceback.format_exc())
+
+    def _take(self) -> bool:
+        """Handle the next record; False at the end."""
+        number, packed = self._queue.dequeue()
+        if int(number) < 0:
+            return False
+        site = self._sites[int(number)]
+        values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
+        arrays = [(key, np.asarray(value.numpy())) for key, value in zip(site.keys, values, strict=True)]
+        self._handle(Record(site.kind, site.about, arrays))
+        return True
 
     def gate(self, optimizer: str, replica: int, after: Any) -> None:
         """Hold the step that this is the end of, if it is the last wanted one: in a graph by an operation here."""
@@ -150,5 +156,3 @@ class Recorder:
             packed = upstream.pack([tf.zeros([], tf.int32)])
             self._queue.enqueue([tf.constant(-1, tf.int64), packed])
         self._thread.join()
-        if self.failure is not None:
-            raise self.failure

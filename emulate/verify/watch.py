@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.cluster import HangJudge, HostOutcome, RunningCluster
-from emulate.errors import WrongUse
+from emulate.errors import GpudistError, WrongUse
 from emulate.verify.result import RunResult
 
 if TYPE_CHECKING:
@@ -82,8 +82,12 @@ class Watch:
             self._progress.step(self._result.label, event["step"])
         elif kind == "collective":
             known["collective"] = f"{event['name']}, number {event['ordinal']}"
+        elif kind == "wrote":
+            self._result.written.add(event["path"])
         elif kind == "reached":
             self._reached.add(host)
+        elif kind == "fault":
+            raise GpudistError(f"The probe failed on host {host} of {self._result.label}.\n{event['text']}")
         elif kind == "needs-fresh-process":
             self.needs_fresh_process = True
         elif kind == "note":

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from emulate.errors import GpudistError
 from emulate.probe import Trace
 from tests.emulate.probe.loops import BATCH, custom_loop
 
@@ -142,3 +144,14 @@ def test_sparse_gradients_keep_their_rows_once_each(recorded: Any) -> None:
     assert first.rows.read().tolist() == [1]
     assert first.read().tolist() == [[2.0, 2.0] if row == 1 else [0.0, 0.0] for row in range(10)]
     assert step[1].gradients["embedding/embeddings"].rows.read().tolist() == [3, 4]
+
+
+def test_a_fault_of_the_probe_is_said_instead_of_waited_for(run: Any) -> None:
+    def with_a_broken_probe() -> None:
+        from emulate.probe.recording import Recording
+
+        Recording._step = None
+        custom_loop()
+
+    with pytest.raises(GpudistError, match=r"The probe failed on host 0 of run 0\.\nTraceback"):
+        run(with_a_broken_probe)
