@@ -55,6 +55,10 @@ class HostContext:
         """Where a file of the user lies in this run: the same place, unless a working copy stands in for a view."""
         return self._views.path(path)
 
+    def is_private(self, path: str) -> bool:
+        """Whether what is written at this path is this run's own: in a view, or in the run's folder."""
+        return self._views.is_private(path)
+
     def note(self, code: str, text: str) -> None:
         """Tell the supervisor something the user should know."""
         self.send({"event": "note", "code": code, "text": text})
@@ -74,6 +78,7 @@ class HostSettings:
     tf_config: str
     sets_tf_config: bool
     is_preloaded: bool
+    emulated: bool
     waits_for_others: bool
 
 
@@ -141,6 +146,8 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     _keep_proxies_out()
     sys.path[:] = settings.search_path
     os.chdir(context.path(settings.cwd))
+    if not settings.emulated:
+        return
 
     def park(name: str) -> None:
         context.send({"event": "needs-fresh-process", "name": name})
@@ -164,7 +171,8 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
     """Run it and send how it ended; the exit code."""
     try:
         entry = pickle.loads(settings.entry)
-        _install_devices(settings, context)
+        if settings.emulated:
+            _install_devices(settings, context)
         value = entry(context)
     except SystemExit as leave:
         return _leave(leave.code, context)

@@ -163,6 +163,7 @@ class _Keeper:
             tf_config=roles.tf_config(self._roles, ports, number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
+            emulated=plan.emulated,
             waits_for_others=len(self._roles) > 1,
         )
 

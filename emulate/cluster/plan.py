@@ -31,6 +31,7 @@ class ClusterPlan:
         views: Folders whose files the program sees and may change without the user's being changed.
         cwd: The working directory, None for the one of the caller.
         environment: Set on top of the caller's.
+        emulated: False leaves devices, environment and network calls as they are on this machine: the plain program.
         echo: Pass output through instead of capturing it.
         start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
         shutdown_timeout: Seconds a host gets to leave by itself once all are over.
@@ -46,6 +47,7 @@ class ClusterPlan:
     views: tuple[Path, ...] = ()
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    emulated: bool = True
     echo: bool = False
     start_timeout: float = 60
     shutdown_timeout: float = 5

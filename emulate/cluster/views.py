@@ -63,6 +63,11 @@ class Views:
                 return copy / absolute.relative_to(original)
         return path
 
+    def is_private(self, path: str) -> bool:
+        """Whether what is written at this absolute path is seen by this cluster's hosts alone."""
+        places = [*self._mounted, *([] if self._directory is None else [self._directory])]
+        return any(path == str(place) or path.startswith(f"{place}{os.sep}") for place in places)
+
     def _try_overlay(self, folder: Path, number: int) -> str:
         try:
             self._overlay(folder, number)

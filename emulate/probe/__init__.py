@@ -3,6 +3,7 @@
 from emulate.probe.plan import SWITCHES, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
+from emulate.probe.writes import Writes
 
 __all__ = [
     "FORMAT",
@@ -16,5 +17,6 @@ __all__ = [
     "Trace",
     "TraceWriter",
     "Variable",
+    "Writes",
     "digest",
 ]

@@ -188,3 +188,28 @@ def tf_variable(variable: Any) -> Any:
 def collective_launcher() -> Any:
     """What every collective between replicas is started by (TF 2.21)."""
     return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
+
+
+PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def file_writers() -> list[tuple[Any, str, PathOf]]:
+    """Where TensorFlow writes files: owner, name, and what of the arguments is the path, None where it is not known."""
+    file_io = load("tensorflow.python.lib.io.file_io")
+    saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
+    summary = load("tensorflow.python.ops.gen_summary_ops")
+    return [
+        (file_io.FileIO, "_prewrite_check", lambda args, _: args[0].name),
+        (saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))),
+        (summary, "create_summary_file_writer", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "logdir"))),
+    ]
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _text_of(path: Any) -> Any:
+    """A path that may be an eager tensor; None for one that only the graph knows."""
+    value = getattr(path, "numpy", None)
+    return path if value is None else value()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from emulate.progress import Progress
 
 DEFAULT_TOPOLOGY = "1x4"
+SHOWN_PATHS = 8
 Program_ = str | os.PathLike[str] | Callable[[], Any] | Program
 
 
@@ -96,7 +97,18 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(topologies)
+        notes += _meetings(runner.meetings())
     return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs), tuple(notes))
+
+
+def _meetings(paths: Sequence[str]) -> list[str]:
+    """What the user should know of places where runs could meet."""
+    if not paths:
+        return []
+    more = f" and {len(paths) - SHOWN_PATHS} more" if len(paths) > SHOWN_PATHS else ""
+    where = "outside of the working directory and the program's folder, where no run has files of its own"
+    shown = ", ".join(paths[:SHOWN_PATHS])
+    return [f"Several runs wrote the same paths {where} and one may have found what another left: {shown}{more}."]
 
 
 def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:

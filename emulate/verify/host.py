@@ -8,7 +8,7 @@ from typing import Any
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Probe, ProbePlan
+from emulate.probe import Probe, ProbePlan, Writes
 from emulate.program import Program
 
 
@@ -19,18 +19,20 @@ class RecordedProgram:
     Attributes:
         program: What to run.
         plan: How to record it; None runs it unprobed.
-        seed: Seeds Python, NumPy, TensorFlow and Keras.
+        seed: Seeds Python, NumPy, TensorFlow and Keras; None leaves them alone.
         precision: Keras's float type.
     """
 
     program: Program
     plan: ProbePlan | None
-    seed: int
+    seed: int | None
     precision: str = "float32"
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
-        seed_everything(self.seed, self.precision)
+        if self.seed is not None:
+            seed_everything(self.seed, self.precision)
+        Writes(context.is_private, lambda path: context.send({"event": "wrote", "path": path})).install()
         if self.plan is None:
             self.program.start(context.path)
             return

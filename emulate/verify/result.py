@@ -20,6 +20,7 @@ class RunResult:
         failure: The program's own traceback, or how its process ended.
         where: Of a hung run: what each host was doing.
         hosts: Last step and last collective of each host.
+        written: Paths it wrote that other runs can see.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -36,5 +37,6 @@ class RunResult:
     codes: dict[int, int | None] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    written: set[str] = field(default_factory=set)
     xla: bool = False
     seconds: float = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, final
 from emulate.cluster import ClusterPlan, Preload, remove_tree
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
-from emulate.topology import Topology
+from emulate.topology import REFERENCE, Topology
 from emulate.verify.host import RecordedProgram
 from emulate.verify.result import RunResult
 from emulate.verify.watch import Watch
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from emulate.progress import Progress
 
 UNPROBED_SECONDS = 10.0
+PLAIN_SECONDS = 20.0
+"""What a plain run gets at least: it imports TensorFlow itself."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Runner:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
+        self._written: Counter[str] = Counter()
         self._preload = Preload() if preload is None else preload
         self._own = self._preload if preload is None else None
         self._fresh: Preload | None = None
@@ -102,9 +106,33 @@ class Runner:
         Trace.describe(folder, {"topology": str(result.topology)})
         return Trace(folder)
 
+    def meetings(self) -> list[str]:
+        """Paths that more than one run wrote and each could see."""
+        with self._lock:
+            return sorted(path for path, runs in self._written.items() if runs > 1)
+
     def start_unprobed(self, label: str, topology: Topology, seconds: float) -> Future[RunResult]:
         """Run the program as it is, nothing recorded, for at most so many seconds."""
         return self._pool.submit(self._run_unprobed, label, topology, max(seconds, UNPROBED_SECONDS))
+
+    def start_plain(self, seconds: float) -> Future[RunResult]:
+        """Run the program without emulation and recording, as Python alone would, for at most so many seconds.
+
+        Its status is `hung` where it was ended then without having failed.
+        """
+        return self._pool.submit(self._run_plain, max(seconds, PLAIN_SECONDS))
+
+    def _run_plain(self, seconds: float) -> RunResult:
+        result = RunResult("without gpudist", REFERENCE, None)
+        self._progress.run_started(result.label, None)
+        folder = self._directory / "without-gpudist"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._use_fresh()
+        entry = replace(self._entry(None, True), seed=None)
+        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, tf_config=False)
+        self._follow(result, self._fresh or self._preload, plan, seconds)
+        self._progress.run_ended(result.label, "ended" if result.status == "hung" else result.status)
+        return result
 
     def _run_unprobed(self, label: str, topology: Topology, seconds: float) -> RunResult:
         result = RunResult(label, topology, None)
@@ -134,13 +162,22 @@ class Runner:
             self._describe(result, plan, reference)
         entry = self._entry(plan, reference)
         preload = self._fresh or self._preload
-        with preload.launch(self._cluster_plan(result.topology, folder, entry, reference)) as cluster:
-            watch = Watch(cluster, result, folder, self._stopping, self._progress)
-            watch.follow(seconds)
+        cluster_plan = self._cluster_plan(result.topology, folder, entry, reference)
+        watch = self._follow(result, preload, cluster_plan, seconds)
         if watch.needs_fresh_process and preload is self._preload:
             self._use_fresh()
             result.notes.clear()
+            result.written.clear()
             self._attempt(result, folder, plan, reference=reference, seconds=seconds)
+            return
+        with self._lock:
+            self._written.update(result.written)
+
+    def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float) -> Watch:
+        with preload.launch(plan) as cluster:
+            watch = Watch(cluster, result, plan.directory, self._stopping, self._progress)
+            watch.follow(seconds)
+        return watch
 
     def _use_fresh(self) -> None:
         """From now on hosts come from a process that has not imported TensorFlow."""

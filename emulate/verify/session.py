@@ -58,7 +58,8 @@ class Session:
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-            return _summary(reference, None), [self._without_reference(run.result(), reference) for run in runs], []
+            judged = [self._without_reference(run.result(), reference) for run in runs]
+            return _summary(reference, None), judged, self._without_us(reference)
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
         self._yardsticks.rounding = rounding_units(reference.trace)
@@ -71,6 +72,17 @@ class Session:
             self._judge_one(run.result(), keyed, base, reference, repeat) for run, keyed in zip(runs, compared, strict=True)
         ]
         return _summary(reference, repeat), judged, _unseen(reference)
+
+    def _without_us(self, reference: RunResult) -> list[str]:
+        """Whether a program that raises on one device also fails without emulation and recording."""
+        if reference.status != "failed":
+            return []
+        plain = self._runner.start_plain(3 * reference.seconds).result()
+        if plain.status != "failed":
+            how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
+            return [f"Without gpudist, on this machine as it is, the program {how}: what gpudist emulates makes it fail."]
+        ours, theirs = (_last_line(run.failure) for run in (reference, plain))
+        return [f"Without gpudist the program fails too, with {'the same error' if ours == theirs else theirs}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
@@ -93,9 +105,9 @@ class Session:
             self._run_as_written(run)
         assert reference.trace is not None
         compared = trace_of(keyed) or run.trace or self._runner.empty_trace(run)
-        if run.status == "ok" and any(ledger.grows for ledger in ledgers(reference.trace, compared).values()):
-            run.notes.append("The batch grows with the replicas: one device was given the same rows for each step.")
-            base = self._explaining(base, compared)
+        growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
+        if run.status == "ok" and growth > 1:
+            base = self._explaining(run, base, compared, growth)
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
         if compared.num_steps:
             traces = self._yardsticks.with_noise(base).traces() or traces
@@ -121,11 +133,15 @@ class Session:
         run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
         run.status, run.reason, run.failure = written.status, written.reason, written.failure
 
-    def _explaining(self, base: Variation, topology: Trace) -> Variation:
+    def _explaining(self, run: RunResult, base: Variation, topology: Trace, growth: int) -> Variation:
         """Of the union of the replicas' rows and one share after the other, what explains the run better."""
-        ways = [replace(base, replay=Replay(topology.directory, accumulate)) for accumulate in (False, True)]
+        ways = [replace(base, replay=Replay(topology.directory, shares)) for shares in (1, growth)]
         yardsticks = [self._yardsticks.with_noise(way) for way in ways]
         misfits = [_misfit(yardstick, topology) for yardstick in yardsticks]
+        if min(misfits) == float("inf"):
+            run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
+            return base
+        run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
         return ways[misfits.index(min(misfits))]
 
     def _rerun(self, switch: str, run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
@@ -151,6 +167,10 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
         return judge(case, self._allow).fill(_shell(run))
+
+
+def _last_line(failure: str | None) -> str:
+    return next((line.strip() for line in reversed((failure or "").splitlines()) if line.strip()), "an error")
 
 
 def _shell(run: RunResult) -> Run:

@@ -164,3 +164,29 @@ def test_what_was_held_back_is_said(preload: Preload) -> None:
     (note,) = verdict.notes
     assert "held after 2 steps (--steps)" in note
     assert "the end of an epoch, an evaluation" in note
+
+
+def test_paths_elsewhere_that_several_runs_wrote_are_listed(write: Any, preload: Preload, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    script = write(f"open({str(tmp_path / 'elsewhere' / 'log.txt')!r}, 'a').close(); open('own.txt', 'w').close()")
+    verdict = emulate.verify(script, "1x2", steps=2, preload=preload)
+    assert verdict.is_equivalent, render(verdict)
+    (note,) = [note for note in verdict.notes if "Several runs wrote the same paths" in note]
+    assert note.endswith(f": {(tmp_path / 'elsewhere' / 'log.txt').resolve()}.")
+
+
+def test_a_program_that_raises_everywhere_is_also_run_without_gpudist(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise KeyError('mine')")
+    verdict = emulate.verify(script, "1x2", preload=preload)
+    assert verdict.exit_code == 3
+    assert "Without gpudist the program fails too, with the same error." in verdict.notes
+
+
+def test_a_program_that_only_emulation_makes_fail_is_known_by_its_plain_run(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import tensorflow as tf\nassert not tf.config.list_physical_devices('GPU'), 'CPU only'")
+    verdict = emulate.verify(script, "1x2", preload=preload)
+    assert verdict.exit_code == 3
+    (note,) = [note for note in verdict.notes if note.startswith("Without gpudist")]
+    assert "the program ends without an error" in note

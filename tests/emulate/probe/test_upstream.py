@@ -126,3 +126,14 @@ def test_collectives_start_in_these_methods(host: Any) -> None:
         return [_parameters(getattr(launcher, name))[:2] for name in ("all_reduce", "_all_gather")]
 
     assert host(look) == [["self", "input_tensor"]] * 2
+
+
+def test_the_places_where_tensorflow_writes_files_have_these_parameters(host: Any) -> None:
+    def look() -> list[tuple[str, list[str]]]:
+        return [(name, _parameters(getattr(owner, name))[:2]) for owner, name, _ in upstream.file_writers()]
+
+    assert host(look) == [
+        ("_prewrite_check", ["self"]),
+        ("save", ["self", "file_prefix"]),
+        ("create_summary_file_writer", ["writer", "logdir"]),
+    ]
