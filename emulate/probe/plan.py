@@ -15,12 +15,12 @@ class Replay:
 
     Attributes:
         trace: Folder of the trace whose rows are taken.
-        accumulate: False: one apply on the union of the replicas' rows. True: the replicas' shares one after the
+        shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
     """
 
     trace: Path
-    accumulate: bool = False
+    shares: int = 1
 
 
 @dataclass(frozen=True)

@@ -152,22 +152,23 @@ class Rows:
 
     def __init__(self, plan: Replay) -> None:
         trace = Trace(plan.trace)
-        self._accumulate = plan.accumulate
+        self._shares = plan.shares
         self._steps: list[list[Step]] = [
             [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
         ]
+        if not all(_is_whole(step) for steps in self._steps for step in steps):
+            raise ValueError(f"A replay needs every input of the rows it replays. Received: {plan.trace}, which kept a part.")
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
 
     def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The program's function on the recorded rows: their union, or share after share."""
-        if not self._accumulate:
+        if self._shares == 1:
             args, kwargs = self._replaced(args, kwargs, None)
             return probe.call_once(body, function, args, kwargs)
         results = []
-        shares = len(self._steps[0])
-        for share in range(shares):
-            body.share = share if share < shares - 1 else -1
+        for share in range(self._shares):
+            body.share = share if share < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None
@@ -192,15 +193,21 @@ class Rows:
         return new_args, new_kwargs
 
     def _is_kept(self, place: int) -> bool:
-        inputs = self._steps[0][0].inputs
-        return place < len(inputs) and inputs[place] is not None and place in self._steps[0][0].row_inputs
+        return place in self._steps[0][0].row_inputs
+
+    def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
+        """The replicas of one share: neighbours, as hosts and their devices are numbered."""
+        if share is None:
+            return steps
+        each = len(steps) // self._shares
+        return steps[share * each : (share + 1) * each]
 
     def _next(self, places: list[int], share: int | None, dtypes: list[Any]) -> list[Any]:
         with self._lock:
             number = self._calls.get(share, 0)
             self._calls[share] = number + 1
         steps = self._steps[min(number, len(self._steps) - 1)]
-        chosen = steps if share is None else [steps[share]]
+        chosen = self._chosen(steps, share)
         return [
             np.concatenate([_read(step, place) for step in chosen]).astype(dtype.as_numpy_dtype)
             for place, dtype in zip(places, dtypes, strict=True)
@@ -208,8 +215,14 @@ class Rows:
 
     def _shape(self, place: int, share: int | None) -> list[int | None]:
         """The recorded static shape: the number of rows where it is the same in every step."""
-        rows = {sum(_shape(step, place)[0] for step in (steps if share is None else [steps[share]])) for steps in self._steps}
+        rows = {sum(_shape(step, place)[0] for step in self._chosen(steps, share)) for steps in self._steps}
         return [rows.pop() if len(rows) == 1 else None, *_shape(self._steps[0][0], place)[1:]]
+
+
+def _is_whole(step: Step) -> bool:
+    """Whether all rows of a step were kept: of strings, ragged and sparse inputs, and beyond the budget, they are not."""
+    kept = [step.inputs[place] for place in step.row_inputs]
+    return bool(kept) and all(array is not None and array.is_complete for array in kept)
 
 
 def _shape(step: Step, place: int) -> tuple[int, ...]:

@@ -39,11 +39,22 @@ class Ledger:
         return bool(self.reference) and bool(self.topology)
 
     @cached_property
+    def growth(self) -> int:
+        """How often the batch is larger: n where step k has the rows of the reference's steps kn to kn + n - 1, else 1.
+
+        It is the number of replicas (`PER_REPLICA * num_replicas_in_sync`) or that of hosts (`PER_WORKER * num_workers`).
+        """
+        if not self.is_known or not self.reference[0]:
+            return 1
+        n = _together(self.topology[0]).total() // len(self.reference[0])
+        steps = min(len(self.reference) // n if n > 1 else 0, len(self.topology))
+        whole = steps > 0 and n <= len(self.hosts)
+        return n if whole and all(_together(self.topology[k]) == self._joined(k * n, n) for k in range(steps)) else 1
+
+    @property
     def grows(self) -> bool:
-        """Whether the batch grows with the replicas: step k has the rows of the reference's steps kN to kN + N - 1."""
-        n = len(self.hosts)
-        steps = min(len(self.reference) // n if n else 0, len(self.topology))
-        return n > 1 and steps > 0 and all(_together(self.topology[k]) == self._joined(k * n, n) for k in range(steps))
+        """Whether the batch grows with the replicas or the hosts."""
+        return self.growth > 1
 
     def _joined(self, at: int, count: int) -> Counter[str]:
         return Counter(row for rows in self.reference[at : at + count] for row in rows)
@@ -51,13 +62,13 @@ class Ledger:
     @property
     def num_steps(self) -> int:
         """Steps of the topology that the reference's recorded steps cover."""
-        each = len(self.hosts) if self.grows else 1
+        each = self.growth
         return min(len(self.reference) // each, len(self.topology))
 
     @cached_property
     def expected(self) -> tuple[Rows, ...]:
         """The reference's rows of each step of the topology."""
-        each = len(self.hosts) if self.grows else 1
+        each = self.growth
         return tuple(
             tuple(row for rows in self.reference[k * each : (k + 1) * each] for row in rows) for k in range(self.num_steps)
         )

@@ -41,7 +41,7 @@ class Variation:
         """What a run of this variation is called."""
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
         if self.replay is not None:
-            parts.append(("shares of " if self.replay.accumulate else "rows of ") + self.replay.trace.name)
+            parts.append(("shares of " if self.replay.shares > 1 else "rows of ") + self.replay.trace.name)
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:

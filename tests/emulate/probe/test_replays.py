@@ -43,7 +43,7 @@ def test_the_union_of_another_runs_rows_gives_its_gradient(recorded: Any) -> Non
 
 def test_shares_one_after_the_other_are_applied_once_as_their_mean(recorded: Any) -> None:
     two = recorded(custom_loop)
-    replayed = recorded(custom_loop, "1x1", reference=True, replay=Replay(two.directory, accumulate=True))
+    replayed = recorded(custom_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2))
     assert replayed.num_steps == 4
     first = _gradients(two, 0)
     for name, gradient in _gradients(replayed, 0).items():

@@ -78,6 +78,13 @@ def test_a_batch_that_grows_with_the_replicas_has_the_rows_of_that_many_steps() 
     assert not found.is_same
 
 
+def test_a_batch_that_grows_with_the_hosts_is_told_from_one_that_grows_with_the_replicas() -> None:
+    found = ledger(["abcd", "efgh", "ijkl", "mnop"], [["ab", "cd", "ef", "gh"], ["ij", "kl", "mn", "op"]])
+    assert found.growth == 2
+    assert ledger(["a", "b", "c", "d"], [["a", "b", "c", "d"]]).growth == 4
+    assert ledger(["ab", "cd"], [["a", "b"], ["c", "d"]]).growth == 1
+
+
 def test_a_replica_without_rows_is_found() -> None:
     found = ledger(["abc"], [["ab", "c", ""]])
     assert found.is_same
