@@ -14,7 +14,7 @@ up to rounding. The simplest model that leaves nothing beyond the noise floor is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -44,6 +44,7 @@ class Fit:
         decay: Of each tensor what multiple of its weights (and of their signs) it has too much.
         before: Largest relative L2 difference before, after the model: `after`, in units of the noise floor.
         replicated: Every replica's local gradient already was the sum.
+        elements: How many elements beyond the noise floor say so, of a factor.
     """
 
     optimizer: str
@@ -55,6 +56,12 @@ class Fit:
     before: float = 0.0
     after: float = 0.0
     replicated: bool = False
+    elements: int = 0
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it is the number of replicas or one over it that is believed, though a few numbers could be anything."""
+        return 0 < self.elements < INFORMATIVE
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,11 @@ def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     if not seen:
         return None
     blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))
-    shares = _row_shares(complete(comparison.runs.topology, optimizer)[step])
+    of_all = complete(comparison.runs.topology, optimizer)[step]
+    shares, differ = _row_shares(of_all), _rows_differ(of_all)
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
-        lambda: _scale(seen, blank),
+        lambda: _scale(seen, blank, differ),
         lambda: _decay(seen, blank, scaled=False),
         lambda: _uneven(seen, blank, shares, scaled=True),
         lambda: _decay(seen, blank, scaled=True),
@@ -140,13 +148,36 @@ def _row_shares(step: StepOfAll) -> dict[int, float]:
     return {replica: count * len(counts) / whole for replica, count in counts.items()}
 
 
-def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
-    scale = _best_scale(seen, [view.total for view in seen])
+def _rows_differ(step: StepOfAll) -> bool:
+    """Whether replicas have other rows than each other: the same rows give the same gradients."""
+    return len({tuple(sorted(one.rows or ())) for one in step.values()}) > 1
+
+
+def _scale(seen: Sequence[GradientView], blank: Fit, differ: bool) -> Fit | None:
+    scale = _best_scale(seen, [view.total for view in seen]) or _scale_of_few(seen)
     after = _after(seen, [view.total / scale for view in seen], scale) if scale else None
     if scale is None or after is None or abs(scale - 1) < 1e-6:
         return None
-    replicated = all(_are_equal(view.locals) for view in seen) and len(seen[0].locals) > 1
-    return Fit(blank.optimizer, blank.step, scale=scale, before=blank.before, after=after, replicated=replicated)
+    replicated = differ and all(_are_equal(view.locals) for view in seen)
+    elements = _informative(seen)
+    return replace(blank, scale=scale, after=after, replicated=replicated, elements=elements)
+
+
+def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
+    """The number of replicas or one over it, where that makes the few elements of a tiny model right.
+
+    Any factor fits one number. That it is this one to four digits and more is no accident.
+    """
+    if not 0 < _informative(seen) < INFORMATIVE or not all(_is_clear(view) for view in seen):
+        return None
+    replicas = float(len(seen[0].locals))
+    fitting = (scale for scale in (replicas, 1 / replicas) if _after(seen, [v.total / scale for v in seen], scale) is not None)
+    return next(fitting, None) if replicas > 1 else None
+
+
+def _is_clear(view: GradientView) -> bool:
+    """Whether what rounding makes of a tensor is too little to turn one factor into another."""
+    return largest(view.reference) * ROUND > FACTOR * view.noise or not largest(view.residual) > FACTOR * view.noise
 
 
 def _are_equal(arrays: Mapping[int, Floats]) -> bool:

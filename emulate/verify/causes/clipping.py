@@ -87,7 +87,7 @@ def _from_rerun(case: Case) -> Sign | None:
         return None
     gone = again.is_equivalent_but_for_kinks
     rest = explain(again)
-    if not gone and (not rest.fits or rest.unexplained or rest.weighted):
+    if not gone and (_has_tiny_factor(case) or not rest.fits or rest.unexplained or rest.weighted):
         return None
     first = case.base.exceeding[0]
     case.rebase(again)
@@ -102,7 +102,12 @@ def _from_rerun(case: Case) -> Sign | None:
 def _may_be_clipped(case: Case) -> bool:
     """Whether something differs that a simpler model does not explain: clipped local gradients have any factor."""
     found = case.explanation
-    return bool(found.unexplained or found.weighted) or not found.fits
+    return bool(found.unexplained or found.weighted) or not found.fits or _has_tiny_factor(case)
+
+
+def _has_tiny_factor(case: Case) -> bool:
+    """Whether a few numbers are too large by a factor: every replica's limit, added up, has that factor too."""
+    return any(fit.is_tiny for fit in case.explanation.scaled)
 
 
 def _from_norms(case: Case) -> Sign | None:

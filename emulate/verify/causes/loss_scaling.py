@@ -10,6 +10,8 @@ from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
+_MANY = 16
+"""So many elements beyond the noise floor do not have one factor by accident."""
 _HIDDEN = 0.05
 """The weights hide a factor when they are less than this part of the step away."""
 
@@ -18,8 +20,9 @@ def _fits(case: Case, *, replicated: bool) -> list[Fit]:
     fits = [fit for fit in case.explanation.scaled if fit.replicated == replicated]
     if not fits or any(abs(fit.scale / fits[0].scale - 1) > ROUND for fit in fits):
         return []
-    # A factor without a meaning, seen once, may be anything.
-    return fits if len(fits) > 1 or _describe(fits[0].scale, case.num_replicas)[1] else []
+    # A factor without a meaning that a few numbers of one step have may be anything.
+    is_sure = len(fits) > 1 or fits[0].elements >= _MANY or _describe(fits[0].scale, case.num_replicas)[1]
+    return fits if is_sure else []
 
 
 def _describe(scale: float, replicas: int) -> tuple[str, bool]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from emulate.errors import WrongUse
+from emulate.probe.trace import Trace
 from emulate.verify import causes
 from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.causes.framework_limits import LIMITS
@@ -56,6 +57,14 @@ def test_a_loss_divided_twice_is_loss_scaling(folder: Folder) -> None:
     found = judge(folder.case(Problem(steps=3), Problem(steps=3, scale=lambda rows, batch, n: 1 / batch / n)))
     assert codes(found) == ["loss-scaling"]
     assert "4.0000 times too small" in found.causes[0].summary
+
+
+@pytest.mark.parametrize("times", [1.01, 0.5, 17.0])
+def test_a_factor_that_means_nothing_is_loss_scaling_where_many_elements_have_it(folder: Folder, times: float) -> None:
+    wrong = Problem(steps=3, scale=lambda rows, batch, n: times / batch)
+    found = judge(folder.case(Problem(steps=3), wrong))
+    assert codes(found) == ["loss-scaling"]
+    assert f"{times:.4g} times the reference's" in found.causes[0].summary
 
 
 def test_a_right_regularization_beside_a_loss_that_is_scaled_wrong_is_not_blamed(folder: Folder) -> None:
@@ -219,6 +228,57 @@ def hand_made(folder: Folder, topology: Any, **options: Any) -> Case:
 def test_traces_by_hand_are_equivalent(folder: Folder) -> None:
     found = judge(hand_made(folder, right_topology))
     assert (found.verdict, codes(found)) == ("equivalent", [])
+
+
+def one_number(folder: Folder, topology: str, local: float, switched: float | None = None, **facts: Any) -> Case:
+    """A model of one trainable number: gradient 1 on one device, `local` on each replica (`switched` without clipping)."""
+
+    def trained(shape: str, gradient: float) -> Trace:
+        made, replicas = folder.made(shape), int(shape[2:])
+        made.event({"event": "program", **facts})
+
+        def step(made: Made, k: int) -> None:
+            after = {"w": np.array([1.0 - 0.1 * gradient * replicas * (k + 1)], "f4")}
+            for r in range(replicas):
+                rows = ROWS[12 * k + 12 // replicas * r : 12 * k + 12 // replicas * (r + 1)]
+                own = gradient * (1 + 0.1 * (r - (replicas - 1) / 2))
+                made.step(k, {"w": np.array([own], "f4")}, after, replica=r, rows=rows, objective=1.0 / replicas)
+
+        return loop(made, step, weights=1)
+
+    again = None if switched is None else Rerun(trained("1x1", 1.0), trained(topology, switched))
+    return Case(trained("1x1", 1.0), trained(topology, local), rerun=lambda switch: again if switch == "no-clipping" else None)
+
+
+@pytest.mark.parametrize("topology", ["1x2", "1x3", "1x4"])
+def test_a_model_of_one_number_whose_gradient_is_replicas_times_too_large_is_loss_scaling(
+    folder: Folder, topology: str
+) -> None:
+    found = judge(one_number(folder, topology, 1.0))
+    assert codes(found) == ["loss-scaling"]
+    assert f"{topology[2:]}.0000 times too large" in found.causes[0].summary
+
+
+def test_equal_gradients_of_equal_rows_are_not_taken_for_sums(folder: Folder) -> None:
+    def trained(shape: str) -> Trace:
+        def step(made: Made, k: int) -> None:
+            for r in range(int(shape[2:])):
+                rows = ["the row"] * (4 // int(shape[2:]))
+                after = {"w": np.full(9, 1.0 - 0.1 * int(shape[2:]) * (k + 1), "f4")}
+                made.step(k, {"w": np.ones(9, "f4")}, after, replica=r, rows=rows, objective=1.0)
+
+        return loop(folder.made(shape), step, weights=9)
+
+    assert codes(judge(Case(trained("1x1"), trained("1x2")))) == ["loss-scaling"]
+
+
+def test_a_model_of_one_number_with_another_factor_is_unexplained(folder: Folder) -> None:
+    assert codes(judge(one_number(folder, "1x2", 0.7))) == ["unexplained"]
+
+
+def test_a_model_of_one_number_that_every_replica_clips_is_not_taken_for_loss_scaling(folder: Folder) -> None:
+    assert codes(judge(one_number(folder, "1x2", 1.0, switched=0.5, clip_calls=1))) == ["clip-before-reduce"]
+    assert codes(judge(one_number(folder, "1x2", 1.0, switched=1.0, clip_calls=1))) == ["loss-scaling"]
 
 
 def test_replicas_that_follow_their_own_gradients_miss_the_all_reduce(folder: Folder) -> None:
