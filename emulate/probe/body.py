@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -35,6 +36,8 @@ class Body:
         draws: Samples of the random draws made so far.
         models: Outermost layers called: their variables that are not trained are recorded too.
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
+        taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
+        label: The program's function, the same in every run of the program.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -52,6 +55,8 @@ class Body:
         self.models: dict[int, Any] = {}
         self.row_keys: Any = None
         self.applied = False
+        self.taped = False
+        self.label = ""
         self.layer_depth = 0
         self.apply_depth = 0
         self.num_draws = 0
@@ -74,6 +79,13 @@ class Body:
             return self.graph is None
         return self.graph is upstream.control_flow_root(tf.compat.v1.get_default_graph())
 
+    def reachable(self, tensors: list[Any]) -> list[Any]:
+        """Those that can be used here: a tensor made inside a `while` or a `cond` stays there."""
+        import tensorflow as tf
+
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        return [t for t in tensors if graph is None or getattr(t, "graph", graph) is graph]
+
     def take_inputs(self, args: Any, kwargs: Any) -> None:
         """Remember what enters, each tensor under its position in the flattened arguments."""
         import tensorflow as tf
@@ -85,6 +97,14 @@ class Body:
     def positions(self) -> list[int]:
         """Positions of the arguments that were recorded."""
         return sorted({key[1] for key, _ in self.inputs})
+
+
+def label_of(function: Callable[..., Any]) -> str:
+    """Where the program's function stands."""
+    function = inspect.unwrap(getattr(function, "python_function", function))
+    code = getattr(function, "__code__", None)
+    line = code.co_firstlineno if code is not None else 0
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}:{line}"
 
 
 def static_int(value: Any) -> int:
@@ -113,13 +133,14 @@ def parts_of(position: int, value: Any) -> list[tuple[tuple[Any, ...], Any]]:
     return []
 
 
-def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool) -> Callable[..., Any]:
+def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: str = "") -> Callable[..., Any]:
     """The function that runs instead of the program's in each replica; it calls the program's.
 
     Args:
         probe: What records.
         function: The program's function, already converted by autograph unless `converted` is False.
         converted: False for the Python function of a tf.function, which is converted when it is traced.
+        label: Where the program's function stands.
 
     Returns:
         The function to hand to `Strategy.run`.
@@ -129,6 +150,7 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool) -> Call
     def replica_body(*args: Any, **kwargs: Any) -> Any:
         inner = function if converted else upstream.convert(function, enabled=True)
         with Body(probe) as body:
+            body.label = label
             return probe.call(body, inner, args, kwargs)
 
     return replica_body

@@ -39,6 +39,7 @@ class ProbePlan:
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
         initial: Folder of a trace whose initial weights are taken.
+        apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         precision: `float32` or `float64`: Keras's float type.
     """
 
@@ -53,4 +54,5 @@ class ProbePlan:
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
     initial: Path | None = None
+    apply_only: tuple[str, ...] = ()
     precision: str = "float32"

@@ -45,6 +45,7 @@ class Probe:
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
+        self.facts["apply_only"] = []
         self._facts_written: str = ""
         self._strategies: set[int] = set()
         self._started: set[tuple[str, int]] = set()
@@ -117,13 +118,13 @@ class Probe:
 
     def call(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the program's function in a replica, with the rows this run is to have, and record it."""
-        if self._replay is not None:
+        if self._replay is not None and body.label not in self.plan.apply_only:
             return self._replay.call(self, body, function, args, kwargs)
         return self.call_once(body, function, args, kwargs)
 
     def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """One pass of the program's function over one batch."""
-        if self.plan.permute:
+        if self.plan.permute and body.label not in self.plan.apply_only:
             args, kwargs = replay.permuted(self.plan.noise_seed, args, kwargs)
         body.take_inputs(args, kwargs)
         draws.key_rows(self, body)
@@ -138,9 +139,10 @@ class Probe:
         if body.tape and not self.facts["optimizers"]:
             self.tape_step(body)
             return
-        tensors = [*body.inputs, *((("draw", k), draw) for k, draw in enumerate(body.draws))]
+        tensors = [*body.inputs, *((("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws)))]
+        tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
         if body.inputs and body.is_here():
-            self.recorder.hand_over("run", {"replica": body.replica}, tensors)
+            self.recorder.hand_over("run", {"replica": body.replica, "taped": body.taped}, tensors)
 
     def tape_step(self, body: Body) -> None:
         """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
@@ -176,10 +178,13 @@ class Probe:
         fused = body is not None and body.is_here()
         if fused and body is not None:
             tensors += body.inputs
-            tensors += [(("objective", k), target) for k, target in enumerate(body.objective)]
-            tensors += [(("draw", k), draw) for k, draw in enumerate(body.draws)]
+            tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
+            tensors += [(("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws))]
             body.applied = True
             body.objective, body.tape, body.draws = [], [], []
+        if fused and body is not None and not body.taped:
+            about = about | {"apply_only": True}
+            self.facts["apply_only"] += [body.label] if body.label not in self.facts["apply_only"] else []
         if (body is None and not about.get("reduced")) or (fused and body is not None and not body.inputs):
             about = about | {"rows": "none"}
         tensors += self._gradient_tensors(pairs)

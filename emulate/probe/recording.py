@@ -15,6 +15,7 @@ from emulate.probe.trace import TraceWriter, digest
 
 Array = NDArray[Any]
 WEIGHT_ELEMENTS = 1 << 16
+MOST_RUNS = 256
 
 
 class Recording:
@@ -37,6 +38,7 @@ class Recording:
         self._counts: Counter[tuple[str, int]] = Counter()
         self._reported: Counter[str] = Counter()
         self._pending: dict[int, list[dict[str, Any]]] = {}
+        self._taped = Taped()
         self._rowless: dict[int, dict[str, Any]] = {}
         self._first_digests: dict[tuple[str, int, str], str] = {}
         self._last: dict[int, dict[str, Any]] = {}
@@ -83,24 +85,24 @@ class Recording:
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
         event["weights"] = self._weights(record, optimizer, index)
-        objectives = [value for key, value in record.values if key[0] == "objective"]
-        if objectives:
-            event["objective"] = float(sum(float(np.sum(value, dtype=np.float64)) for value in objectives))
+        event |= _objective(record)
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
+        if about.get("apply_only") and (runs := self._taped.take(optimizer, [replica])):
+            event |= _without_inputs(event) | _joined(runs)
         self._place(event, fused="rows" in event or about.get("rows") == "none")
 
     def _place(self, event: dict[str, Any], *, fused: bool) -> None:
         """Write a step, with the rows of the `run`s that it depends on where it does not carry its own."""
         replica = event["replica"]
         if event.get("tape"):
-            self._pending[replica] = [event]  # an optimizer outside of the `run` may apply these gradients
+            self._taped.add(replica, event)  # an optimizer outside of the `run` may apply these gradients
         if fused:
             self._write_step(event)
             return
         if event.get("reduced"):
             runs = [run for _, pending in sorted(self._pending.items()) for run in pending]
             self._pending.clear()
-            event |= _joined(runs)
+            event |= _joined(self._taped.take(event["optimizer"], None) or runs)
             self._write_step(event)
             return
         self._rowless[replica] = event
@@ -141,13 +143,16 @@ class Recording:
             self._write_step(rowless | run)
             return
         self._flush_evaluations(replica)
-        self._pending.setdefault(replica, []).append({**run, "draws": _draws(record), "replica": replica})
+        objectives = _objective(record)
+        run |= {"draws": _draws(record), "replica": replica, **objectives}
+        if record.about.get("taped"):
+            self._taped.add(replica, run)
+        else:
+            self._pending.setdefault(replica, []).append(run)
 
     def _flush_evaluations(self, replica: int) -> None:
         """Runs that no apply followed were evaluations."""
         for run in self._pending.pop(replica, []):
-            if run.get("tape"):
-                continue
             self.write({"event": "evaluation", "replica": replica, "rows": run.get("rows", [])})
 
     def _report(self, record: Record) -> None:
@@ -202,9 +207,52 @@ def row_positions(num_rows: Mapping[int, int | None]) -> list[int]:
     return [position for position, number in sorted(num_rows.items()) if number == most]
 
 
+class Taped:
+    """Runs in which gradients were taken and not applied: they belong to the step that applies them.
+
+    Several runs may be applied together (accumulation), and several optimizers may apply one run's gradients, each once.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, list[dict[str, Any]]] = {}
+        self._takers: dict[int, set[str]] = {}
+
+    def add(self, replica: int, run: dict[str, Any]) -> None:
+        """A run made gradients."""
+        if self._takers.pop(replica, None):
+            self._runs.pop(replica)
+        kept: dict[str, Any] = {name: run[name] for name in ("rows", "objective", "draws") if name in run}
+        self._runs.setdefault(replica, []).append(kept)
+        del self._runs[replica][:-MOST_RUNS]
+
+    def take(self, optimizer: str, replicas: list[int] | None) -> list[dict[str, Any]]:
+        """The runs whose gradients an optimizer applies; None stands for all replicas."""
+        chosen = sorted(self._runs) if replicas is None else replicas
+        free = [r for r in chosen if r in self._runs and optimizer not in self._takers.get(r, set())]
+        for replica in free:
+            self._takers.setdefault(replica, set()).add(optimizer)
+        return [run for replica in free for run in self._runs[replica]]
+
+
 def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    rows = [row for run in runs for row in run.get("rows", [])]
-    return {"rows": rows, "shares": [len(run.get("rows", [])) for run in runs]} if runs else {}
+    """The rows of several runs together, and the sum of their objectives where all have one."""
+    if not runs:
+        return {}
+    joined: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
+    joined["draws"] = [draw for run in runs for draw in run.get("draws", [])]
+    if all("objective" in run for run in runs):
+        joined["objective"] = sum(run["objective"] for run in runs)
+    return joined
+
+
+def _without_inputs(event: dict[str, Any]) -> dict[str, Any]:
+    """Gradients entered, not rows."""
+    return {"inputs": [], "row_inputs": []} if "inputs" in event else {}
+
+
+def _objective(record: Record) -> dict[str, Any]:
+    values = [value for key, value in record.values if key[0] == "objective"]
+    return {"objective": float(sum(float(np.sum(value, dtype=np.float64)) for value in values))} if values else {}
 
 
 def _draws(record: Record) -> list[str]:

@@ -41,9 +41,11 @@ def _wrap(probe: Probe, cls: Any) -> None:
 
 def _probed(probe: Probe, clones: Any, function: Any) -> Any:
     if not upstream.is_function(function):
-        return bodies.wrap(probe, upstream.convert(function), converted=True)
+        return bodies.wrap(probe, upstream.convert(function), converted=True, label=bodies.label_of(function))
     if function not in clones:
-        clones[function] = upstream.clone_function(function, bodies.wrap(probe, function.python_function, converted=False))
+        label = bodies.label_of(function)
+        body = bodies.wrap(probe, function.python_function, converted=False, label=label)
+        clones[function] = upstream.clone_function(function, body)
     return clones[function]
 
 

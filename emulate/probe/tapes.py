@@ -21,6 +21,8 @@ def install(probe: Probe) -> None:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, target, sources, *args, **kwargs)
         body = bodies.current()
+        if body is not None:
+            body.taped = True
         if body is not None and body.is_here():
             _remember(body, probe, target, sources, result)
         return result

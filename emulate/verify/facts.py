@@ -19,6 +19,7 @@ class Facts:
         regularized: Names of variables with a Keras regularizer.
         clip_calls: How many tf.clip_by_* a step makes.
         dropout: Names of dropout layers.
+        apply_only: Functions that only apply gradients they are given.
     """
 
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -26,6 +27,7 @@ class Facts:
     regularized: tuple[str, ...] = ()
     clip_calls: int = 0
     dropout: tuple[str, ...] = ()
+    apply_only: tuple[str, ...] = ()
     uses_keras_loss: bool | None = None
 
     @classmethod
@@ -35,7 +37,7 @@ class Facts:
         for trace in traces:
             for _, event in trace.of("program"):
                 merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
-                for name in ("batchnorm", "regularized", "dropout"):
+                for name in ("batchnorm", "regularized", "dropout", "apply_only"):
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
                 merged["uses_keras_loss"] = event.get("uses_keras_loss", merged.get("uses_keras_loss"))

@@ -11,6 +11,7 @@ from emulate.probe import Replay, Trace
 from emulate.topology import Topology
 from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.compare import compare
+from emulate.verify.facts import Facts
 from emulate.verify.judge import judge
 from emulate.verify.ledger import ledgers
 from emulate.verify.precision import rounding_units
@@ -20,6 +21,8 @@ from emulate.verify.verdict import Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
+SERVED_SECONDS = 60.0
+"""How long a program with parameter servers, whose steps are not counted, is run."""
 
 
 class Session:
@@ -43,7 +46,7 @@ class Session:
         self._yardsticks = Yardsticks(runner, seed)
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
-        """Make the runs and judge each topology.
+        """Make the runs and judge each topology; with parameter servers only whether the program runs can be judged.
 
         Args:
             topologies: At least one.
@@ -54,6 +57,22 @@ class Session:
         Raises:
             WrongUse: When the program ends well and never trains.
         """
+        compared = [topology for topology in topologies if not topology.num_ps]
+        served = [topology for topology in topologies if topology.num_ps]
+        reference, runs, notes = self._judge_all(compared) if compared else (Reference("none"), [], [])
+        known = dict(zip(compared, runs, strict=True)) | {topology: self._with_servers(topology) for topology in served}
+        return reference, [known[topology] for topology in topologies], notes
+
+    def _with_servers(self, topology: Topology) -> Run:
+        """A run with parameter servers: it is made, and nothing of it is compared yet."""
+        run = self._runner.start_unprobed(str(topology), topology, SERVED_SECONDS).result()
+        nothing = self._runner.empty_trace(run)
+        how = "It ran without an error." if run.status == "ok" else "It did not run to its end."
+        run.notes.append(f"What parameter servers apply is not recorded, so nothing was compared. {how}")
+        outcome = replace(_outcome(run, run), reference_failure=None)
+        return judge(Case(nothing, nothing, outcome=outcome), self._allow).fill(_shell(run))
+
+    def _judge_all(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
@@ -63,6 +82,7 @@ class Session:
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
         self._yardsticks.rounding = rounding_units(reference.trace)
+        self._yardsticks.apply_only = Facts.of(reference.trace).apply_only
         repeat = self._yardsticks.again()
         base = Variation(keyed_draws=_draws_numbers(reference))
         self._yardsticks.with_noise(base)

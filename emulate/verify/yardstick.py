@@ -79,10 +79,12 @@ class Yardsticks:
 
     Attributes:
         rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
+        apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
     """
 
     def __init__(self, runner: Runner, seed: int) -> None:
         self.rounding = 1.0
+        self.apply_only: tuple[str, ...] = ()
         self._runner = runner
         self._seed = seed
         self._known: dict[Variation, Yardstick] = {}
@@ -90,7 +92,8 @@ class Yardsticks:
     def reference(self, variation: Variation) -> Yardstick:
         """The reference alone."""
         if variation not in self._known:
-            run = self._runner.start(variation.label("reference"), REFERENCE, variation.plan(self._seed), reference=True)
+            plan = replace(variation.plan(self._seed), apply_only=self.apply_only)
+            run = self._runner.start(variation.label("reference"), REFERENCE, plan, reference=True)
             self._known[variation] = Yardstick(run)
         return self._known[variation]
 
@@ -115,5 +118,11 @@ class Yardsticks:
         return self._runner.start(variation.label(str(topology)), topology, variation.plan(self._seed))
 
     def _noise(self, variation: Variation, number: int, ulps: float) -> Future[RunResult]:
-        plan = replace(variation.plan(self._seed), permute=True, perturb=ulps * self.rounding, noise_seed=number)
+        plan = replace(
+            variation.plan(self._seed),
+            permute=True,
+            perturb=ulps * self.rounding,
+            noise_seed=number,
+            apply_only=self.apply_only,
+        )
         return self._runner.start(variation.label(f"noise {number}"), REFERENCE, plan, reference=True)
