@@ -22,6 +22,9 @@ from emulate.probe import upstream
 
 Key = tuple[Any, ...]
 QUEUE_RECORDS = 64
+CREDIT_BYTES = 8 << 20
+NUM_CREDITS = 64
+"""A large record waits for a credit for every so many of its bytes; whoever writes it gives them back."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Site:
     about: dict[str, Any]
     keys: tuple[Key, ...]
     dtypes: tuple[Any, ...]
+    credits: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Recorder:
         self._sites: list[Site] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._queue: Any = None
+        self._credits: Any = None
         self._gates: dict[tuple[str, int], Any] = {}
         self._eager_steps: dict[tuple[str, int], int] = {}
         self._thread: threading.Thread | None = None
@@ -69,19 +74,33 @@ class Recorder:
         import tensorflow as tf
 
         values = [tf.convert_to_tensor(tensor) for _, tensor in tensors]
-        number = self._number(kind, about, tuple(key for key, _ in tensors), tuple(value.dtype for value in values))
+        size = sum(_num_bytes(value) for value in values)
+        needed = min(NUM_CREDITS, size // CREDIT_BYTES)
+        keys, dtypes = tuple(key for key, _ in tensors), tuple(value.dtype for value in values)
+        number = self._number(Site(kind, about, keys, dtypes, needed))
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
-        with upstream.device("CPU:0"):
+        with upstream.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
             return queue.enqueue([tf.constant(number, tf.int64), packed])
 
-    def _number(self, kind: str, about: dict[str, Any], keys: tuple[Key, ...], dtypes: tuple[Any, ...]) -> int:
-        identity = (kind, repr(about), keys, dtypes)
+    def _credit(self, number: int) -> Any:
+        """Wait until what is on its way leaves room for a large record."""
+        import tensorflow as tf
+
+        with self._lock:
+            if self._credits is None:
+                with tf.init_scope(), upstream.device("CPU:0"):
+                    self._credits = tf.queue.FIFOQueue(NUM_CREDITS, [tf.int32], shapes=[[]])
+                    self._credits.enqueue_many([tf.zeros([NUM_CREDITS], tf.int32)])
+        return self._credits.dequeue_many(number)
+
+    def _number(self, site: Site) -> int:
+        identity = (site.kind, repr(site.about), site.keys, site.dtypes, site.credits)
         with self._lock:
             number = self._numbers.get(identity)
             if number is None:
                 number = self._numbers[identity] = len(self._sites)
-                self._sites.append(Site(kind, about, keys, dtypes))
+                self._sites.append(site)
             return number
 
     def _started_queue(self) -> Any:
@@ -110,7 +129,11 @@ class Recorder:
         site = self._sites[int(number)]
         values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
         arrays = [(key, np.asarray(value.numpy())) for key, value in zip(site.keys, values, strict=True)]
+        del values, packed
         self._handle(Record(site.kind, site.about, arrays))
+        del arrays
+        if site.credits:
+            self._credits.enqueue_many([np.zeros([site.credits], np.int32)])
         return True
 
     def gate(self, optimizer: str, replica: int, after: Any) -> None:
@@ -156,3 +179,8 @@ class Recorder:
             packed = upstream.pack([tf.zeros([], tf.int32)])
             self._queue.enqueue([tf.constant(-1, tf.int64), packed])
         self._thread.join()
+
+
+def _num_bytes(tensor: Any) -> int:
+    """Bytes of a tensor as far as they are known before the graph runs."""
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size or 0)

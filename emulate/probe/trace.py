@@ -190,7 +190,9 @@ class TraceWriter:
         return entry
 
     def _stride(self, nbytes: int, size: int, share: int | None) -> int:
-        most = share if share is not None else (size if nbytes <= self._budget else self.SAMPLE)
+        most = size if share is None else min(size, share)
+        if size and nbytes * most // size > self._budget:
+            most = min(most, self.SAMPLE)
         return max(1, -(-size // max(1, most)))
 
     def write(self, event: Mapping[str, Any]) -> None:

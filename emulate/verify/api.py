@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,7 @@ from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.case import Case
 from emulate.verify.judge import judge
+from emulate.verify.room import check_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
 from emulate.verify.session import Session
 from emulate.verify.verdict import Run, Verdict
@@ -83,6 +85,7 @@ def verify(
     topologies = _topologies(topology)
     _check(device, steps, timeout)
     found = program if isinstance(program, Program) else Program.find(program, args)
+    check_memory(topologies)
     settings = Settings(
         program=found,
         seed=seed,
@@ -91,6 +94,7 @@ def verify(
         network=network,
         all_reduce=all_reduce,
         precision=precision,
+        budget=trace_budget(_place(traces), topologies),
         tf_config=any(one.has_several_hosts for one in topologies),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
@@ -99,6 +103,12 @@ def verify(
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(topologies)
         notes += _meetings(runner.meetings())
     return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs), tuple(notes))
+
+
+def _place(traces: Path | None) -> Path:
+    """The nearest folder that exists of where traces will lie."""
+    folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
+    return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def _meetings(paths: Sequence[str]) -> list[str]:

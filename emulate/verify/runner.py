@@ -42,6 +42,7 @@ class Settings:
     precision: str = "float32"
     tf_config: bool = False
     reference_args: tuple[str, ...] | None = None
+    budget: int = ProbePlan.budget
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -98,6 +99,7 @@ class Runner:
         """Run the program; `plan.trace` is chosen here."""
         folder = self._directory / label.replace(" ", "-")
         plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
+        plan = replace(plan, budget=min(plan.budget, self._settings.budget))
         return self._pool.submit(self._run, label, topology, plan, reference)
 
     def empty_trace(self, result: RunResult) -> Trace:
@@ -149,12 +151,14 @@ class Runner:
         started = time.monotonic()
         result = RunResult(label, topology, None)
         self._progress.run_started(label, plan.steps)
+        outcome = "stopped"
         try:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             result.trace = Trace(plan.trace)
+            outcome = result.status
         finally:
             result.seconds = time.monotonic() - started
-            self._progress.run_ended(label, result.status)
+            self._progress.run_ended(label, outcome)
         return result
 
     def _attempt(self, result: RunResult, folder: Path, plan: ProbePlan | None, *, reference: bool, seconds: float) -> None:

@@ -155,3 +155,29 @@ def test_a_fault_of_the_probe_is_said_instead_of_waited_for(run: Any) -> None:
 
     with pytest.raises(GpudistError, match=r"The probe failed on host 0 of run 0\.\nTraceback"):
         run(with_a_broken_probe)
+
+
+def test_records_of_a_large_model_wait_for_memory_and_none_is_lost(recorded: Any) -> None:
+    def program() -> None:
+        import keras
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        with strategy.scope():
+            variable = tf.Variable(tf.zeros([3 << 20]))  # 24 MiB a record: weights and gradients
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([variable])
+
+        def step() -> None:
+            optimizer.apply_gradients([(tf.ones([3 << 20]), variable)])
+
+        @tf.function
+        def train() -> None:
+            for _ in tf.range(6):
+                strategy.run(step)
+
+        train()
+        strategy.run(step)
+
+    trace = recorded(program, "1x2", steps=None)
+    assert [len(replicas) for replicas in trace.steps("sgd")] == [2] * 7

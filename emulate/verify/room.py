@@ -1,0 +1,84 @@
+"""Is there room on this machine for a verification? Asked before anything runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from emulate.errors import Unavailable
+from emulate.topology import Topology
+
+MIB = 1 << 20
+MOST_PER_HOST = 256 * MIB
+LEAST_PER_HOST = 4 * MIB
+HOST_MEMORY = 120 * MIB
+"""What a host needs before its model: TensorFlow's runtime and a first step (four forked hosts: 477 MiB)."""
+PARENT_MEMORY = 400 * MIB
+_RUNS_BESIDE_TOPOLOGIES = 10  # the reference, its repeat, its noise; some of them replayed
+_RUNS_PER_TOPOLOGY = 4
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+
+
+def check_memory(topologies: Sequence[Topology]) -> None:
+    """See that the hosts of each topology fit into memory together.
+
+    Raises:
+        Unavailable: When those of one do not.
+    """
+    free = free_memory()
+    for topology in topologies:
+        needed = PARENT_MEMORY + num_processes(topology) * HOST_MEMORY
+        if needed > free:
+            raise Unavailable(
+                f"A topology's hosts must fit into memory, about {HOST_MEMORY // MIB} MiB each before the model. Received: "
+                f"topology='{topology}', which needs {needed // MIB} MiB, where {free // MIB} MiB are free. "
+                "Ask for fewer hosts, or free some memory."
+            )
+
+
+def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
+    """How many bytes of arrays each host of each run may keep, so that all traces take half of the free disk at most.
+
+    Args:
+        folder: Where the traces will lie.
+        topologies: Those to verify.
+
+    Raises:
+        Unavailable: When there is too little space for traces that say anything.
+    """
+    free = shutil.disk_usage(folder).free
+    hosts = _RUNS_BESIDE_TOPOLOGIES + _RUNS_PER_TOPOLOGY * sum(num_processes(topology) for topology in topologies)
+    each = free // 2 // hosts
+    if each < LEAST_PER_HOST:
+        raise Unavailable(
+            f"What the runs record needs at least {2 * hosts * LEAST_PER_HOST // MIB} MiB of free space. Received: "
+            f"folder={str(folder)!r} with {free // MIB} MiB free. Free some, or set TMPDIR to a folder on a larger disk."
+        )
+    return min(MOST_PER_HOST, each)
+
+
+def num_processes(topology: Topology) -> int:
+    """Processes of a topology: its hosts, and with parameter servers these and the chief."""
+    return topology.num_hosts + (topology.num_ps + 1 if topology.num_ps else 0)
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping, within the limit of the container too."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = (_number_in(paths) for paths in (_LIMITS, _USES))
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _number_in(paths: Sequence[str]) -> int | None:
+    for path in paths:
+        if os.path.exists(path):
+            try:
+                return int(Path(path).read_text(encoding="ascii"))
+            except (OSError, ValueError):  # "max": no limit
+                return None
+    return None
