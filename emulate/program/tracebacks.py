@@ -21,7 +21,8 @@ def own_traceback(error: BaseException) -> str:
 def trim_traceback(text: str) -> str:
     """Remove the frames of gpudist from the text of a traceback, also where a message quotes one (AutoGraph does)."""
     kept = list(_without_our_frames(text.rstrip("\n").split("\n")))
-    return "\n".join(line for at, line in enumerate(kept) if not _is_header_without_frames(kept, at))
+    kept = [line for at, line in enumerate(kept) if not _is_header_without_frames(kept, at)]
+    return "\n".join(line for at, line in enumerate(kept) if line.strip() or (at and kept[at - 1].strip()))
 
 
 def _without_our_frames(lines: Iterable[str]) -> Iterator[str]:

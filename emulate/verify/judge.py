@@ -62,7 +62,7 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
         not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
-        notes=tuple(dict.fromkeys((*case.notes, *base.notes))),
+        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict)))),
     )
 
 
@@ -75,6 +75,18 @@ def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
     if deciding:
         return "divergent", []
     return ("unverified" if missing else "equivalent"), missing
+
+
+def _unreported(case: Case, verdict: str) -> list[str]:
+    """That no number of the program's own was seen: what it prints may be one replica's."""
+    is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
+    return [] if is_seen or verdict != "equivalent" else [_UNREPORTED]
+
+
+_UNREPORTED = (
+    "The loss that is trained was compared. What the program itself reports was not seen: only what Strategy.reduce returns "
+    "and Keras logs is, so a loss that is taken of one replica would pass."
+)
 
 
 def _missing(case: Case) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 2.5
 """How long peers of a host that raised may still say why: the first to raise is not always the one that is wrong."""
 LAST_LINES = 12
+_PEER_IS_GONE = re.compile(r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY")
 
 
 class Stopped(Exception):
@@ -116,7 +118,7 @@ class Watch:
         raised = [outcome for outcome in ended if outcome.status == "raised"]
         left = [one for one in ended if one.status == "killed" or (one.status == "exited" and one.code != 0)]
         if raised:
-            self._raised(raised[0])
+            self._raised(min(raised, key=_follows_from_a_peer))
         elif left and result.status == "ok":
             result.status, result.failure = "failed", self._how_it_left(left[0])
 
@@ -127,9 +129,16 @@ class Watch:
             raise WrongUse(error.message)
         self._result.status, self._result.reason = "failed", None
         self._result.failure = error.traceback_text
+        if self._result.topology.num_hosts > 1:
+            self._result.notes.append(f"It was host {outcome.host} that raised.")
 
     def _how_it_left(self, outcome: HostOutcome) -> str:
         how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
         path = self._folder / f"host-{outcome.host}" / "stderr"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:] if path.exists() else []
         return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *lines])
+
+
+def _follows_from_a_peer(outcome: HostOutcome) -> bool:
+    """Whether a host raised because another was gone: what that one raised says more."""
+    return outcome.error is not None and bool(_PEER_IS_GONE.search(outcome.error.traceback_text))

@@ -45,7 +45,8 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
         f"The gradients agree up to the optimizer; in step {step}, the first whose weights differ, clipping before the "
         "sum gives a "
         f"gradient {gap:.2%} (L2) away from clipping after it"
-        + (f", in the {step} steps before no clipping was active" if step else ""),
+        + (f"; clipping was not active in {'the step' if step == 1 else f'the {step} steps'} before" if step else ""),
+        cure(next(iter(limits))),
     )
 
 
@@ -128,6 +129,24 @@ def _whole(gradients: Mapping[str, Floats]) -> float:
     return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
 
 
+def cure(option: str) -> str:
+    """The cure for one of Keras's options."""
+    return _FIX.replace(_CLIPPED_SUM, _CLIPPED_SUMS[option]) + "with an optimizer that has no clipping option of its own."
+
+
+_CLIPPED_SUM = "grads, _ = tf.clip_by_global_norm(grads, LIMIT)"
+_CLIPPED_SUMS = {
+    "global_clipnorm": _CLIPPED_SUM,
+    "clipnorm": "grads = [tf.clip_by_norm(g, LIMIT) for g in grads]",
+    "clipvalue": "grads = [tf.clip_by_value(g, -LIMIT, LIMIT) for g in grads]",
+}
+_FIX = (
+    "Add up, clip, and hand on an equal share:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
+    f"    {_CLIPPED_SUM}\n"
+    "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
+)
 _SUMMARY = "Every replica clips its own gradient before they are added up, instead of clipping the sum."
 
 
@@ -142,11 +161,6 @@ CLIP_BEFORE_REDUCE = Cause(
     evidence="The gradients agree before clipping, the weights differ from the first step on in which clipping is "
     "active; or all "
     "agrees once clipping is switched off.",
-    fix="Add up, clip, and hand on an equal share:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
-    "    grads, _ = tf.clip_by_global_norm(grads, LIMIT)\n"
-    "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
-    "with an optimizer that has no clipping option of its own.",
+    fix=cure("global_clipnorm"),
     search=_search,
 )

@@ -31,7 +31,8 @@ def _where(case: Case) -> str:
     if case.outcome.where:
         return case.outcome.where
     steps = _steps(case)
-    return "; ".join(f"host {host}: {how} after step {steps.get(host, 0)}" for host, how in sorted(case.outcome.hosts.items()))
+    made = {host: "1 step" if steps.get(host) == 1 else f"{steps.get(host, 0)} steps" for host in case.outcome.hosts}
+    return "; ".join(f"host {host}: {how} after {made[host]}" for host, how in sorted(case.outcome.hosts.items()))
 
 
 def _gone(outcome: Outcome) -> list[int]:
@@ -75,7 +76,7 @@ def _search_mismatch(case: Case) -> Sign | None:
     said = _MISMATCH.search(case.outcome.failure or "")
     if case.outcome.suspect != "collective-mismatch" and said is None:
         return None
-    evidence = f"TensorFlow says: {said.group().strip()}" if said else _where(case)
+    evidence = f"TensorFlow says: {said.group().strip()}; {_where(case)}" if said else _where(case)
     return Sign(
         "The hosts are in different collectives, or in one with different shapes or types, so none can complete.", evidence
     )
@@ -120,7 +121,8 @@ COLLECTIVE_MISMATCH = Cause(
     "saving or logging with a reduce in it) shifts the order, and each waits for a partner that waits elsewhere.",
     evidence="The collective that each live host is in: their numbers, names or shapes differ and all hosts wait.",
     fix="Run everything that contains a collective (strategy.run, reduce, gather, metrics' results, saving of synchronized "
-    "variables) on all hosts; let only the chief write the file.",
+    "variables) on all hosts; let only the chief write the file. Leave a loop over the data in the same step on all hosts: "
+    "what one of them starts after its loop meets what the others still do in theirs.",
     search=_search_mismatch,
     runs_that_ended=True,
     completed=False,

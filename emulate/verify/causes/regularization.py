@@ -20,7 +20,7 @@ def _search(case: Case) -> Sign | None:
         f"A regularization term of {names_in_words(tensors)} counts too {'often' if size > 0 else 'little'}: "
         f"every replica adds it {'in full, and the optimizer adds up the replicas' if size > 0 else 'divided too far'}.",
         f"{steps_in_words(fits)}: what the gradients have too much is {_term(l2, l1)} ({tensors[0]}), "
-        f"on {len(tensors)} tensors, the others agree; without it what is left is "
+        f"on {'1 tensor' if len(tensors) == 1 else f'{len(tensors)} tensors'}, the others agree; without it what is left is "
         f"{max(fit.after for fit in fits):.1f} times the noise floor" + _coefficient(l2, case.num_replicas),
     )
 

@@ -52,3 +52,7 @@ def test_an_exception_is_told_with_its_causes():
     assert "KeyError: 'first'" in text
     assert "direct cause" in text
     assert text.endswith("ValueError: second")
+
+
+def test_runs_of_blank_lines_are_one_where_a_message_quotes_frames_without_their_files():
+    assert trim_traceback("Error: Detected at\n\n\n  \n  File\n\nend") == "Error: Detected at\n\n  File\n\nend"

@@ -12,6 +12,7 @@ from emulate.errors import WrongUse
 from emulate.probe.trace import Trace
 from emulate.verify import causes
 from emulate.verify.case import Case, Outcome, Rerun
+from emulate.verify.causes import clipping
 from emulate.verify.causes.framework_limits import LIMITS
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, loop
@@ -566,7 +567,7 @@ def test_tensorflows_own_word_of_a_mismatch_is_quoted(folder: Folder, failure: s
     text = f'File "collective_mismatch.py", line 58\nInternalError: aborted by: {failure}\nThe error could be'
     found = ended(folder, failure=text, hosts={0: "raised", 1: "raised"})
     assert codes(found) == ["collective-mismatch"]
-    assert found.causes[0].evidence == f"TensorFlow says: {failure}"
+    assert found.causes[0].evidence.startswith(f"TensorFlow says: {failure}; host 0: raised after ")
 
 
 def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
@@ -617,3 +618,17 @@ def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:
         "A cause must be one of the catalogue. Received: code='loss-scalling'. "
         "Did you mean 'loss-scaling'? `gpudist causes` lists all."
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "cure"),
+    [("clipnorm", "clip_by_norm"), ("clipvalue", "clip_by_value"), ("global_clipnorm", "clip_by_global_norm")],
+)
+def test_the_cure_of_clipping_clips_in_the_way_of_the_option(option: str, cure: str) -> None:
+    assert clipping.cure(option).count(f"tf.{cure}(") == 1
+
+
+def test_a_loss_that_no_report_shows_is_said_not_to_be_seen(folder: Folder) -> None:
+    assert "reports was not seen" in judge(hand_made(folder, right_topology)).notes[-1]
+    reported = judge(folder.case(Problem(steps=2), Problem(steps=2)))
+    assert reported.notes == ()
