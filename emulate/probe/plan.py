@@ -35,6 +35,7 @@ class ProbePlan:
         permute: Permute the rows of every batch.
         noise_seed: Which permutation and perturbation, so that several runs differ.
         perturb: Change gradients by up to this many units in the last place, 0 for none.
+        short: The program computes its gradients in 16 bits: they are perturbed by units of the tensor's scale too.
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
@@ -50,6 +51,7 @@ class ProbePlan:
     permute: bool = False
     perturb: float = 0.0
     noise_seed: int = 0
+    short: bool = False
     keyed_draws: bool = False
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None

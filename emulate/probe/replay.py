@@ -87,7 +87,12 @@ def _gathered(value: Any, order: Any, number: Any) -> Any:
 
 
 def perturbed(plan: ProbePlan, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The gradients changed by up to `plan.perturb` units in the last place: as if they had been summed in another order."""
+    """The gradients changed by up to `plan.perturb` units in the last place: as if they had been summed in another order.
+
+    In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place
+    of the whole sum is lost. No order of rows on one device shows that (it sums in 32 bits and rounds once), so elements
+    are moved by units of their tensor's root mean square besides; what is exactly 0 stays.
+    """
     import tensorflow as tf
 
     if not plan.perturb:
@@ -103,9 +108,21 @@ def perturbed(plan: ProbePlan, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, 
         width = plan.perturb * 2.0**-size
         cycle = tf.constant(1.0 + width * generator.uniform(-1, 1, 509), gradient.dtype)
         flat = tf.reshape(gradient, [-1])
-        return tf.reshape(flat * tf.gather(cycle, tf.range(tf.size(flat)) % 509), tf.shape(gradient))
+        moved = flat * tf.gather(cycle, tf.range(tf.size(flat)) % 509)
+        if plan.short:
+            steps = tf.constant(width * generator.uniform(-1, 1, 503), gradient.dtype)
+            moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * tf.gather(steps, tf.range(tf.size(flat)) % 503)
+        return tf.reshape(moved, tf.shape(gradient))
 
     return [(change(gradient), variable) for gradient, variable in pairs]
+
+
+def _scale(flat: Any) -> Any:
+    """Root mean square of the elements that are finite."""
+    import tensorflow as tf
+
+    finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
+    return tf.sqrt(tf.reduce_mean(tf.square(finite)))
 
 
 def accumulated(body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

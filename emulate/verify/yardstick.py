@@ -123,6 +123,7 @@ class Yardsticks:
             permute=True,
             perturb=ulps * self.rounding,
             noise_seed=number,
+            short=self.rounding > 1,
             apply_only=self.apply_only,
         )
         return self._runner.start(variation.label(f"noise {number}"), REFERENCE, plan, reference=True)

@@ -84,3 +84,29 @@ def test_without_clipping_an_optimizer_does_not_clip(recorded: Any) -> None:
         return float(np.linalg.norm(trace.steps("sgd")[0][0].weights["sequential/dense/kernel"].array.read() - before))
 
     assert change(free) > 10 * change(plain)
+
+
+def test_gradients_of_16_bits_are_moved_where_they_cancel_and_stay_zero_where_they_are(recorded: Any) -> None:
+    def cancelling() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.get_strategy()
+        weights = tf.Variable([1.0, 1.0, 1.0])
+        update = tf.compat.v1.train.GradientDescentOptimizer(0.0)
+
+        def step() -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights * tf.constant([1.0, 1e-7, 0.0]))
+            update.apply_gradients([(tape.gradient(loss, weights), weights)])
+
+        strategy.run(step)
+
+    def gradient(*, short: bool) -> Any:
+        trace = recorded(cancelling, "1x1", reference=True, steps=9, perturb=8192.0, noise_seed=1, short=short)
+        return trace.steps(trace.optimizers[0])[0][0].gradients["Variable"].read()
+
+    whole, short = gradient(short=False), gradient(short=True)
+    assert abs(whole[1] / 1e-7 - 1) < 2e-3
+    assert abs(short[1] / 1e-7 - 1) > 1
+    assert abs(short[0] - 1) < 2e-3
+    assert whole[2] == short[2] == 0
