@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -177,7 +177,9 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
     except SystemExit as leave:
         return _leave(leave.code, context)
     except BaseException as error:
-        _send_result(context, "raised", describe(error))
+        said, original = describe(error), context._views.original
+        said = replace(said, message=original(said.message), traceback_text=original(said.traceback_text))
+        _send_result(context, "raised", said)
         return 1
     try:
         pickled = _dump(value)

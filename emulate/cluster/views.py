@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from emulate.errors import Unavailable
 
 COPY_LIMIT = 1 << 30
 """A working copy is not made of more bytes than this."""
+_MOST_NEIGHBOURS = 4096
 _LINKED = (".git", ".hg", ".svn", "node_modules")
 
 
@@ -51,9 +53,17 @@ class Views:
             if folder == Path("/"):
                 notes.append("What the program writes directly under / is kept: the root folder gets no view.")
             elif refusal or (refused := self._try_overlay(folder, number)):
-                self.copies.append((folder, self._copy(folder, number)))
+                self.copies.append((folder, self._copy(folder)))
                 notes.append(f"Each run works on a copy of {folder}: a view of it is refused ({refusal or refused}).")
+        for folder, copy in self.copies:
+            self._link_neighbours(folder, copy)
         return notes
+
+    def original(self, text: str) -> str:
+        """A text with the paths that the user knows in place of those of the working copies."""
+        for folder, copy in self.copies:
+            text = text.replace(str(copy), str(folder))
+        return text
 
     def path(self, path: Path) -> Path:
         """Where a file of the user lies for the hosts."""
@@ -106,9 +116,9 @@ class Views:
             options.append("userxattr" if self._in_user_namespace else "redirect_dir=on")
             system.mount("overlay", str(folder), "overlay", 0, ",".join(options))
 
-    def _copy(self, folder: Path, number: int) -> Path:
+    def _copy(self, folder: Path) -> Path:
         assert self._directory is not None
-        place = self._directory / "views" / str(number)
+        place = self._directory / "views" / "copy" / folder.relative_to("/")
         if _size(folder, self._directory) > COPY_LIMIT:
             raise Unavailable(
                 "A folder in which a program writes must be viewed by an overlay mount, which this system refuses, or be "
@@ -117,6 +127,16 @@ class Views:
             )
         _copy_tree(folder, place, self._directory)
         return place
+
+    def _link_neighbours(self, folder: Path, copy: Path) -> None:
+        """What lies beside and above the folder is found from its copy too: `../data`, `parents[1] / "data"`."""
+        assert self._directory is not None
+        for above, mirrored in zip(folder.parents, copy.parents, strict=False):
+            with contextlib.suppress(PermissionError), os.scandir(above) as entries:
+                for entry in itertools.islice(entries, _MOST_NEIGHBOURS):
+                    if not self._directory.is_relative_to(entry.path):
+                        with contextlib.suppress(FileExistsError):
+                            (mirrored / entry.name).symlink_to(entry.path)
 
     def remove(self) -> None:
         """Take the mounts away and delete what was written into the views."""

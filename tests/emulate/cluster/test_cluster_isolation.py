@@ -14,7 +14,7 @@ import pytest
 
 from emulate.cluster import HostContext, RunningCluster
 from emulate.cluster.roles import hold_ports
-from emulate.cluster.views import outermost
+from emulate.cluster.views import Views, outermost
 from tests.emulate.cluster.helpers import Ran, events_until, start_python
 
 Run = Callable[..., Ran]
@@ -264,3 +264,18 @@ def test_a_folder_too_large_for_a_copy_is_an_error_that_says_what_to_do(users: P
         "emulate.errors.Unavailable: A folder in which a program writes must be viewed by an overlay mount"
     )
     assert f"Received: folder={str(users)!r}, which is larger. Start from an empty working directory" in message
+
+
+def test_what_lies_beside_and_above_a_copied_folder_is_found_from_its_copy(tmp_path: Path) -> None:
+    for name in ("data", "scripts", "work", "run"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    views = Views(tmp_path / "run")
+    assert len(views.show([tmp_path / "scripts", tmp_path / "work"], "refused")) == 2
+    script = views.path(tmp_path / "scripts" / "train.py")
+    assert script != tmp_path / "scripts" / "train.py"
+    assert (script.resolve().parents[1] / "data" / "file").read_text() == "data"
+    assert (script.parent / "../work/file").resolve() == views.path(tmp_path / "work" / "file")  # the copy, not the user's
+    assert views.original(f'File "{script}"') == f'File "{tmp_path / "scripts" / "train.py"}"'
+    views.remove()
+    assert {file.read_text() for file in tmp_path.glob("*/file")} == {"data", "scripts", "work", "run"}
