@@ -93,6 +93,24 @@ def number_of_steps(text: str) -> int | None:
     )
 
 
+def number_of_seed(text: str) -> int:
+    """The number of `--seed`; WrongUse when it is none that NumPy takes."""
+    if text.isdecimal() and int(text) < 2**32:
+        return int(text)
+    raise WrongUse(f"--seed must be a whole number from 0 to {2**32 - 1}. Received: --seed {text!r}. Try --seed 0.")
+
+
+def number_of_seconds(text: str) -> float:
+    """The number of `--timeout`; WrongUse when it is not a positive one."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if seconds > 0:
+        return seconds
+    raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
+
+
 def known_code(code: str, codes: Iterable[str], option: str) -> str:
     """A cause's code as it was given; WrongUse when there is no such cause."""
     known = list(codes)

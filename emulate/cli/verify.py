@@ -31,14 +31,14 @@ def verify(
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = Device.AUTO,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
-    ] = 0,
+        str, typer.Option("--seed", metavar="N", help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
+    ] = "0",
     steps: Annotated[
         str, typer.Option("--steps", metavar="N|all", help="Training steps to compare; code after them does not run.")
     ] = str(options.DEFAULT_STEPS),
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
-    ] = options.DEFAULT_TIMEOUT,
+        str, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
+    ] = f"{options.DEFAULT_TIMEOUT:g}",
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
     precision: Annotated[Precision, typer.Option("--precision", help="The float type to compute in.")] = Precision.FLOAT32,
@@ -59,10 +59,8 @@ def verify(
     from emulate.program import Program
     from emulate.report import check_writable, progress_on, show, write_json
 
-    if not timeout > 0:
-        raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {timeout:g}. Try --timeout 60.")
     wanted = options.topologies(topology)
-    count = options.number_of_steps(steps)
+    count, seconds, number = options.number_of_steps(steps), options.number_of_seconds(timeout), options.number_of_seed(seed)
     found = Program.find(options.program_target(program, module), program_args(context))
     if json is not None:
         check_writable(json)
@@ -76,9 +74,9 @@ def verify(
             found,
             topology=wanted,
             device=device.value,
-            seed=seed,
+            seed=number,
             steps=count,
-            timeout=timeout,
+            timeout=seconds,
             network=network.value,
             all_reduce=all_reduce.value,
             precision=precision.value,

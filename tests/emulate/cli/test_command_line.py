@@ -184,7 +184,13 @@ WRONG = [
     ("train.py --topology many", "A topology has the form HxD or HxD+Pps. Received: topology='many'."),
     ("train.py --steps 0", "--steps must be a positive whole number or 'all'. Received: --steps '0'. Try --steps 20."),
     ("train.py --steps few", "--steps must be a positive whole number or 'all'. Received: --steps 'few'."),
-    ("train.py --timeout 0", "--timeout must be a positive number of seconds. Received: --timeout 0. Try --timeout 60."),
+    ("train.py --timeout 0", "--timeout must be a positive number of seconds. Received: --timeout '0'. Try --timeout 60."),
+    (
+        "train.py --timeout soon",
+        "--timeout must be a positive number of seconds. Received: --timeout 'soon'. Try --timeout 60.",
+    ),
+    ("train.py --seed -1", "--seed must be a whole number from 0 to 4294967295. Received: --seed '-1'. Try --seed 0."),
+    ("train.py --seed x", "--seed must be a whole number from 0 to 4294967295. Received: --seed 'x'. Try --seed 0."),
     ("train.py --allow loss-scalling", "Received: --allow 'loss-scalling'. Did you mean 'loss-scaling'?"),
     ("train.py --allow zzz", "--allow must be the code of a cause. Received: --allow 'zzz'. 'gpudist causes' lists them."),
     ("train.py --json no/v.json", "--json must name a file that can be written. Received: --json 'no/v.json' (No such file"),
@@ -212,7 +218,6 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
         (("train.py", "--epochs", "2"), "No such option: --epochs. Options and arguments of the program itself go after '--'."),
         (("train.py", "other.py"), "One PROGRAM can be given. Received: 'other.py' besides it."),
         (("train.py", "--device", "gpu"), "'gpu' is not one of 'cpu', 'auto'"),
-        (("train.py", "--seed", "-1"), "Invalid value for '--seed'"),
         (("train.py", "--html", "v.html"), "No such option: --html"),
     ],
 )
