@@ -94,6 +94,8 @@ def _watch(cluster: RunningCluster) -> int:
     failed = _first_failure(cluster)
     if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
         raise WrongUse(failed.error.message)
+    if failed is not None and failed.status == "killed":
+        complain(f"The process of {cluster.name(failed.host)} was ended by signal {-(failed.code or 0)}.")
     return 0 if failed is None else _exit_code(failed)
 
 

@@ -51,7 +51,7 @@ def test_output_passes_through_with_its_host_and_files_stay(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "code", "said"),
-    [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("kill", 137, "")],
+    [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("kill", 137, "was ended by signal 9.")],
 )
 def test_the_exit_code_is_the_programs(run, how, code, said):
     process = run(how)
