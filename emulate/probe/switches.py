@@ -73,13 +73,36 @@ def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
 
 
 def install_keras(probe: Probe, package: str) -> None:
-    """The switches that are Keras's: BatchNormalization, regularisation, dropout."""
+    """The switches that are Keras's: BatchNormalization, regularisation, dropout; its loss factor in float64."""
+    if package == upstream.KERAS_3:
+        _scale_exactly(probe)
     if "batchnorm-synchronized" in probe.plan.switches:
         for cls in upstream.batchnorm_classes():
             _synchronize(cls)
     if "no-regularization" in probe.plan.switches:
         for cls in upstream.layer_classes():
             _unregularize(cls)
+
+
+def _scale_exactly(probe: Probe) -> None:
+    """Keras 3 makes 1 / replicas in float32 whatever the loss's type: a third is off by 3e-8, a million units of float64."""
+    import tensorflow as tf
+
+    module = upstream.keras_loss_module()
+    original = module.scale_loss_for_distribution
+
+    @functools.wraps(original)
+    def scale(value: Any) -> Any:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if getattr(value, "dtype", None) != tf.float64 or replicas & (replicas - 1) == 0:
+            return original(value)
+        text = (
+            f"Keras 3 rounds the factor 1/{replicas} of a float64 loss to float32 (off by up to 6e-8): the exact one was used"
+        )
+        probe.note_once("exact-loss-factor", text)
+        return value * tf.constant(1.0 / replicas, tf.float64)
+
+    module.scale_loss_for_distribution = scale
 
 
 def _synchronize(cls: Any) -> None:

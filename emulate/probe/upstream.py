@@ -133,6 +133,11 @@ def layer_classes() -> list[Any]:
     return [load(name).Layer for name in names if name in sys.modules]
 
 
+def keras_loss_module() -> Any:
+    """Where Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`."""
+    return load(f"{KERAS_3}.losses.loss")
+
+
 def metric_classes() -> list[Any]:
     """The Metric classes of the Keras that are imported."""
     names = (f"{KERAS_3}.metrics.metric", f"{LEGACY_KERAS}.metrics.base_metric")

@@ -13,7 +13,7 @@ import pytest
 
 from emulate.errors import GpudistError
 from emulate.probe import Trace
-from tests.emulate.probe.loops import BATCH, custom_loop
+from tests.emulate.probe.loops import BATCH, arrays, custom_loop
 
 
 def _sum(trace: Trace, index: int, tensor: str) -> Any:
@@ -181,3 +181,27 @@ def test_records_of_a_large_model_wait_for_memory_and_none_is_lost(recorded: Any
 
     trace = recorded(program, "1x2", steps=None)
     assert [len(replicas) for replicas in trace.steps("sgd")] == [2] * 7
+
+
+def test_a_float64_loss_of_keras_on_three_replicas_has_the_exact_factor(run: Any) -> None:
+    def fit() -> None:
+        import keras
+        import tensorflow as tf
+
+        from emulate.probe import upstream
+
+        third = tf.constant(1.0, tf.float64) * keras.ops.cast(1.0 / 3, "float64")
+        assert abs(float(third) - 1 / 3) > 1e-9, "Keras casts exactly now: the probe need not"
+        assert upstream.keras_loss_module().scale_loss_for_distribution.__wrapped__
+        keras.config.set_floatx("float64")
+        with tf.distribute.MirroredStrategy().scope():
+            model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        x, y = arrays()
+        model.fit(x.astype("float64"), y, batch_size=BATCH, shuffle=False, verbose=0)
+
+    three, one = run(fit, "1x3"), run(fit, "1x1", reference=True)
+    assert three.status == one.status == "ok", three.failure
+    for name in one.trace.steps("sgd")[0][0].gradients:
+        np.testing.assert_allclose(_sum(three.trace, 0, name), _sum(one.trace, 0, name), rtol=0, atol=1e-14)
+    assert any("rounds the factor 1/3" in note for note in three.notes)
