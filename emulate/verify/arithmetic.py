@@ -97,7 +97,7 @@ def explain(comparison: Comparison) -> Explanation:
     fits: list[Fit] = []
     unexplained: list[tuple[str, int]] = []
     for optimizer, step in dirty_steps(comparison):
-        fit = fit_step(comparison, optimizer, step)
+        fit = fit_step(comparison, optimizer, step, _last_scaled(fits, optimizer))
         if fit is None:
             unexplained.append((optimizer, step))
         else:
@@ -112,8 +112,16 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
 
 
-def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
-    """The simplest model that explains one step."""
+def _last_scaled(fits: Sequence[Fit], optimizer: str) -> Fit | None:
+    return next((fit for fit in reversed(fits) if fit.optimizer == optimizer and _is_scale_alone(fit)), None)
+
+
+def _is_scale_alone(fit: Fit) -> bool:
+    return fit.scale != 1.0 and not fit.shares and not fit.decay
+
+
+def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
+    """The simplest model that explains one step; the factor of an earlier step where that does."""
     seen = [
         view
         for view in comparison.views(optimizer, step)
@@ -127,6 +135,7 @@ def fit_step(comparison: Comparison, optimizer: str, step: int) -> Fit | None:
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
         lambda: _scale(seen, blank, differ),
+        lambda: _scale_again(seen, blank, earlier),
         lambda: _decay(seen, blank, scaled=False),
         lambda: _uneven(seen, blank, shares, scaled=True),
         lambda: _decay(seen, blank, scaled=True),
@@ -161,6 +170,14 @@ def _scale(seen: Sequence[GradientView], blank: Fit, differ: bool) -> Fit | None
     replicated = differ and all(_are_equal(view.locals) for view in seen)
     elements = _informative(seen)
     return replace(blank, scale=scale, after=after, replicated=replicated, elements=elements)
+
+
+def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
+    """The factor of an earlier step: later the noise may have grown so far that it cannot be measured any more."""
+    after = _after(seen, [view.total / earlier.scale for view in seen], earlier.scale) if earlier else None
+    if earlier is None or after is None:
+        return None
+    return replace(earlier, step=blank.step, before=blank.before, after=after)
 
 
 def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
