@@ -41,6 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emulate.errors import WrongUse
 from emulate.topology import Topology
 
 FORMAT = "gpudist.trace/1"
@@ -94,7 +95,10 @@ class StoredArray:
         count = size if shape is not None else -(-size // self.stride)
         kept = np.fromfile(self.path, self.dtype, count, offset=self.at)
         if kept.size != count:
-            raise ValueError(f"A trace's arrays must be complete. Received: {self.path} ends before byte {self.at}.")
+            raise WrongUse(
+                f"A trace's arrays must be complete. Received: {self.path} ends before byte {self.at + count * kept.itemsize}. "
+                "Copy it again, or record another."
+            )
         return kept if shape is None else kept.reshape(shape)
 
 

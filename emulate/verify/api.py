@@ -14,7 +14,8 @@ from emulate.errors import WrongUse
 from emulate.probe import Trace
 from emulate.program import Program
 from emulate.topology import Topology
-from emulate.verify.case import Case
+from emulate.verify.case import Case, Outcome
+from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.room import check_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
@@ -133,14 +134,15 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         allow: Codes of causes that do not decide.
 
     Returns:
-        The verdict on the second run.
+        The verdict on the second run: `failed` where it raised or was ended when it was recorded.
 
     Raises:
         WrongUse: When a folder is not a trace.
     """
     first, second = _trace(reference), _trace(topology)
-    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)])
-    return judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified"))
+    failure = how_it_failed(second)
+    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failure))
+    return judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failure))
 
 
 def _noise_beside(reference: Path) -> list[Path]:

@@ -44,8 +44,8 @@ class RecordedProgram:
         probe.install()
         try:
             self.program.start(context.path)
-        except BaseException:
-            probe.finish("raised")
+        except BaseException as error:
+            probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
         probe.finish("returned")
 

@@ -177,7 +177,7 @@ def test_clipping_that_hides_a_wrong_factor_is_switched_off_and_both_are_named(f
 
 def test_a_difference_that_nothing_explains_is_unexplained(folder: Folder) -> None:
     def combine(gradients: list[Weights]) -> Weights:
-        return {n: sum(g[n] for g in gradients) * np.float32(1.01) for n in gradients[0]}  # type: ignore[misc]
+        return {n: sum(g[n] for g in gradients) + np.float32(0.01) for n in gradients[0]}  # type: ignore[misc]
 
     found = judge(folder.case(Problem(steps=3), Problem(steps=3, combine=combine)))
     assert codes(found) == ["unexplained"]
@@ -632,3 +632,11 @@ def test_a_loss_that_no_report_shows_is_said_not_to_be_seen(folder: Folder) -> N
     assert "reports was not seen" in judge(hand_made(folder, right_topology)).notes[-1]
     reported = judge(folder.case(Problem(steps=2), Problem(steps=2)))
     assert reported.notes == ()
+
+
+def test_weights_that_move_by_one_factor_where_gradients_agree_are_told_with_it(folder: Folder) -> None:
+    wrong = Problem(steps=3, optimizer=lambda: Sgd(0.4))
+    found = judge(folder.case(Problem(steps=3), wrong))
+    assert codes(found) == ["unexplained"]
+    assert "the weights change by 4 times" in found.causes[0].summary
+    assert "update of the reference = 4.0000" in found.causes[0].evidence

@@ -1,0 +1,31 @@
+"""How a recorded run ended, as far as its trace tells."""
+
+from __future__ import annotations
+
+from emulate.probe import Trace
+
+
+def how_it_failed(trace: Trace) -> str | None:
+    """Which hosts raised or stopped recording before their program was over; None where all ended well.
+
+    A host writes how it ended as its last word; one that was killed has none.
+    """
+    if trace.topology.num_ps:
+        return None
+    ends = {host: str(event["reason"]) for host, event in trace.of("end")}
+    if all(ends.get(host) in ("returned", "steps") for host in range(trace.topology.num_hosts)):
+        return None
+    steps = _steps(trace)
+    told = [f"host {host} {_HOW[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
+    return f"The recorded run did not end well: {', '.join(told)}."
+
+
+_HOW = {"returned": "was done", "steps": "had all its steps", "raised": "raised", "": "stopped"}
+
+
+def _steps(trace: Trace) -> dict[int, int]:
+    """Steps of each host: the most that one of its optimizers made."""
+    made = dict.fromkeys(range(trace.topology.num_hosts), 0)
+    for host, event in trace.of("step"):
+        made[host] = max(made[host], int(event["step"]) + 1)
+    return made
