@@ -31,6 +31,8 @@ class Names:
 
 def _path(variable: Any) -> str:
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
+    if path == type(variable).__name__:  # an optimizer by its default name: SGD in Keras 2 and 3.12 (for Python 3.10), else sgd
+        path = path.lower()
     return str(path).removesuffix(":0")
 
 
