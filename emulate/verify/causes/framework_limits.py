@@ -65,8 +65,14 @@ LIMITS = (
         "Hand it in as an argument or keep it in a tf.Variable made in scope; for data, read it inside of the pipeline.",
     ),
     Limit(
+        (r"'PerReplica' object has no attribute 'dtype'",),
+        "strategy.run refuses a tf.function with an input_signature in eager code: the signature is checked against the "
+        "values of all replicas together.",
+        "Leave out input_signature, or call strategy.run from inside a tf.function.",
+    ),
+    Limit(
         (r"destinations can ?not be empty",),
-        "MultiWorkerMirroredStrategy's all_reduce sometimes finds no destination for a value without a device.",
+        "The strategy's reduction finds no destination for a value without a device.",
         "Reduce tensors that were computed inside strategy.run, in replica context.",
     ),
 )

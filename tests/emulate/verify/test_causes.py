@@ -589,6 +589,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "InvalidArgumentError: No OpKernel was registered to support Op 'NcclAllReduce' used by {{node}}",
         "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
         "ValueError: destinations can not be empty",
+        "TypeError: Binding inputs to tf.function failed due to `'PerReplica' object has no attribute 'dtype'`.",
     ],
 )
 def test_a_known_fault_of_the_framework_is_named_with_its_way_round(folder: Folder, failure: str) -> None:
