@@ -6,16 +6,16 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-RESULTS = Path(__file__).resolve().parent / "results.json"
+from benchmarks.figure import Figure
+from benchmarks.table import RESULTS, write
 
 
 def main() -> int:
-    """Exit code 1 when a goal is not met."""
+    """Measure, print, write results.json and the README's table. Exit code 1 when a goal is not met."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     wanted = sys.argv[1:]
     results = json.loads(RESULTS.read_text()) if wanted and RESULTS.exists() else {}
@@ -29,10 +29,11 @@ def main() -> int:
         print(f"{figure.name}: {entry['value']} {figure.unit}", file=sys.stderr, flush=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     Console().print(table)
+    write()
     return 0 if all(entry["met"] is not False for entry in results.values()) else 1
 
 
-def _figures(wanted: list[str]) -> Iterator[object]:
+def _figures(wanted: list[str]) -> Iterator[Figure]:
     from benchmarks import clusters, verification
 
     for module in (clusters, verification):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import pkgutil
 import re
 import subprocess
@@ -53,3 +54,10 @@ def test_private_names_of_tensorflow_and_keras_stand_in_upstream_files_alone(pac
 
 def test_every_package_is_marked_as_typed() -> None:
     assert [package for package in ("emulate", "gpudist_core") if not (ROOT / package / "py.typed").exists()] == []
+
+
+def test_the_readme_has_the_figures_that_were_measured() -> None:
+    from benchmarks.table import README, RESULTS, in_readme
+
+    text = README.read_text()
+    assert in_readme(text, json.loads(RESULTS.read_text())) == text

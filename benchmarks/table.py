@@ -1,0 +1,46 @@
+"""The README's table of figures, made from results.json; a test holds the two together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results.json"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+
+WHAT = {
+    "cluster_4x1_vs_fresh": "First completed all-reduce on `4x1`, pre-loaded parent up: times faster",
+    "cluster_4x1_vs_multi_process_runner": "The same, times faster",
+    "cluster_4x1_cold_minus_fresh": "The same cold, parent included: seconds more",
+    "cluster_4x1_memory": "Memory of a `4x1` cluster, parent included: ratio",
+    "verify_40_steps": "`verify` on `1x4` of a compiled digits loop of 40 steps, all its runs: ratio",
+    "verify_400_steps": "The same with 400 steps: ratio",
+    "probed_step_1x4": "A recorded step on `1x4`, digits CNN, batch 256: ratio",
+}
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """One row a figure."""
+    lines = ["| what | value | ours | theirs | against | goal |", "| --- | --- | --- | --- | --- | --- |"]
+    for name, what in WHAT.items():
+        if name in results:
+            entry = results[name]
+            goal = "" if entry["goal"] is None else f"{entry['goal']:g}, {'met' if entry['met'] else 'NOT met'}"
+            sides = [f"{entry[side]:.3g} {entry['of']}" for side in ("ours", "theirs")]
+            lines.append(f"| {what} | {entry['value']:.3g} | {sides[0]} | {sides[1]} | {entry['against']} | {goal} |")
+    return "\n".join(lines) + "\n"
+
+
+def in_readme(text: str, results: dict[str, Any]) -> str:
+    """The README's text with these figures."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return head + BEGIN + markdown(results) + END + tail
+
+
+def write() -> None:
+    """Put the figures of results.json into the README."""
+    README.write_text(in_readme(README.read_text(), json.loads(RESULTS.read_text())))
