@@ -101,6 +101,7 @@ def _import_all() -> None:
             importlib.import_module(name)
     gc.enable()
     gc.freeze()
+    system.release_clean_file_pages()
     assert not is_runtime_initialized(), "importing TensorFlow initialised its runtime"
 
 

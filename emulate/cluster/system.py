@@ -17,6 +17,7 @@ MS_BIND = 0x1000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 _MNT_DETACH = 2
+_MADV_DONTNEED = 4
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
@@ -50,6 +51,21 @@ def mount(source: str, target: str, kind: str | None, flags: int = 0, options: s
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     result = _libc().mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
     _check(result, f"mount {kind or 'bind'} on {target}")
+
+
+def release_clean_file_pages() -> None:
+    """Unmap what was read of files and never written (code, constants): it stays in the page cache, and is mapped again on use.
+
+    A mapping with a page of its own (relocated, say) is left alone: that page would be lost.
+    """
+    mapping = None
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if fields and "-" in fields[0] and not fields[0].endswith(":"):
+            start, end = (int(number, 16) for number in fields[0].split("-"))
+            mapping = (start, end - start) if fields[1] in ("r-xp", "r--p") and fields[4] != "0" else None
+        elif fields[0] == "Anonymous:" and fields[1] == "0" and mapping is not None:
+            _libc().madvise(ctypes.c_void_p(mapping[0]), ctypes.c_size_t(mapping[1]), _MADV_DONTNEED)
 
 
 def unmount(target: Path) -> None:

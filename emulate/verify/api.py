@@ -17,7 +17,7 @@ from emulate.topology import Topology
 from emulate.verify.case import Case, Outcome
 from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
-from emulate.verify.room import check_memory, trace_budget
+from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
 from emulate.verify.session import Session
 from emulate.verify.verdict import Run, Verdict
@@ -86,7 +86,8 @@ def verify(
     topologies = _topologies(topology)
     _check(device, steps, timeout)
     found = program if isinstance(program, Program) else Program.find(program, args)
-    check_memory(topologies)
+    lacking = lack_of_memory(topologies)
+    fitting = [one for one in topologies if one not in lacking]
     settings = Settings(
         program=found,
         seed=seed,
@@ -95,15 +96,21 @@ def verify(
         network=network,
         all_reduce=all_reduce,
         precision=precision,
-        budget=trace_budget(_place(traces), topologies),
-        tf_config=any(one.has_several_hosts for one in topologies),
+        budget=trace_budget(_place(traces), fitting),
+        tf_config=any(one.has_several_hosts for one in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = Session(runner, found.name, seed, allow).judge(topologies)
+        reference, runs, notes = Session(runner, found.name, seed, allow).judge(fitting)
         notes += _meetings(runner.meetings())
-    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(runs), tuple(notes))
+    judged = iter(runs)
+    every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
+    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(every), tuple(notes))
+
+
+def _unavailable(topology: Topology, why: str) -> Run:
+    return Run(topology=str(topology), verdict="unavailable", all_reduce="none", notes=(why,))
 
 
 def _place(traces: Path | None) -> Path:

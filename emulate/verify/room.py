@@ -24,21 +24,31 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 
 
-def check_memory(topologies: Sequence[Topology]) -> None:
-    """See that the hosts of each topology fit into memory together.
+def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
+    """Why hosts of a topology do not fit into memory together, for each topology of which they do not.
+
+    Args:
+        topologies: Those to verify.
+
+    Returns:
+        What to tell the user, by topology.
 
     Raises:
-        Unavailable: When those of one do not.
+        Unavailable: When none fits.
     """
     free = free_memory()
+    lacking = {}
     for topology in topologies:
         needed = PARENT_MEMORY + num_processes(topology) * HOST_MEMORY
         if needed > free:
-            raise Unavailable(
+            lacking[topology] = (
                 f"A topology's hosts must fit into memory, about {HOST_MEMORY // MIB} MiB each before the model. Received: "
                 f"topology='{topology}', which needs {needed // MIB} MiB, where {free // MIB} MiB are free. "
                 "Ask for fewer hosts, or free some memory."
             )
+    if len(lacking) == len(topologies):
+        raise Unavailable(next(iter(lacking.values())))
+    return lacking
 
 
 def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
@@ -47,6 +57,9 @@ def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
     Args:
         folder: Where the traces will lie.
         topologies: Those to verify.
+
+    Returns:
+        Bytes for one host of one run.
 
     Raises:
         Unavailable: When there is too little space for traces that say anything.

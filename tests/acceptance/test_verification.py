@@ -125,6 +125,16 @@ def test_the_reference_can_have_arguments_of_its_own(write: Any, preload: Preloa
     assert verdict.is_equivalent, render(verdict)
 
 
+def test_a_topology_that_does_not_fit_is_unavailable_and_the_others_are_judged(
+    write: Any, preload: Preload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emulate.verify.room.free_memory", lambda: 2 << 30)
+    verdict = emulate.verify(write(), ["32x8", "1x2"], steps=3, preload=preload)
+    assert [(run.topology, run.verdict) for run in verdict.runs] == [("32x8", "unavailable"), ("1x2", "equivalent")]
+    assert verdict.exit_code == 5
+    assert "which needs 4240 MiB" in render(verdict)
+
+
 def test_double_precision_is_compared_at_double_precision(write: Any, preload: Preload) -> None:
     (run,) = emulate.verify(write(), "1x3", steps=4, precision="float64", preload=preload).runs
     assert run.verdict == "equivalent"

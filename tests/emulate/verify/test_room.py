@@ -53,8 +53,9 @@ def test_a_topology_too_large_for_the_memory_is_refused_with_the_numbers(
     with pytest.raises(
         Unavailable, match=r"Received: topology='32x8', which needs 4240 MiB, where 2048 MiB are free\. Ask for"
     ):
-        emulate.verify(script, ["1x4", "32x8"])
-    room.check_memory([FOUR, Topology.parse("4x8")])
+        emulate.verify(script, "32x8")
+    large = Topology.parse("32x8")
+    assert list(room.lack_of_memory([FOUR, large, Topology.parse("4x8")])) == [large]
 
 
 def test_beyond_the_budget_gradients_and_weights_are_sampled(tmp_path: Path) -> None:
