@@ -20,6 +20,8 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 2.5
 """How long peers of a host that raised may still say why: the first to raise is not always the one that is wrong."""
 LAST_LINES = 12
+_LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
+"""TensorFlow's own log: of a program that left with an error it says nothing."""
 _PEER_IS_GONE = re.compile(r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY")
 
 
@@ -135,8 +137,9 @@ class Watch:
     def _how_it_left(self, outcome: HostOutcome) -> str:
         how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
         path = self._folder / f"host-{outcome.host}" / "stderr"
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:] if path.exists() else []
-        return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *lines])
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        said = [line for line in lines if not _LOG_LINE.match(line)][-LAST_LINES:]
+        return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
 
 
 def _follows_from_a_peer(outcome: HostOutcome) -> bool:

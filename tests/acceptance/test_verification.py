@@ -200,3 +200,12 @@ def test_a_program_that_only_emulation_makes_fail_is_known_by_its_plain_run(prel
     assert verdict.exit_code == 3
     (note,) = [note for note in verdict.notes if note.startswith("Without gpudist")]
     assert "the program ends without an error" in note
+
+
+def test_a_program_that_leaves_with_an_error_code_fails_with_its_last_words(write: Any, preload: Preload) -> None:
+    verdict = emulate.verify(write(before='sys.exit("no data here")'), "1x2", preload=preload)
+    (run,) = verdict.runs
+    assert (run.verdict, verdict.exit_code) == ("failed", 3)
+    assert run.failure is not None
+    assert run.failure.splitlines()[-1] == "no data here"
+    assert any("Without gpudist the program fails too, with the same error" in note for note in verdict.notes)
