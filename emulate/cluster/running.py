@@ -53,7 +53,6 @@ class RunningCluster:
         self._log = log
         self._lock = threading.RLock()
         self._pids: list[int] = []
-        self._results: dict[int, tuple[str, Any]] = {}
         self._started: set[int] = set()
         self._events: list[tuple[int, Event]] = []
         self._is_told_to_leave = False

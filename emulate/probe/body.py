@@ -58,7 +58,6 @@ class Body:
         self.taped = False
         self.label = ""
         self.layer_depth = 0
-        self.apply_depth = 0
         self.num_draws = 0
         self.share: int | None = None
         self.accumulated: dict[str, list[list[Any]]] = {}

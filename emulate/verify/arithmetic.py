@@ -144,10 +144,6 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
     return next((fit for model in models if (fit := model()) is not None), None)
 
 
-def _is_finite(view: GradientView) -> bool:
-    return bool(np.isfinite(view.total).all() and np.isfinite(view.reference).all())
-
-
 def _row_shares(step: StepOfAll) -> dict[int, float]:
     """b_r * N / B of each replica, empty where rows are not known or all have as many."""
     counts = {replica: len(one.rows) for replica, one in step.items() if one.rows is not None}

@@ -92,11 +92,6 @@ class Comparison:
         return tuple(sorted((p for p in self.points if p.exceeds), key=_order))
 
     @property
-    def differences(self) -> tuple[Difference, ...]:
-        """The same for the verdict."""
-        return tuple(point.difference() for point in self.exceeding)
-
-    @property
     def first(self) -> Difference | None:
         """The first divergence: earliest step, in a step what comes about first, then the clearest."""
         return self.exceeding[0].difference() if self.exceeding else None

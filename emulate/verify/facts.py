@@ -28,7 +28,6 @@ class Facts:
     clip_calls: int = 0
     dropout: tuple[str, ...] = ()
     apply_only: tuple[str, ...] = ()
-    uses_keras_loss: bool | None = None
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -40,7 +39,6 @@ class Facts:
                 for name in ("batchnorm", "regularized", "dropout", "apply_only"):
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
-                merged["uses_keras_loss"] = event.get("uses_keras_loss", merged.get("uses_keras_loss"))
         return cls(**merged)
 
     def clipping(self, optimizer: str) -> dict[str, float]:
