@@ -1,0 +1,1 @@
+"""Gradients of all replicas: summed in one collective, then clipped."""

@@ -1,0 +1,94 @@
+"""Clipping of gradients that are already those of all replicas: by value, by each norm, by the norm of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.gradients import reduction
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """At most one of three ways to bound gradients, as Keras defines them.
+
+    Attributes:
+        by_norm: The largest L2 norm of each variable's gradient.
+        by_global_norm: The largest L2 norm of all gradients taken together.
+        by_value: The largest absolute value of each element.
+
+    Raises:
+        WrongUse: Where more than one is given, or one is not positive.
+    """
+
+    by_norm: float | None = None
+    by_global_norm: float | None = None
+    by_value: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1:
+            raise WrongUse("At most one kind of clipping can be used", "Choose one of them.", **given)
+        for name, value in given.items():
+            if not value > 0:
+                raise WrongUse("A bound for gradients must be positive", "Leave it out to not clip.", **{name: value})
+
+    def __call__(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        """The bounded gradients.
+
+        Args:
+            grads: Gradients of all replicas together; of a sharded variable, this replica's slice.
+            variables: The variables, in the same order.
+
+        Returns:
+            Gradients of the same forms and dtypes.
+        """
+        import tensorflow as tf
+
+        if self.by_norm is None and self.by_global_norm is None and self.by_value is None:
+            return grads
+        grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
+        if self.by_value is not None:
+            bound = self.by_value
+            return [g if g is None else _map(g, lambda v: tf.clip_by_value(v, -bound, bound)) for g in grads]
+        squares = _squared_norms(grads, variables)
+        if self.by_norm is not None:
+            return [g if g is None else _to_norm(g, square, self.by_norm) for g, square in zip(grads, squares, strict=True)]
+        total = tf.add_n([square for square in squares if square is not None])
+        return [g if g is None else _to_norm(g, total, float(self.by_global_norm or 0)) for g in grads]
+
+
+def of_optimizer(optimizer: Any) -> Clipping:
+    """The clipping that a Keras optimizer was told: `clipnorm`, `global_clipnorm`, `clipvalue`."""
+    return Clipping(optimizer.clipnorm or None, optimizer.global_clipnorm or None, optimizer.clipvalue or None)
+
+
+def _map(gradient: Any, function: Any) -> Any:
+    return reduction.with_values(gradient, function(reduction.values_of(gradient)))
+
+
+def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Squared L2 norms, float32 or wider; those of sharded variables over all slices."""
+    import tensorflow as tf
+
+    def square(gradient: Any) -> Any:
+        values = reduction.values_of(gradient)
+        return tf.reduce_sum(tf.square(tf.cast(values, tf.float32) if values.dtype.size < 4 else values))
+
+    squares = [g if g is None else square(g) for g in grads]
+    places = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and reduction.is_sharded(v)]
+    if places:
+        sums = reduction.all_reduce(tf.stack([squares[i] for i in places]))
+        for position, i in enumerate(places):
+            squares[i] = sums[position]
+    return squares
+
+
+def _to_norm(gradient: Any, square: Any, bound: float) -> Any:
+    """Scaled down to the bound where its norm is larger; a norm that is not finite makes NaN, as in Keras."""
+    import tensorflow as tf
+
+    norm = tf.sqrt(square)
+    factor = bound / tf.maximum(norm, bound)
+    return reduction.scale(gradient, tf.where(tf.math.is_finite(norm), factor, tf.constant(float("nan"), norm.dtype)))

@@ -1,0 +1,129 @@
+"""Sums over all replicas, in one collective: gradients, losses, weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """The sum of every replica's gradients; that of a sharded variable is its slice's total already.
+
+    Args:
+        grads: A tensor or `tf.IndexedSlices` for each variable, or None.
+        variables: The variables, in the same order.
+
+    Returns:
+        The sums, in the same order; the same on all replicas but for sharded variables.
+    """
+    sums, _ = sum_with(grads, variables, [])
+    return sums
+
+
+def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple[list[Any], list[Any]]:
+    """As `sum_over_replicas`, and the sums of some more tensors, in the same collective.
+
+    Args:
+        grads: A tensor or `tf.IndexedSlices` for each variable, or None.
+        variables: The variables, in the same order.
+        extras: Tensors of any shapes, the same on all replicas.
+
+    Returns:
+        The sums of the gradients and those of the extras.
+    """
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    shared = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and not is_sharded(v)]
+    together = [grads[i] for i in shared] + list(extras)
+    if together and context is not None and context.num_replicas_in_sync > 1:
+        together = list(context.all_reduce(tf.distribute.ReduceOp.SUM, together))
+    sums = list(grads)
+    for i, value in zip(shared, together, strict=False):
+        sums[i] = value
+    return sums, together[len(shared) :]
+
+
+def all_reduce(value: Any) -> Any:
+    """The sum of one tensor over all replicas; the tensor itself where there is one replica."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return value
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
+def all_reduce_all(values: list[Any]) -> list[Any]:
+    """The sums of some tensors over all replicas, in one collective."""
+    return sum_with([], [], values)[1]
+
+
+def is_sharded(variable: Any) -> bool:
+    """Whether each replica holds another slice of a table in this variable."""
+    return shard_of(variable) is not None
+
+
+def shard_of(variable: Any) -> Any:
+    """What `static.shard` says of a variable, or None."""
+    value = getattr(variable, "value", None)
+    for one in (variable, None if callable(value) else value):
+        if getattr(one, "_gpudist_shard", None) is not None:
+            return one._gpudist_shard
+    return None
+
+
+def agree_on_finite(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """A slice that is not finite on one replica is made to show on all, so that all skip or none does."""
+    import tensorflow as tf
+
+    sharded = [g for g, v in zip(grads, variables, strict=True) if g is not None and is_sharded(v)]
+    if not sharded:
+        return grads
+    bad = [tf.reduce_any(~tf.math.is_finite(values_of(g))) for g in sharded]
+    anywhere = all_reduce(tf.cast(tf.reduce_any(tf.stack(bad)), tf.float32)) > 0
+    poison = tf.where(anywhere, tf.constant(float("nan")), tf.constant(0.0))
+    first = next(i for i, g in enumerate(grads) if g is not None)
+    return [add(g, poison) if i == first else g for i, g in enumerate(grads)]
+
+
+def values_of(gradient: Any) -> Any:
+    """The numbers of a dense or sparse gradient."""
+    return gradient.values if hasattr(gradient, "indices") else gradient
+
+
+def with_values(gradient: Any, values: Any) -> Any:
+    """A gradient of the same form with other numbers."""
+    import tensorflow as tf
+
+    if not hasattr(gradient, "indices"):
+        return values
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+
+def add(gradient: Any, number: Any) -> Any:
+    """The gradient plus a scalar, in its dtype."""
+    import tensorflow as tf
+
+    values = values_of(gradient)
+    return with_values(gradient, values + tf.cast(number, values.dtype))
+
+
+def scale(gradient: Any, factor: Any) -> Any:
+    """The gradient times a scalar, in its dtype."""
+    import tensorflow as tf
+
+    if gradient is None:
+        return None
+    values = values_of(gradient)
+    return with_values(gradient, values * tf.cast(factor, values.dtype))
+
+
+def merge_repeated(gradient: Any) -> Any:
+    """A sparse gradient in which each index stands once: norms and squares of its values are then those of the whole."""
+    import tensorflow as tf
+
+    if not hasattr(gradient, "indices"):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -1,0 +1,93 @@
+"""Sums over several batches, kept on each replica until they make an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core.gradients.reduction import shard_of
+
+
+class Accumulators:
+    """One dense variable for each trained variable, and one for the weight; each replica adds to its own copy.
+
+    Args:
+        strategy: The strategy of the trained variables.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._sums: list[Any] = []
+        self._weight: Any = None
+
+    def build(self, variables: list[Any]) -> None:
+        """Make them, in the strategy's scope; again does nothing.
+
+        Args:
+            variables: The trained variables.
+        """
+        if self._weight is not None:
+            return
+        with self._strategy.scope():
+            self._weight = _variable((), tf.float32)
+            self._sums = [_variable(v.shape, v.dtype) for v in variables]
+
+    def add(self, grads: list[Any], weight: Any) -> None:
+        """Add this replica's sums, in a replica's context.
+
+        Args:
+            grads: A gradient for each variable; None adds nothing.
+            weight: A float32 scalar.
+        """
+        for kept, gradient in zip(self._sums, grads, strict=True):
+            if gradient is not None:
+                kept.assign_add(tf.convert_to_tensor(gradient))
+        self._weight.assign_add(weight)
+
+    def take(self, grads: list[Any], weight: Any) -> tuple[list[Any], Any]:
+        """What was kept plus what is given; nothing is kept any more.
+
+        Args:
+            grads: A gradient for each variable, or None.
+            weight: A float32 scalar.
+
+        Returns:
+            Dense gradients (None stays None) and the weight.
+        """
+        sums = [g if g is None else kept.read_value() + g for kept, g in zip(self._sums, grads, strict=True)]
+        total = self._weight.read_value() + weight
+        with tf.control_dependencies([total, *(s for s in sums if s is not None)]):
+            for kept in [*self._sums, self._weight]:
+                kept.assign(tf.zeros_like(kept))
+        return sums, total
+
+    def state(self) -> dict[str, Any]:
+        """The sums over all replicas, by the variable's position; numpy arrays.
+
+        Raises:
+            NotImplementedError: Where a variable is sharded: save between two updates.
+        """
+        return {"weight": self._read(self._weight), "sums": [self._read(kept) for kept in self._sums]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the sums so that they are again those of all replicas: the first has them, the others nothing.
+
+        Args:
+            state: What `state` returned.
+        """
+        for kept, value in zip([*self._sums, self._weight], [*state["sums"], state["weight"]], strict=True):
+            kept.assign(value)
+
+    def _read(self, kept: Any) -> Any:
+        return kept.read_value().numpy()
+
+
+def _variable(shape: Any, dtype: Any) -> Any:
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )

@@ -1,0 +1,284 @@
+"""A training step whose result does not depend on the topology."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
+from gpudist_core.gradients import reduction
+from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.replicas import replicas_of
+from gpudist_core.steps import local
+from gpudist_core.steps.accumulators import Accumulators
+from gpudist_core.upstream import losses, models, optimizers, randomness
+
+DRAWS = ("replica", "row")
+
+
+class TrainStep:
+    """One step of training, with the result of one device on every topology.
+
+    The loss of a batch is the weighted sum of its rows' losses divided by the sum of their weights, over all replicas, plus the
+    model's own losses once. Gradients are summed over the replicas first, then clipped, then applied. With
+    `accumulate=n`, n batches make one update, with the gradient of the n batches taken together: the sums of the losses and of
+    the weights are added, not the means. A replica without rows adds nothing. A gradient that is not finite on one replica is
+    not finite in the sum, so on all: with a loss scale all skip the step, without one all are equally damaged
+    (`check_finite=True` raises instead).
+
+    Example:
+        >>> import keras, numpy as np, gpudist_core as gd
+        >>> strategy = gd.make_strategy()
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        ...     optimizer = keras.optimizers.SGD(0.1)
+        >>> loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        >>> step = gd.TrainStep(model, optimizer, loss, clip_global_norm=1.0)
+        >>> data = gd.Pipeline.from_arrays((np.ones((8, 4), "float32"), np.zeros(8, "int32")), global_batch_size=4)
+        >>> losses = [float(step(batch)) for batch in data.distribute(strategy)]
+        >>> losses[1] < losses[0]
+        True
+
+    Args:
+        model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
+        optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place: its own clipping, weight decay, EMA and
+            loss scale then act on the gradients of all replicas.
+        per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. A mask that
+            the model leaves on its output is respected.
+        clip_norm: The largest L2 norm of each variable's gradient.
+        clip_global_norm: The largest L2 norm of all gradients together.
+        clip_value: The largest absolute value in a gradient.
+        accumulate: How many batches make one update.
+        draws: What a Keras layer's dropout or noise depends on: `replica` for other draws on each replica, `row` for draws that
+            belong to the row's place in the global batch, so that they are the same on every topology.
+        metrics: Keras metrics that are updated with (y, y_pred, weight); read their `result()` outside the step.
+        variables: What is trained; the model's trainable variables unless given. Add the variables of sharded tables here.
+        jit_compile: Compile each replica's forward and backward pass by XLA.
+        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
+        strategy: The strategy; that of the model unless given.
+
+    Raises:
+        WrongUse: Where the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        per_example_loss: Any,
+        *,
+        clip_norm: float | None = None,
+        clip_global_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        draws: str = "replica",
+        metrics: Sequence[Any] = (),
+        variables: Sequence[Any] | None = None,
+        jit_compile: bool = False,
+        check_finite: bool = False,
+        strategy: Any = None,
+    ) -> None:
+        if accumulate < 1:
+            raise WrongUse("The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate)
+        if draws not in DRAWS:
+            raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+        losses.install()
+        self.strategy = strategy if strategy is not None else models.strategy_of(model)
+        self.model, self.metrics = model, list(metrics)
+        self.accumulate, self.draws, self.jit_compile, self.check_finite = accumulate, draws, jit_compile, check_finite
+        self._replicas = replicas_of(self.strategy)
+        self._loss = losses.per_example_function(per_example_loss)
+        self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+        self._variables = list(variables) if variables is not None else None
+        models.check_scope(self.strategy, model, optimizer)
+        with self.strategy.scope():
+            optimizer = models.scaled_where_needed(model, optimizer)
+        self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
+        self._accumulators = Accumulators(self.strategy) if accumulate > 1 else None
+        self._pending = 0
+        self._compiled: dict[tuple[bool, ...], Any] = {}
+        self._flush: Any = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Train on one global batch.
+
+        Args:
+            batch: (x, y) or (x, y, weight): a `PerReplica` of each, as `Pipeline.distribute` gives them, or tensors and arrays
+                where there is one replica. Weights have shape (rows,) or that of the losses.
+
+        Returns:
+            The batch's loss before the update, that of the model included: a float32 scalar, the same on all hosts.
+
+        Raises:
+            WrongUse: Where the batch is not distributed, or the step is called inside another strategy.
+        """
+        return self.several([batch])[0]
+
+    def several(self, batches: Sequence[Any]) -> Any:
+        """Train on several global batches in one call of one compiled function.
+
+        Args:
+            batches: As in a call; they may have different numbers of rows.
+
+        Returns:
+            The loss of each batch: float32, shape (batches,).
+        """
+        self._check_place()
+        checked = [self._checked(batch) for batch in batches]
+        if not checked:
+            raise WrongUse("At least one batch is needed", "Leave the call out where there is none.", batches=batches)
+        self._build(checked[0])
+        updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
+        if updates not in self._compiled:
+            self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
+        losses = self._compiled[updates](checked)
+        self._pending = (self._pending + len(checked)) % self.accumulate
+        return losses
+
+    def flush(self) -> None:
+        """Make the update of the batches that are pending, if any: at the end of the data, where their number does not divide."""
+        if self._pending:
+            if self._flush is None:
+                self._flush = tf.function(lambda: self.strategy.run(self._apply_pending), autograph=False)
+            self._flush()
+            self._pending = 0
+
+    @property
+    def pending(self) -> int:
+        """Batches that were accumulated and have not made an update yet."""
+        return self._pending
+
+    @property
+    def trained_variables(self) -> list[Any]:
+        """What is trained, in the order of the gradients."""
+        return self._variables if self._variables is not None else list(self.model.trainable_variables)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep besides model and optimizer: batches pending, and their sums over all replicas."""
+        kept = self._accumulators.state() if self._accumulators is not None and self._pending else {}
+        return {"pending": self._pending, "accumulators": kept}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on any topology.
+
+        Args:
+            state: What `state` returned.
+
+        Raises:
+            WrongUse: Where it was taken with another `accumulate`.
+        """
+        pending = int(state["pending"])
+        if pending >= self.accumulate:
+            raise WrongUse(
+                "The state must come from a step that accumulates as many batches", "Restore it there.", pending=pending, accumulate=self.accumulate
+            )
+        self._pending = pending
+        if self._accumulators is not None and pending:
+            self._accumulators.build(self.trained_variables)
+            self._accumulators.restore(state["accumulators"])
+
+    def _train(self, updates: tuple[bool, ...], batches: Sequence[Any]) -> Any:
+        """The graph of some batches, one after the other."""
+        losses = []
+        for update, batch in zip(updates, batches, strict=True):
+            with tf.control_dependencies(losses):
+                loss = self.strategy.run(self._on_replica, args=tuple(batch), kwargs={"update": update})
+            losses.append(self.strategy.experimental_local_results(loss)[0])
+        return tf.stack(losses)
+
+    def _on_replica(self, *batch: Any, update: bool) -> Any:
+        """One replica's part of one batch; returns the loss of all."""
+        x, y, weight = local.unpack(batch)
+        with shares.sharing(shares.Share(shares.rows_of(batch))) as share, randomness.drawing(self.draws):
+            variables = self.trained_variables
+            scaled = getattr(self.optimizer, "inner_optimizer", None) is not None
+            scale = self.optimizer.scale_loss if scaled else None
+            sums = local.local_sums(lambda: self._forward(share, x, y, weight), variables, scale)
+            return self._apply(sums, variables) if update else self._keep(sums, variables)
+
+    def _forward(self, share: shares.Share, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
+        y_pred = models.call(self.model, x)
+        loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
+        for metric in self.metrics:
+            metric.update_state(y, y_pred, sample_weight=weight)
+        of_variables, of_inputs = local.additional(self.model)
+        if of_variables is not None:
+            loss += of_variables * total
+        if of_inputs is not None:
+            # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
+            loss += of_inputs * share.fraction * reduction.all_reduce(total)
+        return loss, total
+
+    def _apply(self, sums: local.Sums, variables: list[Any]) -> Any:
+        """Sum over the replicas (and what was accumulated), divide by the weight of all, apply."""
+        grads, weight = sums.grads, sums.weight
+        if self._accumulators is not None:
+            grads, weight = self._accumulators.take(grads, weight)
+        reported: list[Any] = []
+
+        def mean_of_all(grads: list[Any], variables: list[Any]) -> list[Any]:
+            summed, (total, loss, own) = reduction.sum_with(grads, variables, [weight, sums.loss, sums.weight])
+            reported.append(tf.math.divide_no_nan(loss, own))
+            means = [reduction.scale(g, tf.math.reciprocal_no_nan(total)) for g in summed]
+            return self._checked_finite(means, variables) if self.check_finite else means
+
+        with optimizers.reducing(self.optimizer, mean_of_all, self._clip):
+            self.optimizer.apply(grads, variables)
+        return reported[0]
+
+    def _keep(self, sums: local.Sums, variables: list[Any]) -> Any:
+        """Add to what is accumulated; only the loss needs the other replicas."""
+        assert self._accumulators is not None
+        self._accumulators.add(sums.grads, sums.weight)
+        loss, weight = reduction.all_reduce_all([sums.loss, sums.weight])
+        return tf.math.divide_no_nan(loss, weight)
+
+    def _apply_pending(self) -> None:
+        variables = self.trained_variables
+        zeros = [tf.zeros_like(v) for v in variables]
+        self._apply(local.Sums(zeros, tf.constant(0.0), tf.constant(0.0)), variables)
+
+    def _checked_finite(self, grads: list[Any], variables: list[Any]) -> list[Any]:
+        named = zip(grads, variables, strict=True)
+        return [
+            g if g is None else reduction.with_values(g, tf.debugging.check_numerics(reduction.values_of(g), f"gradient of {v.name}"))
+            for g, v in named
+        ]
+
+    def _build(self, batch: Any) -> None:
+        """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""
+        with self.strategy.scope():
+            models.build(self.model, self.strategy.experimental_local_results, batch[0])
+            if not self.optimizer.built:
+                self.optimizer.build(self.trained_variables)
+            if self._accumulators is not None:
+                self._accumulators.build(self.trained_variables)
+
+    def _check_place(self) -> None:
+        if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
+            raise WrongUse("A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__)
+        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
+            raise WrongUse(
+                "A step must be used with the strategy that its model was made in",
+                "Leave the other strategy's scope, or make model, optimizer and step there.",
+                strategy=type(tf.distribute.get_strategy()).__name__,
+                model_strategy=type(self.strategy).__name__,
+            )
+
+    def _checked(self, batch: Any) -> tuple[Any, ...]:
+        """The batch as a tuple of what `Strategy.run` takes."""
+        if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+            received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
+            raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
+        distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
+        if len(self._replicas.devices) > 1 and not distributed:
+            raise WrongUse(
+                "A batch must hold one part for each replica",
+                "Take it from Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
+                batch=[type(v).__name__ for v in tf.nest.flatten(batch)],
+            )
+        return tuple(batch) if distributed else tuple(tf.nest.map_structure(tf.convert_to_tensor, tuple(batch)))

@@ -1,0 +1,117 @@
+"""Losses of Keras 3 as this replica's share of the loss of all: what all replicas' shares sum to is the loss of one device.
+
+Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`), which is
+right only where all replicas have equally many. Here the sum of this replica's values is divided by the number of all.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.gradients.reduction import all_reduce
+
+
+@functools.cache
+def install() -> None:
+    """Teach Keras's losses about shares; outside a step of ours they do what they did."""
+    from keras.src.losses import loss
+
+    originals = loss.reduce_weighted_values, loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
+
+    def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+        share = shares.current()
+        if share is None:
+            return originals[0](values, sample_weight, mask, **kwargs)
+        return _share_of_loss(share, values, sample_weight, mask, **kwargs)
+
+    def scale(value: Any) -> Any:
+        return value if shares.current() is not None else originals[1](value)
+
+    def unscale(value: Any) -> Any:
+        share = shares.current()
+        return originals[2](value) if share is None else value * float(share.num_replicas)
+
+    loss.reduce_weighted_values = reduce_weighted_values
+    loss.scale_loss_for_distribution = scale
+    loss.unscale_loss_for_distribution = unscale
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that a Keras layer left on its output, or None."""
+    from keras.src import backend
+
+    return backend.get_keras_mask(value)
+
+
+def per_example_function(loss: Any) -> Any:
+    """A function (y, y_pred) -> values per row for a Keras loss: an object, a name, or a function."""
+    import keras
+
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+
+
+def _share_of_loss(
+    share: shares.Share, values: Any, weights: Any, mask: Any, reduction: str | None = "sum_over_batch_size", dtype: Any = None
+) -> Any:
+    import tensorflow as tf
+    from keras.src.losses.loss import standardize_reduction
+
+    reduction = standardize_reduction(reduction)
+    values = tf.convert_to_tensor(values) if dtype is None else tf.cast(values, dtype)
+    if values.shape.rank == 0:
+        return _scalar(share, values)
+    mask = None if mask is None else tf.cast(mask, values.dtype)
+    values, weighted = _weigh(values, mask, None if weights is None else tf.cast(weights, values.dtype))
+    if reduction in (None, "none"):
+        return values
+    total = tf.reduce_sum(values)
+    if reduction == "sum":
+        return total
+    by_weight = reduction == "mean_with_sample_weight" and weighted is not None
+    count = tf.reduce_sum(weighted) if by_weight else _count(values, mask)
+    return tf.math.divide_no_nan(total, all_reduce(tf.stop_gradient(tf.cast(count, values.dtype))))
+
+
+def _scalar(share: shares.Share, value: Any) -> Any:
+    """A loss that is one number already is taken for the mean over this replica's rows."""
+    import tensorflow as tf
+
+    if share.num_replicas > 1:
+        warnings.warn(
+            "A loss must return one value for each row, so that rows can be counted over all replicas. Received: shape=(). It is taken "
+            "for the mean over the replica's rows; a replica without rows makes it NaN. Return the values without their mean.",
+            stacklevel=2,
+        )
+    return value * tf.cast(share.fraction, value.dtype)
+
+
+def _weigh(values: Any, mask: Any, weights: Any) -> tuple[Any, Any]:
+    """Values times weights and mask, and the two together (None where there is neither)."""
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+
+    together = weights
+    if mask is not None:
+        if weights is None:
+            together = mask
+        else:
+            mask, weights = squeeze_or_expand_to_same_rank(mask, weights)
+            together = mask * weights
+    if together is None:
+        return values, None
+    values, together = squeeze_or_expand_to_same_rank(values, together)
+    return values * together, together
+
+
+def _count(values: Any, mask: Any) -> Any:
+    """How many values there are; with a mask, how many it lets through."""
+    import tensorflow as tf
+
+    if mask is None:
+        return tf.size(values)
+    trailing = tf.reduce_prod(tf.shape(values)[mask.shape.rank :])
+    return tf.reduce_sum(mask) * tf.cast(trailing, mask.dtype)

@@ -1,0 +1,106 @@
+"""What must be known of a model and its optimizer before a step is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core.errors import WrongUse
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy in whose scope a model was made.
+
+    Args:
+        model: A Keras model or a callable with `variables`.
+
+    Returns:
+        The `tf.distribute.Strategy`; TensorFlow's default one where there was none.
+    """
+    kept = getattr(model, "_distribute_strategy", None)
+    if kept is not None:
+        return kept
+    for variable in getattr(model, "variables", []):
+        strategy = getattr(plain(variable), "distribute_strategy", None)
+        if strategy is not None:
+            return strategy
+    return tf.distribute.get_strategy()
+
+
+def check_scope(strategy: Any, model: Any, optimizer: Any) -> None:
+    """Refuse a model or an optimizer that was made outside the strategy's scope: its variables would be counted N times.
+
+    Args:
+        strategy: The step's strategy.
+        model: The model.
+        optimizer: The Keras optimizer.
+
+    Raises:
+        WrongUse: Where one was.
+    """
+    if strategy.num_replicas_in_sync == 1:
+        return
+    for name, owner in (("model", model), ("optimizer", optimizer)):
+        for variable in list(getattr(owner, "variables", [])):
+            if getattr(plain(variable), "distribute_strategy", None) is not strategy:
+                raise WrongUse(
+                    f"The {name} must be made in the scope of the step's strategy",
+                    "Make it under `with strategy.scope():`.",
+                    variable=variable.name,
+                    strategy=type(strategy).__name__,
+                )
+
+
+def plain(variable: Any) -> Any:
+    """The TensorFlow variable of a Keras variable."""
+    import keras
+
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def scaled_where_needed(model: Any, optimizer: Any) -> Any:
+    """The optimizer, with a loss scale where the model computes in float16, as `compile` does it.
+
+    Args:
+        model: A Keras model.
+        optimizer: A Keras optimizer.
+
+    Returns:
+        The optimizer, or a `LossScaleOptimizer` around it.
+    """
+    import keras
+
+    policy = getattr(model, "dtype_policy", None)
+    scales = hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor
+    if getattr(policy, "compute_dtype", None) != "float16" or scales:
+        return optimizer
+    return keras.optimizers.LossScaleOptimizer(optimizer)
+
+
+def call(model: Any, x: Any) -> Any:
+    """The model's output in training.
+
+    Args:
+        model: A Keras model, or a callable of x.
+        x: The inputs.
+
+    Returns:
+        What the model returns.
+    """
+    return model(x, training=True) if getattr(model, "_call_has_training_arg", False) else model(x)
+
+
+def build(model: Any, local_results: Callable[[Any], Any], x: Any) -> None:
+    """Make a Keras model's variables, with the shapes of a batch.
+
+    Args:
+        model: A Keras model; another callable makes its own.
+        local_results: Takes a distributed value apart.
+        x: The batch's inputs, one part for each replica.
+    """
+    if getattr(model, "built", True):
+        return
+    one_row = tf.nest.map_structure(lambda v: tf.zeros([1, *local_results(v)[0].shape[1:]], local_results(v)[0].dtype), x)
+    model(one_row)

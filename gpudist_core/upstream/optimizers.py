@@ -1,0 +1,140 @@
+"""Optimizers of Keras 3 that sum gradients over the replicas *before* they are looked at.
+
+Keras 3.15 checks, clips and accumulates each replica's own gradients and sums afterwards (`BaseOptimizer.apply`, then
+`TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`): clipping by each replica's own norm is not clipping,
+and `LossScaleOptimizer` asks the first replica alone whether all are finite. Here the sum comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpudist_core.gradients import clipping, reduction
+
+Reduce = Callable[[list[Any], list[Any]], list[Any]]
+
+
+def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
+    """Make a Keras optimizer sum gradients before anything else; its class changes, its name, variables and config do not.
+
+    Args:
+        optimizer: A `keras.optimizers.Optimizer`, made in the strategy's scope, or not built and without a strategy.
+        strategy: The `tf.distribute.Strategy` whose replicas' gradients are summed.
+
+    Returns:
+        The same object.
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        exact_optimizer(inner, strategy)
+        inner._gpudist_reduced = True
+    if not hasattr(optimizer, "_gpudist_reduced"):
+        optimizer.__class__ = _exact_class(type(optimizer), scales_loss=inner is not None)
+        # The attributes are plain values: Keras must not track them.
+        for name, value in _first_values(optimizer).items():
+            object.__setattr__(optimizer, name, value)
+    if not optimizer.built:
+        optimizer._distribution_strategy = strategy
+    return optimizer
+
+
+def _first_values(optimizer: Any) -> dict[str, Any]:
+    steps = optimizer.gradient_accumulation_steps
+    frequency = getattr(optimizer, "ema_overwrite_frequency", None)
+    return {
+        "_gpudist_reduced": False,
+        "_gpudist_reduce": None,
+        "_gpudist_clip": None,
+        "_gpudist_accumulate": steps,
+        "_gpudist_overwrite": frequency,
+        # Keras would do both inside a `cond`, where replicas cannot meet (`merge_call called while defining a new graph`).
+        "gradient_accumulation_steps": None,
+        "ema_overwrite_frequency": None,
+    }
+
+
+@contextlib.contextmanager
+def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = None) -> Iterator[None]:
+    """While a step is traced: how this replica's gradients become those of all, and how they are clipped besides.
+
+    Args:
+        optimizer: What `exact_optimizer` returned.
+        reduce: Takes the local gradients and their variables; returns the gradients of the whole step, equal on all replicas.
+        clip: Clipping that comes before the optimizer's own.
+    """
+    object.__setattr__(optimizer, "_gpudist_reduce", reduce)
+    object.__setattr__(optimizer, "_gpudist_clip", clip)
+    try:
+        yield
+    finally:
+        object.__setattr__(optimizer, "_gpudist_reduce", None)
+        object.__setattr__(optimizer, "_gpudist_clip", None)
+
+
+@functools.cache
+def _exact_class(cls: Any, *, scales_loss: bool) -> Any:
+    members = _LossScaling if scales_loss else _Exact
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    # The same name and module: what Keras saves is a plain optimizer, which loads where gpudist_core is not installed.
+    return type(cls.__name__, (members, cls), names)
+
+
+def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
+    reduce = optimizer._gpudist_reduce or reduction.sum_over_replicas
+    return list(reduce(list(grads), list(variables)))
+
+
+class _Base:
+    """What both kinds share: a config that says what the user asked for."""
+
+    def get_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        asked = {"gradient_accumulation_steps": "_gpudist_accumulate", "ema_overwrite_frequency": "_gpudist_overwrite"}
+        return config | {name: getattr(self, kept) for name, kept in asked.items() if name in config}
+
+
+class _LossScaling(_Base):
+    """A `LossScaleOptimizer` that sums first: one check, one skip and one scale for all replicas."""
+
+    def _tf_apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        me: Any = self
+        variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
+        grads = _gradients_of_all(self, grads, variables)
+        me.inner_optimizer._gpudist_clip = me._gpudist_clip
+        super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
+
+
+class _Exact(_Base):
+    """An optimizer whose `apply` sums first, then clips, decays, updates, averages."""
+
+    def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
+        me: Any = self
+        if not me._gpudist_reduced:
+            grads = _gradients_of_all(self, grads, trainable_variables)
+        if me._gpudist_clip is not None:
+            grads = me._gpudist_clip(grads, trainable_variables)
+        grads = clipping.of_optimizer(self)(grads, trainable_variables)
+        me._apply_weight_decay(trainable_variables)
+        me._backend_update_step(grads, trainable_variables, me.learning_rate)
+        if me.use_ema:
+            me._update_model_variables_moving_average(me._trainable_variables)
+            _overwrite(self)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> list[Any]:
+        return list(grads_and_vars)
+
+
+def _overwrite(optimizer: Any) -> None:
+    """Every n steps the variables become their averages: chosen by value, as replicas cannot meet inside a `cond`."""
+    import tensorflow as tf
+
+    every = optimizer._gpudist_overwrite
+    if not every:
+        return
+    now = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)
+    for variable, average in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True):
+        if average is not None:
+            variable.assign(tf.where(now, tf.convert_to_tensor(average), tf.convert_to_tensor(variable)))

@@ -1,0 +1,96 @@
+"""Random draws of Keras 3 layers in a step: another draw on each replica, or one that belongs to the row.
+
+Keras 3.15 keeps the same seed on all replicas, so a `Dropout` draws the same mask for the first row of each. The functions of
+`keras.src.backend.tensorflow.random` are what its layers draw with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpudist_core import share as shares
+
+_mode = threading.local()
+SHAPED = ("normal", "uniform", "truncated_normal", "randint")
+
+
+@contextlib.contextmanager
+def drawing(mode: str) -> Iterator[None]:
+    """While this thread traces a step: `replica` for other draws on each replica, `row` for draws that belong to the row."""
+    install()
+    outer = getattr(_mode, "mode", None)
+    _mode.mode = mode
+    try:
+        yield
+    finally:
+        _mode.mode = outer
+
+
+@functools.cache
+def install() -> None:
+    """Teach Keras's random functions about replicas and rows; outside a step of ours they do what they did."""
+    from keras.src.backend.tensorflow import random
+
+    cast_seed = random._cast_seed
+
+    def folded(seed: Any) -> Any:
+        import tensorflow as tf
+
+        share, seed = shares.current(), cast_seed(seed)
+        if share is None or getattr(_mode, "mode", None) != "replica" or share.num_replicas == 1:
+            return seed
+        return tf.random.experimental.stateless_fold_in(seed, share.replica)
+
+    random._cast_seed = folded
+    for name in SHAPED:
+        setattr(random, name, _by_row(getattr(random, name)))
+    random.dropout = _dropout_by_row(random.dropout)
+
+
+def _rows_mode() -> Any:
+    share = shares.current()
+    return share if share is not None and getattr(_mode, "mode", None) == "row" and share.num_replicas > 1 else None
+
+
+def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
+        share = _rows_mode()
+        static = shape if isinstance(shape, (tuple, list)) else None
+        if share is None or (static is not None and (not static or isinstance(static[0], int))):
+            return original(shape, *args, **kwargs)
+        return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
+
+    return draw
+
+
+def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
+        import tensorflow as tf
+
+        share = _rows_mode()
+        if share is None or rate in (0.0, 1.0) or (noise_shape is not None and noise_shape[0] is not None):
+            return original(inputs, rate, noise_shape, seed)
+        shape = tf.shape(inputs)
+        if noise_shape is not None:
+            shape = tf.stack([shape[i] if n is None else n for i, n in enumerate(noise_shape)])
+        kept = _rows(share, shape, lambda whole: original(tf.ones(whole, inputs.dtype), rate, None, seed))
+        return inputs * kept
+
+    return dropout
+
+
+def _rows(share: shares.Share, shape: Any, draw: Callable[[Any], Any]) -> Any:
+    """Draw for the rows of all replicas, as one device does, and keep those of this one."""
+    import tensorflow as tf
+
+    shape = tf.convert_to_tensor(shape)
+    each = shape[0] // tf.maximum(share.rows, 1)
+    whole = draw(tf.concat([[tf.cast(share.total, tf.int32) * each], shape[1:]], axis=0))
+    first = share.first * each
+    return whole[first : first + shape[0]]
