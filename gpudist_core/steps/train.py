@@ -15,7 +15,7 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import local
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.upstream import losses, models, optimizers, randomness
+from gpudist_core.upstream import batch_norm, losses, models, optimizers, randomness
 
 DRAWS = ("replica", "row")
 
@@ -59,6 +59,7 @@ class TrainStep:
         variables: What is trained; the model's trainable variables unless given. Add the variables of sharded tables here.
         jit_compile: Compile each replica's forward and backward pass by XLA.
         check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
+        synchronize_batch_norm: Give BatchNormalization layers the moments of the global batch; they are changed in place.
         strategy: The strategy; that of the model unless given.
 
     Raises:
@@ -80,6 +81,7 @@ class TrainStep:
         variables: Sequence[Any] | None = None,
         jit_compile: bool = False,
         check_finite: bool = False,
+        synchronize_batch_norm: bool = True,
         strategy: Any = None,
     ) -> None:
         if accumulate < 1:
@@ -93,6 +95,8 @@ class TrainStep:
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+        if synchronize_batch_norm:
+            batch_norm.synchronize(model)
         self._variables = list(variables) if variables is not None else None
         models.check_scope(self.strategy, model, optimizer)
         with self.strategy.scope():
