@@ -81,11 +81,13 @@ class AllReduceChoice:
     def _chosen(self, asked: Any, num_devices: int) -> Any:
         ops = upstream.cross_device_ops()
         if self._wish == "auto":
+            if getattr(asked, "chosen_automatically", False):
+                return ops.ReductionToOneDevice()
             if isinstance(asked, ops.NcclAllReduce):
                 self._say("NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")
                 return ops.ReductionToOneDevice()
             return asked or ops.ReductionToOneDevice()
-        if asked is not None:
+        if asked is not None and not getattr(asked, "chosen_automatically", False):
             self._say(f"the program asks for {type(asked).__name__}: --all-reduce {self._wish} is used instead")
         if self._wish == "hierarchical" and num_devices % 2:
             # TensorFlow 2.21 makes two groups of half the devices, rounded down.

@@ -1,0 +1,181 @@
+"""`make_strategy`: the right `tf.distribute.Strategy` for where the program runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpudist_core.environment import Tasks, find_tasks, num_gpus
+from gpudist_core.errors import WrongUse
+from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, on_one_host
+from gpudist_core.strategies.named import Devices, chosen_devices
+from gpudist_core.strategies.peers import wait_for
+from gpudist_core.upstream import strategies as upstream
+
+KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")
+DEFAULT_TIMEOUT_SECONDS = 600.0
+
+
+def make_strategy(
+    kind: str = "auto",
+    *,
+    devices: Devices = None,
+    all_reduce: str = "auto",
+    bytes_per_pack: int | None = None,
+    timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+    cluster: Any = None,
+    variable_partitioner: Any = None,
+) -> Any:
+    """Make the `tf.distribute.Strategy` for where this program runs.
+
+    On one device that is a `OneDeviceStrategy`, on several of one machine a `MirroredStrategy`. In a cluster (`cluster`,
+    TF_CONFIG, or a Slurm step of several tasks) it is a `MultiWorkerMirroredStrategy` once all hosts are there, or, with
+    parameter servers, on the chief a `ParameterServerStrategy`; on the other tasks of those the call serves until it is ended.
+    Several strategies in one process do not disturb each other.
+
+    Args:
+        kind: `auto`, or by wish `one-device`, `mirrored`, `central-storage`, `multi-worker`, `parameter-server`.
+        devices: Which devices of this machine, by name, or how many; None for all its GPUs, or all its CPU devices where it
+            has no GPU. Clusters use all.
+        all_reduce: How replicas are summed. `auto`: NCCL on GPUs of one machine, reduction to one device on CPUs and on parts of one
+            GPU, a ring between hosts. By wish `nccl`, `ring`, `hierarchical` (an even number of devices), `one-device`.
+            A ring on one machine does not work inside loops of a tf.function.
+        bytes_per_pack: A ring, or NCCL between hosts, sums gradients in packs of so many bytes; None for all in one.
+        timeout_seconds: How long to wait for the other hosts, at the start and in each collective, before it is an error;
+            None to wait for ever.
+        cluster: A cluster resolver, a `tf.train.ClusterSpec` or a dictionary like TF_CONFIG; None for TF_CONFIG or Slurm.
+        variable_partitioner: How a `ParameterServerStrategy` splits variables over its servers, a `tf.distribute.experimental`
+            partitioner; None for not at all.
+
+    Returns:
+        A `tf.distribute.Strategy`.
+
+    Raises:
+        WrongUse: When the wish cannot be meant or does not fit the place.
+        Unavailable: When another host never started, or for Horovod.
+
+    Example:
+        >>> import gpudist_core as gd
+        >>> strategy = gd.make_strategy()
+        >>> strategy.num_replicas_in_sync
+        1
+    """
+    if kind not in KINDS:
+        raise WrongUse(f"The kind of a strategy is one of {', '.join(KINDS)}", "Choose one of them.", kind=kind)
+    check_all_reduce(all_reduce)
+    tasks = find_tasks(cluster)
+    wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, variable_partitioner)
+    if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):
+        return _in_cluster(wish, tasks, cluster)
+    if tasks and tasks.trains:
+        raise WrongUse(
+            f"In a cluster of {len(tasks.peers) + 1} tasks all train one model ({tasks.source})",
+            "Leave kind out, or, for a model of its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS).",
+            kind=kind,
+        )
+    return _on_one_host(wish)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    kind: str
+    devices: Devices
+    all_reduce: str
+    bytes_per_pack: int | None
+    timeout_seconds: float | None
+    variable_partitioner: Any
+
+
+def _on_one_host(wish: _Wish) -> Any:
+    import tensorflow as tf
+
+    devices = chosen_devices(wish.devices)
+    if wish.bytes_per_pack is not None and wish.all_reduce != "ring":
+        raise WrongUse(
+            "On one machine a ring alone sums in packs of bytes",
+            'Leave bytes_per_pack out, or use all_reduce="ring".',
+            bytes_per_pack=wish.bytes_per_pack,
+            all_reduce=wish.all_reduce,
+        )
+    if wish.kind == "central-storage":
+        return _central_storage(devices, wish.all_reduce)
+    if wish.kind == "one-device" or (wish.kind == "auto" and len(devices) == 1):
+        if len(devices) > 1 and wish.devices is not None:
+            raise WrongUse("One device is one", "Name one.", devices=wish.devices, kind=wish.kind)
+        return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
+    options = between_hosts("ring", wish.bytes_per_pack, wish.timeout_seconds)
+    first_key = upstream.new_collective_keys()
+    operation = on_one_host(wish.all_reduce, devices, options, first_key)
+    return tf.distribute.MirroredStrategy([f"/{name}" for name in devices], cross_device_ops=operation)
+
+
+def _central_storage(devices: tuple[str, ...], all_reduce: str) -> Any:
+    import tensorflow as tf
+
+    if all_reduce not in ("auto", "one-device"):
+        raise WrongUse(
+            "Central storage sums on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
+        )
+    return tf.distribute.experimental.CentralStorageStrategy([f"/{name}" for name in devices], "/CPU:0")
+
+
+def _in_cluster(wish: _Wish, tasks: Tasks | None, cluster: Any) -> Any:
+    if tasks is None:
+        raise WrongUse(
+            "A cluster is said by TF_CONFIG, by a Slurm step or by the argument cluster",
+            "Say it, or leave kind out.",
+            kind=wish.kind,
+        )
+    if wish.devices is not None:
+        raise WrongUse(
+            "The hosts of a cluster use all their devices", "Hide some by tf.config.set_visible_devices.", devices=wish.devices
+        )
+    wanted = "parameter-server" if tasks.has_servers else "multi-worker"
+    if wish.kind not in ("auto", wanted):
+        raise WrongUse(
+            f"A cluster {'with' if tasks.has_servers else 'without'} ps tasks is for a {wanted} strategy",
+            "Leave kind out, or change the cluster.",
+            kind=wish.kind,
+            jobs=list(tasks.jobs),
+        )
+    return (_parameter_server if tasks.has_servers else _multi_worker)(wish, tasks, cluster)
+
+
+def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
+    import tensorflow as tf
+
+    options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.timeout_seconds)
+    if not upstream.has_collective_server():
+        if upstream.is_initialized():
+            raise WrongUse(
+                "A strategy of several hosts is made before TensorFlow's runtime is up",
+                "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
+                kind="multi-worker",
+            )
+        wait_for(tasks.peers, tasks.address, wish.timeout_seconds)
+    return tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options)
+
+
+def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
+    import tensorflow as tf
+
+    resolver = _resolver(tasks, cluster)
+    if tasks.role in ("worker", "ps"):
+        server = tf.distribute.Server(resolver.cluster_spec(), tasks.role, tasks.index, protocol="grpc")
+        server.join()
+    wait_for(tasks.peers, None, wish.timeout_seconds)
+    return tf.distribute.ParameterServerStrategy(resolver, wish.variable_partitioner)
+
+
+def _resolver(tasks: Tasks, cluster: Any) -> Any:
+    """TensorFlow's for TF_CONFIG, else one that counts this host's GPUs: one that does not makes TensorFlow train on the CPU."""
+    import tensorflow as tf
+
+    resolvers = tf.distribute.cluster_resolver
+    if cluster is None and tasks.source == "TF_CONFIG":
+        return resolvers.TFConfigClusterResolver()
+    spec = tf.train.ClusterSpec({job: list(addresses) for job, addresses in tasks.jobs.items()})
+    gpus = num_gpus()
+    return resolvers.SimpleClusterResolver(
+        spec, task_type=tasks.role, task_id=tasks.index, rpc_layer="grpc", num_accelerators={"GPU": gpus} if gpus else {}
+    )

@@ -1,0 +1,72 @@
+"""The devices a user names for a strategy. TensorFlow validates no names: one that does not exist lands on CPU:0 in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpudist_core.environment import index_of
+from gpudist_core.errors import WrongUse
+
+Devices = int | str | Sequence[Any] | None
+
+
+def chosen_devices(devices: Devices) -> tuple[str, ...]:
+    """The devices of this machine that a strategy is to use; TensorFlow's runtime is started to ask for them.
+
+    Args:
+        devices: None for all GPUs or else all CPUs; how many of these; or which, by name (`GPU:0`, `/gpu:0`) or as
+            `tf.config` lists them.
+
+    Returns:
+        Names as `GPU:0`.
+
+    Raises:
+        WrongUse: When one is not there, or is named twice.
+    """
+    if isinstance(devices, str):
+        devices = [devices]
+    if devices is None or isinstance(devices, int):
+        kind = "GPU" if _logical("GPU") else "CPU"
+        number = len(_logical(kind)) if devices is None else devices
+        if number < 1:
+            raise WrongUse("A strategy has at least one device", "Leave devices out for all.", devices=devices)
+        asked = [f"{kind}:{i}" for i in range(number)]
+    else:
+        asked = [_short(device) for device in devices]
+    if not asked or len(set(asked)) < len(asked):
+        raise WrongUse("Devices are named once each, and at least one is", "Leave devices out for all.", devices=devices)
+    # Where one device stands for all (a reference run), several names find the same.
+    return tuple(dict.fromkeys(_found(name, devices) for name in asked))
+
+
+def _logical(kind: str) -> Any:
+    import tensorflow as tf
+
+    return tf.config.list_logical_devices(kind)
+
+
+def _short(device: Any) -> str:
+    import tensorflow as tf
+
+    text = device if isinstance(device, str) else getattr(device, "name", None)
+    try:
+        spec = tf.DeviceSpec.from_string(text)
+    except (ValueError, TypeError, AttributeError):
+        spec = None
+    if spec is None or spec.device_type not in ("CPU", "GPU"):
+        raise WrongUse('A device is named like "GPU:0"', "Name a GPU or a CPU of this machine.", device=device)
+    return f"{spec.device_type}:{spec.device_index or 0}"
+
+
+def _found(name: str, devices: Devices) -> str:
+    kind, index = name.partition(":")[0], index_of(name)
+    there = _logical(kind)
+    try:
+        return f"{kind}:{index_of(there[index].name)}"
+    except IndexError:
+        raise WrongUse(
+            "A strategy uses devices that this machine has",
+            f"It has {len(_logical('GPU'))} GPUs and {len(_logical('CPU'))} CPU devices: name these, or leave devices out for all.",
+            devices=devices,
+        ) from None

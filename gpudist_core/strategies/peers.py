@@ -1,0 +1,100 @@
+"""Waiting for the other tasks of a cluster: TensorFlow waits in silence for one that never starts."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from gpudist_core.errors import Unavailable
+
+_PROBE_SECONDS = 2.0  # for an address that swallows packets
+_FIRST_WORD_SECONDS, _NEXT_WORD_SECONDS = 10.0, 30.0
+_PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def wait_for(peers: Mapping[str, str], own_address: str | None, timeout_seconds: float | None) -> None:
+    """Return when every peer has been there, heard or seen; say on stderr whom one waits for.
+
+    TensorFlow's server starts only later and blocks then, so that each task would wait for the others to listen. Until all
+    are there a plain socket listens in the server's place.
+
+    Args:
+        peers: What each is called, and its address `host:port`.
+        own_address: The address that the others probe; None where nobody does.
+        timeout_seconds: How long to wait; None for ever.
+
+    Raises:
+        Unavailable: When time is up, or when this task's port is taken; it names who never answered.
+    """
+    begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
+    missing = dict.fromkeys(peers, "not asked yet")
+    with _listening(own_address), ThreadPoolExecutor(min(32, len(peers) or 1)) as pool:
+        for pause in _pauses():
+            whys = pool.map(lambda name: _why_silent(peers[name]), missing)
+            missing = {name: why for name, why in zip(list(missing), whys, strict=True) if why}
+            waited = time.monotonic() - begin
+            if not missing:
+                return
+            if timeout_seconds is not None and waited > timeout_seconds:
+                raise Unavailable(_never(missing, peers, timeout_seconds))
+            if waited > next_word:
+                next_word = waited + _NEXT_WORD_SECONDS
+                _say(missing, peers, waited)
+            time.sleep(pause)
+
+
+def _pauses() -> Iterator[float]:
+    yield from _PAUSES
+    while True:
+        yield _PAUSES[-1]
+
+
+def _why_silent(address: str) -> str | None:
+    """Why nobody answers there; None when somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
+            return None
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+
+
+@contextmanager
+def _listening(address: str | None) -> Iterator[None]:
+    """Answer the others' probes: the kernel completes a connection that nobody accepts."""
+    if address is None:
+        yield
+        return
+    port = int(address.rpartition(":")[2])
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        server = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
+    except OSError as error:
+        raise Unavailable(
+            f"This task's port must be free. Received: address={address!r}, {error.strerror}. End the program that uses it, "
+            "one left over from an earlier run perhaps, or give this task another port."
+        ) from error
+    with server:
+        yield
+
+
+def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds: float) -> str:
+    return (
+        f"Every task of a cluster starts within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and of "
+        f"{len(peers)} others {len(missing)} never answered: {_listed(missing, peers)}. Start the program there too (or look why it "
+        "ended), check the addresses and the firewall, or allow more time: make_strategy(timeout_seconds=...)."
+    )
+
+
+def _say(missing: Mapping[str, str], peers: Mapping[str, str], waited: float) -> None:
+    print(f"gpudist_core: waiting {waited:.0f} s for {_listed(missing, peers)}", file=sys.stderr, flush=True)
+
+
+def _listed(missing: Mapping[str, str], peers: Mapping[str, str]) -> str:
+    shown = [f"{name} at {peers[name]} ({why})" for name, why in list(missing.items())[:8]]
+    return ", ".join(shown) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")

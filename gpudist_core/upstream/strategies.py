@@ -1,0 +1,71 @@
+"""Private names of TensorFlow that strategies rest on (2.21); tests/core/strategies/test_upstream.py guards each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
+_KEYS_APART, _OWN_RING = 10_000, 5_000
+
+
+def is_initialized() -> bool:
+    """Whether TensorFlow's runtime is up, after which no server for collectives can be started."""
+    return _context()._context_handle is not None
+
+
+def has_collective_server() -> bool:
+    """Whether this process is a member of a cluster already: a second strategy then needs no new server."""
+    return _context()._collective_ops_server_def is not None
+
+
+def _context() -> Any:
+    from tensorflow.python.eager import context
+
+    return context.context()
+
+
+def new_collective_keys() -> int:
+    """Give the next MirroredStrategy collective keys of its own.
+
+    All count from 0 in TensorFlow: a group of another size under a key that is taken aborts all collectives of the process.
+
+    Returns:
+        The first key of `ring`.
+    """
+    import tensorflow as tf
+
+    tf.distribute.MirroredStrategy._collective_key_base += _KEYS_APART
+    return int(tf.distribute.MirroredStrategy._collective_key_base) + _OWN_RING
+
+
+def ring(devices: Sequence[str], options: Any, first_key: int) -> Any:
+    """The collective all-reduce of one process, which MirroredStrategy makes without a choice of options.
+
+    Args:
+        devices: The names of the devices.
+        options: A `tf.distribute.experimental.CommunicationOptions`.
+        first_key: From `new_collective_keys`.
+
+    Returns:
+        A `tf.distribute.CrossDeviceOps`.
+    """
+    from tensorflow.python.distribute import cross_device_ops, cross_device_utils
+
+    keys = cross_device_utils.CollectiveKeys(group_key_start=first_key)
+    return cross_device_ops.CollectiveAllReduce(list(devices), len(devices), options, keys)
+
+
+def slurm_tasks_per_node() -> dict[str, int]:
+    """The nodes of this Slurm step and the tasks on each, in Slurm's order, as TensorFlow's resolver reads them.
+
+    The resolver's own `cluster_spec` sorts the nodes by name (n10 before n2) and fails without GPUs or with one GPU per task.
+
+    Raises:
+        RuntimeError: When a variable is missing.
+        ValueError: When one cannot be read.
+    """
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=0, gpus_per_task=0, auto_set_gpu=False)
+    return dict(resolver._resolve_task_configuration())
