@@ -1,0 +1,9 @@
+"""Static tensors: one resident copy on each device, or one slice of a table on each."""
+
+from gpudist_core.static.embedding import ShardedEmbedding
+from gpudist_core.static.info import ShardInfo
+from gpudist_core.static.initializers import uniform
+from gpudist_core.static.replicated import Replicated, replicate
+from gpudist_core.static.sharded import ShardedTable, shard
+
+__all__ = ["Replicated", "ShardInfo", "ShardedEmbedding", "ShardedTable", "replicate", "shard", "uniform"]

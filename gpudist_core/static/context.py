@@ -1,0 +1,68 @@
+"""Where code runs: in which replica of which strategy, or outside of any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.replicas import Replicas, replicas_of
+
+
+def check_strategy(strategy: Any, what: str) -> Replicas:
+    """The replicas of a strategy whose every replica can hold something of its own.
+
+    Args:
+        strategy: What the user gave.
+        what: Who asks, for the message.
+
+    Returns:
+        The replicas.
+
+    Raises:
+        WrongUse: For anything else.
+    """
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise WrongUse(f"{what} needs a tf.distribute.Strategy", "gd.make_strategy() returns one.", strategy=strategy)
+    if "ParameterServer" in type(strategy).__name__:
+        raise WrongUse(
+            f"{what} needs a strategy whose replicas run in step",
+            "With parameter servers give the strategy a variable_partitioner.",
+            strategy=type(strategy).__name__,
+        )
+    return replicas_of(strategy)
+
+
+def replica_in(strategy: Any) -> int | None:
+    """The number of the replica that runs or is traced here, None outside of the strategy's replicas.
+
+    Args:
+        strategy: The strategy.
+
+    Returns:
+        The replica's number over all hosts.
+    """
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.strategy is not strategy:
+        return None
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return 0 if number is None and context.num_replicas_in_sync == 1 else int(number)
+
+
+def is_in_other_strategy(strategy: Any) -> bool:
+    """Whether this runs in a replica of another strategy (TensorFlow's default one is nobody's)."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
+
+
+def check_eager(what: str) -> None:
+    """Raise where a graph is traced: what is done once must not become part of every step."""
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise WrongUse(f"{what} is for between steps", "Call it outside of tf.function and Strategy.run.", executing="a graph")

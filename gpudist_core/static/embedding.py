@@ -1,0 +1,101 @@
+"""A Keras embedding whose table is sharded; the layer's class is made when it is first asked for, as Keras is imported then."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.static.initializers import uniform
+from gpudist_core.static.sharded import Initializer, ShardedTable, allocate, initialize
+from gpudist_core.static.sources import Source
+
+
+class ShardedEmbedding:
+    """A `keras.layers.Layer` that turns ids into rows of a trained table, of which each device holds one slice.
+
+    Calling it returns a Keras layer with one trainable weight, the slices, and with `table`, the `ShardedTable`. It is called in
+    steps (inside `Strategy.run`), also by Keras's own `fit`; the weight's gradient is the slice's total, which must not be
+    summed over replicas again: train it with `gd.TrainStep`, `gd.distributed`, or an optimizer of theirs.
+
+    Args:
+        rows: Rows of the table: ids are 0 to rows - 1.
+        dim: Columns of the table.
+        strategy: The strategy whose replicas hold the slices.
+        initializer: As `gd.shard` takes it; uniform between -0.05 and 0.05 unless given.
+        seed: Of the default initializer.
+        name: The layer's name.
+
+    Example:
+        >>> layer = ShardedEmbedding(10, 4, tf.distribute.get_strategy())
+        >>> layer(np.array([[1, 2, 3]])).shape
+        TensorShape([1, 3, 4])
+    """
+
+    def __new__(  # type: ignore[misc]
+        cls,
+        rows: int,
+        dim: int,
+        strategy: Any,
+        *,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        name: str | None = None,
+    ) -> Any:
+        return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
+
+
+@functools.cache
+def _layer_class() -> Any:
+    import keras
+
+    class ShardedEmbedding(keras.layers.Layer):
+        """See `gpudist_core.ShardedEmbedding`."""
+
+        def __init__(
+            self, rows: int, dim: int, strategy: Any = None, *, initializer: Any = None, seed: int = 0, **kwargs: Any
+        ) -> None:
+            super().__init__(**kwargs)
+            import tensorflow as tf
+
+            self.rows, self.dim, self.seed = rows, dim, seed
+            strategy = strategy if strategy is not None else tf.distribute.get_strategy()
+            source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
+            table = allocate(source, strategy, 0, self._create)
+            initialize(table, initializer or uniform(seed=seed))
+            self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
+            self.built = True
+
+        def _create(self, shape: tuple[int, ...]) -> Any:
+            # Without autocast: under a mixed-precision policy each step would cast the whole slice.
+            return self.add_weight(shape=shape, initializer="zeros", name="embeddings", autocast=False)
+
+        @property
+        def table(self) -> ShardedTable:
+            table: ShardedTable = self._table[0]
+            return table
+
+        def call(self, ids: Any) -> Any:
+            import tensorflow as tf
+
+            ids = tf.convert_to_tensor(ids)
+            return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
+
+        def compute_output_spec(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+            """Not traced: replicas cannot meet while Keras builds a model."""
+            return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
+
+        def compute_output_shape(self, input_shape: Any) -> Any:
+            return (*input_shape, self.dim)
+
+        def save_own_variables(self, store: Any) -> None:
+            store["table"] = self.table.as_numpy()
+
+        def load_own_variables(self, store: Any) -> None:
+            self.table.assign_rows(0, np.asarray(store["table"]))
+
+        def get_config(self) -> dict[str, Any]:
+            return super().get_config() | {"rows": self.rows, "dim": self.dim, "seed": self.seed}
+
+    return ShardedEmbedding

@@ -1,0 +1,77 @@
+"""Rows between replicas that each have another number of them: given to all, and dealt out again.
+
+The two are each other's gradients. With the total loss the sum over the replicas (each differentiates its own share),
+what a replica's rows cause on all replicas comes back to it, and what all replicas' rows cause in a slice reaches the slice.
+
+Both are all-reduces of blocks in which every replica has a place for the most rows that any has: an all-reduce is the one
+collective that every strategy of TensorFlow runs, in graphs and eagerly (2.21: an eager all_gather is traced anew in each call,
+237 ms against 50; in a graph both take 0.7 ms on 1x4, and with NCCL and hierarchical copy all_gather falls back to one device).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudist_core.gradients.reduction import all_reduce
+
+
+class Exchange:
+    """One exchange of rows between all replicas; every replica makes it, also with 0 rows.
+
+    Args:
+        rows: How many rows this replica has, an integer scalar tensor.
+        replica: This replica's number.
+        total: Replicas in all.
+    """
+
+    def __init__(self, rows: Any, replica: int, total: int) -> None:
+        import tensorflow as tf
+
+        self.rows = tf.cast(rows, tf.int32)
+        mine = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(self.rows, tf.int64)
+        self._most = tf.cast(tf.reduce_max(all_reduce(mine)), tf.int32)
+        self._first = replica * self._most
+        self._last = total * self._most
+
+    def give(self, values: Any) -> Any:
+        """Give this replica's rows to all.
+
+        Args:
+            values: Shape (rows, ...).
+
+        Returns:
+            The rows of all replicas, shape (places, ...), the same on all; 0 in places without a row.
+        """
+        import tensorflow as tf
+
+        if not values.dtype.is_floating:
+            return self._give(values)
+        run = tf.custom_gradient(lambda x: (self._give(x), self._deal))
+        return run(values)
+
+    def deal(self, block: Any) -> Any:
+        """Add up what all replicas have in each place and keep the places of this replica's own rows.
+
+        Args:
+            block: Shape (places, ...).
+
+        Returns:
+            Shape (rows, ...).
+        """
+        import tensorflow as tf
+
+        if not block.dtype.is_floating:
+            return self._deal(block)
+        run = tf.custom_gradient(lambda x: (self._deal(x), self._give))
+        return run(block)
+
+    def _give(self, values: Any) -> Any:
+        import tensorflow as tf
+
+        around = [[self._first, self._last - self._first - self.rows], *([[0, 0]] * (values.shape.rank - 1))]
+        block = all_reduce(tf.pad(values, around))
+        block.set_shape([None, *values.shape[1:]])
+        return block
+
+    def _deal(self, block: Any) -> Any:
+        return all_reduce(block)[self._first : self._first + self.rows]

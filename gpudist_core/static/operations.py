@@ -1,0 +1,132 @@
+"""Lookup, gather and matmul on a table of which each replica has a slice, for use in the replicas of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.static.exchange import Exchange
+from gpudist_core.static.info import ShardInfo
+
+_NO_ID = -1
+_BAD_ID = -2
+
+
+def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
+    """`tf.gather` from a whole table.
+
+    Args:
+        variable: This replica's slice.
+        info: How the table is split.
+        size: The table's size along `axis`.
+        ids: Numbers along `axis`, an integer tensor of any shape.
+        axis: The dimension to gather along.
+        replica: This replica's number.
+
+    Returns:
+        As `tf.gather(table, ids, axis=axis)`.
+    """
+    import tensorflow as tf
+
+    ids = tf.convert_to_tensor(ids)
+    if not ids.dtype.is_integer:
+        raise WrongUse("Ids must be integers", "Cast them.", ids=ids.dtype.name)
+    flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
+    if info.total_replicas == 1:
+        rows = _to_front(tf.gather(variable, _known(flat, size), axis=axis), axis)
+    else:
+        rows = _from_all(variable, info, size, flat, axis, replica)
+    rows = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
+    rows.set_shape(ids.shape.concatenate(rows.shape[ids.shape.rank :]))
+    return _from_front(rows, axis, ids.shape.rank)
+
+
+def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
+    import tensorflow as tf
+
+    exchange = Exchange(tf.size(ids), replica, info.total_replicas)
+    bad = (ids < 0) | (ids >= size)
+    wanted = exchange.give(tf.where(bad, tf.constant(_BAD_ID, tf.int64), ids) - _NO_ID) + _NO_ID
+    wanted = _checked(wanted, wanted > _BAD_ID, size)  # every replica sees every id: all raise, none is left waiting
+    if axis != info.axis:
+        rows = _to_front(tf.gather(variable, tf.maximum(wanted, 0), axis=axis), axis)
+        return exchange.deal(_placed(rows, info, info.axis + (1 if info.axis < axis else 0), replica))
+    start, stop = info.span(replica)
+    here = tf.where((wanted >= start) & (wanted < stop))
+    rows = _to_front(tf.gather(variable, tf.gather_nd(wanted, here) - start, axis=axis), axis)
+    shape = tf.concat([tf.shape(wanted, tf.int64), tf.shape(rows, tf.int64)[1:]], 0)
+    block = tf.scatter_nd(here, rows, shape)
+    block.set_shape([None, *rows.shape[1:]])
+    return exchange.deal(block)
+
+
+def _known(ids: Any, size: int) -> Any:
+    return _checked(ids, (ids >= 0) & (ids < size), size)
+
+
+def _checked(ids: Any, good: Any, size: int) -> Any:
+    """TensorFlow alone raises on a CPU, and reads zeros on a GPU in silence."""
+    import tensorflow as tf
+
+    text = f"An id must be a row of the table: 0 <= id < {size}."
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(good), [text])]):
+        return tf.identity(ids)
+
+
+def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> Any:
+    """`x @ table` for a whole table of rank 2.
+
+    Args:
+        variable: This replica's slice.
+        info: How the table is split.
+        cols: The table's number of columns.
+        x: A tensor of the table's dtype, shape (..., rows of the table).
+        replica: This replica's number.
+
+    Returns:
+        Shape (..., cols).
+    """
+    import tensorflow as tf
+
+    x = tf.convert_to_tensor(x, variable.dtype)
+    if info.total_replicas == 1:
+        return tf.matmul(x, variable)
+    flat = tf.reshape(x, [-1, x.shape[-1]])
+    exchange = Exchange(tf.shape(flat)[0], replica, info.total_replicas)
+    of_all = exchange.give(flat)
+    start, stop = info.span(replica)
+    if info.axis == 0:
+        part = tf.matmul(of_all[:, start:stop], variable[: stop - start])
+    else:
+        part = _placed(tf.matmul(of_all, variable), info, 1, replica)
+    result = tf.reshape(exchange.deal(part), tf.concat([tf.shape(x)[:-1], [cols]], 0))
+    result.set_shape([*x.shape[:-1], cols])
+    return result
+
+
+def _placed(block: Any, info: ShardInfo, axis: int, replica: int) -> Any:
+    """A slice's part in its place in the whole, zeros around it; without the padding."""
+    import tensorflow as tf
+
+    start, stop = info.span(replica)
+    rank = block.shape.rank
+    inner = tf.slice(block, [0] * rank, [stop - start if dim == axis else -1 for dim in range(rank)])
+    return tf.pad(inner, [[start, info.rows - stop] if dim == axis else [0, 0] for dim in range(rank)])
+
+
+def _to_front(values: Any, axis: int) -> Any:
+    import tensorflow as tf
+
+    if not axis:
+        return values
+    return tf.transpose(values, [axis, *(dim for dim in range(values.shape.rank) if dim != axis)])
+
+
+def _from_front(values: Any, axis: int, count: int) -> Any:
+    """The first `count` dimensions back to where `axis` was."""
+    import tensorflow as tf
+
+    if not axis:
+        return values
+    rest = list(range(count, values.shape.rank))
+    return tf.transpose(values, [*rest[:axis], *range(count), *rest[axis:]])
