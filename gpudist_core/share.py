@@ -17,18 +17,20 @@ class Share:
 
     Args:
         rows: Rows of this replica: an int32 scalar tensor; may be 0.
+        replica: The number of this replica, where the context's would be a constant in a graph that all replicas use.
 
     Attributes:
         rows: The same.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, replica: Any = None) -> None:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
         self.rows = rows
         self._replicas = 1 if context is None else int(context.num_replicas_in_sync)
-        self._replica = 0 if context is None else context.replica_id_in_sync_group
+        here = 0 if context is None else context.replica_id_in_sync_group
+        self._replica = here if replica is None else replica
         self._counts: Any = None
         self._total: Any = None
 

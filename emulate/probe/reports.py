@@ -30,13 +30,14 @@ def install_reduce(probe: Probe) -> None:
         result = original(self, reduce_op, value, axis)
         caller = _caller(sys._getframe(1))
         if caller is not None:
-            _report_tensor(probe, result, "loss", f"{caller}/reduce")
+            report_tensor(probe, result, "loss", f"{caller}/reduce")
         return result
 
     cls.reduce = reduce
 
 
-def _report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
+def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
+    """Record a number that the program reports, where it is a floating scalar outside of a step."""
     import tensorflow as tf
 
     if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
@@ -100,7 +101,7 @@ def _report_log(probe: Probe, name: str, value: Any) -> None:
 
     if isinstance(value, numbers.Real):
         value = tf.constant(float(value), tf.float64)
-    _report_tensor(probe, value, _kind(name), name)
+    report_tensor(probe, value, _kind(name), name)
 
 
 def _kind(name: str) -> str:
@@ -128,7 +129,7 @@ def _wrap_class_result(probe: Probe, cls: Any) -> None:
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = original(self, *args, **kwargs)
         if bodies.current() is None and _caller(sys._getframe(1)) is not None:
-            _report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
+            report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
         return value
 
     result._gpudist = True  # type: ignore[attr-defined]

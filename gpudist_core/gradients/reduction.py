@@ -67,8 +67,9 @@ def shard_of(variable: Any) -> Any:
     """What `static.shard` says of a variable, or None."""
     value = getattr(variable, "value", None)
     for one in (variable, None if callable(value) else value):
-        if getattr(one, "_gpudist_shard", None) is not None:
-            return one._gpudist_shard
+        shard = getattr(one, "_gpudist_shard", None)
+        if shard is not None:
+            return shard
     return None
 
 

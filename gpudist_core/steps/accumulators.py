@@ -7,8 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.gradients.reduction import shard_of
-
 
 class Accumulators:
     """One dense variable for each trained variable, and one for the weight; each replica adds to its own copy.
@@ -64,10 +62,10 @@ class Accumulators:
         return sums, total
 
     def state(self) -> dict[str, Any]:
-        """The sums over all replicas, by the variable's position; numpy arrays.
+        """What was kept, summed over all replicas.
 
-        Raises:
-            NotImplementedError: Where a variable is sharded: save between two updates.
+        Returns:
+            `weight`, a number, and `sums`, an array for each variable.
         """
         return {"weight": self._read(self._weight), "sums": [self._read(kept) for kept in self._sums]}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import scale as times
@@ -42,8 +43,6 @@ def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
     Returns:
         Two float32 scalars; both are 0 without rows.
     """
-    import tensorflow as tf
-
     values = tf.cast(values, tf.float32)
     weights = tf.ones_like(values)
     for factor in (weight, mask):
@@ -55,44 +54,50 @@ def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
     return tf.reduce_sum(tf.where(weights == 0, 0.0, values) * weights), tf.reduce_sum(weights)
 
 
-def additional(model: Any) -> tuple[Any, Any]:
+def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:
     """A model's own losses: those of its variables (regularisers) and those of its inputs (activity, `add_loss`).
 
     Args:
         model: What was just called.
+        losses: Its losses.
 
     Returns:
         Two float32 scalars; each is None where there are none.
     """
-    import tensorflow as tf
-
-    losses = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in getattr(model, "losses", [])]
+    sums = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]
     # Keras lists the regularisers' losses last.
     regularized = sum(getattr(v, "regularizer", None) is not None for v in getattr(model, "trainable_variables", []))
-    of_inputs, of_variables = losses[: len(losses) - regularized], losses[len(losses) - regularized :]
+    of_inputs, of_variables = sums[: len(sums) - regularized], sums[len(sums) - regularized :]
     return tuple(tf.add_n(some) if some else None for some in (of_variables, of_inputs))  # type: ignore[return-value]
 
 
-def local_sums(forward: Callable[[], tuple[Any, Any]], variables: list[Any], scale: Callable[[Any], Any] | None) -> Sums:
-    """One replica's forward and backward pass.
+def scaled(share: shares.Share, loss: Any, scale: Any) -> Any:
+    """What is differentiated: the sum, or with a loss scale the scaled mean over the rows, as 16-bit floats end at 65504.
 
     Args:
-        forward: Returns `loss` and `weight` as in `Sums`.
-        variables: What the gradients are of.
-        scale: The optimizer's loss scaling; None without one.
+        share: This replica's share of the step.
+        loss: The sum: a float32 scalar.
+        scale: The loss scale: a float32 scalar, or None.
 
     Returns:
-        The sums; the gradients are scaled.
+        A float32 scalar.
     """
-    import tensorflow as tf
+    return loss if scale is None else loss / _rows(share) * scale
 
-    share = shares.current()
-    # 16-bit floats end at 65504: with a loss scale the mean over the rows is what is differentiated, not the sum.
-    rows = None if scale is None or share is None else tf.maximum(tf.cast(share.rows, tf.float32), 1.0)
-    with tf.GradientTape() as tape:
-        loss, weight = forward()
-        target = loss if scale is None or rows is None else scale(loss / rows)
-    grads = tape.gradient(target, variables)
-    if rows is not None:
-        grads = [times(g, rows) for g in grads]
-    return Sums(list(grads), loss, weight)
+
+def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any]:
+    """The gradients of the sum again, where those of the mean were taken; they stay scaled.
+
+    Args:
+        share: This replica's share of the step.
+        grads: A gradient for each variable, or None.
+        scale: The loss scale, or None.
+
+    Returns:
+        The gradients.
+    """
+    return list(grads) if scale is None else [times(g, _rows(share)) for g in grads]
+
+
+def _rows(share: shares.Share) -> Any:
+    return tf.maximum(tf.cast(share.rows, tf.float32), 1.0)

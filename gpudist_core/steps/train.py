@@ -13,7 +13,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.gradients import reduction
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
-from gpudist_core.steps import local
+from gpudist_core.steps import local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.upstream import batch_norm, losses, models, optimizers, randomness
 
@@ -45,8 +45,8 @@ class TrainStep:
 
     Args:
         model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
-        optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place: its own clipping, weight decay, EMA and
-            loss scale then act on the gradients of all replicas.
+        optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place: its own clipping, weight decay,
+            EMA and loss scale then act on the gradients of all replicas.
         per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. A mask that
             the model leaves on its output is respected.
         clip_norm: The largest L2 norm of each variable's gradient.
@@ -85,19 +85,25 @@ class TrainStep:
         strategy: Any = None,
     ) -> None:
         if accumulate < 1:
-            raise WrongUse("The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate)
+            raise WrongUse(
+                "The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate
+            )
+        if jit_compile and variables is not None:
+            raise WrongUse(
+                "jit_compile=True trains the model's own variables alone", "Leave variables out.", variables=len(variables)
+            )
         if draws not in DRAWS:
             raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
         self.model, self.metrics = model, list(metrics)
-        self.accumulate, self.draws, self.jit_compile, self.check_finite = accumulate, draws, jit_compile, check_finite
+        self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
-        if synchronize_batch_norm:
-            batch_norm.synchronize(model)
+        synchronizes = batch_norm.synchronize(model) if synchronize_batch_norm else 0
         self._variables = list(variables) if variables is not None else None
+        self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes) if jit_compile else None
         models.check_scope(self.strategy, model, optimizer)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
@@ -139,12 +145,12 @@ class TrainStep:
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
         if updates not in self._compiled:
             self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
-        losses = self._compiled[updates](checked)
+        results = self._compiled[updates](checked)
         self._pending = (self._pending + len(checked)) % self.accumulate
-        return losses
+        return results
 
     def flush(self) -> None:
-        """Make the update of the batches that are pending, if any: at the end of the data, where their number does not divide."""
+        """Make the update of the batches that are pending, if any: at the end of data whose batches do not divide."""
         if self._pending:
             if self._flush is None:
                 self._flush = tf.function(lambda: self.strategy.run(self._apply_pending), autograph=False)
@@ -178,7 +184,10 @@ class TrainStep:
         pending = int(state["pending"])
         if pending >= self.accumulate:
             raise WrongUse(
-                "The state must come from a step that accumulates as many batches", "Restore it there.", pending=pending, accumulate=self.accumulate
+                "The state must come from a step that accumulates as many batches",
+                "Restore it there.",
+                pending=pending,
+                accumulate=self.accumulate,
             )
         self._pending = pending
         if self._accumulators is not None and pending:
@@ -187,12 +196,12 @@ class TrainStep:
 
     def _train(self, updates: tuple[bool, ...], batches: Sequence[Any]) -> Any:
         """The graph of some batches, one after the other."""
-        losses = []
+        results: list[Any] = []
         for update, batch in zip(updates, batches, strict=True):
-            with tf.control_dependencies(losses):
+            with tf.control_dependencies(results):
                 loss = self.strategy.run(self._on_replica, args=tuple(batch), kwargs={"update": update})
-            losses.append(self.strategy.experimental_local_results(loss)[0])
-        return tf.stack(losses)
+            results.append(self.strategy.experimental_local_results(loss)[0])
+        return tf.stack(results)
 
     def _on_replica(self, *batch: Any, update: bool) -> Any:
         """One replica's part of one batch; returns the loss of all."""
@@ -200,22 +209,28 @@ class TrainStep:
         with shares.sharing(shares.Share(shares.rows_of(batch))) as share, randomness.drawing(self.draws):
             variables = self.trained_variables
             scaled = getattr(self.optimizer, "inner_optimizer", None) is not None
-            scale = self.optimizer.scale_loss if scaled else None
-            sums = local.local_sums(lambda: self._forward(share, x, y, weight), variables, scale)
+            scale = self.optimizer.scale_loss(tf.constant(1.0)) if scaled else None
+            run = self._compiled_pass or functools.partial(self._pass, variables)
+            sums, y_pred = run(share, x, y, weight, scale)
+            for metric in self.metrics:
+                metric.update_state(y, y_pred, sample_weight=weight)
             return self._apply(sums, variables) if update else self._keep(sums, variables)
 
-    def _forward(self, share: shares.Share, x: Any, y: Any, weight: Any) -> tuple[Any, Any]:
-        y_pred = models.call(self.model, x)
-        loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
-        for metric in self.metrics:
-            metric.update_state(y, y_pred, sample_weight=weight)
-        of_variables, of_inputs = local.additional(self.model)
-        if of_variables is not None:
-            loss += of_variables * total
-        if of_inputs is not None:
-            # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
-            loss += of_inputs * share.fraction * reduction.all_reduce(total)
-        return loss, total
+    def _pass(
+        self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any
+    ) -> tuple[local.Sums, Any]:
+        """Forward and backward: this replica's sums, and the model's output."""
+        with tf.GradientTape() as tape:
+            y_pred = models.call(self.model, x)
+            loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
+            of_variables, of_inputs = local.separate(self.model, getattr(self.model, "losses", []))
+            if of_variables is not None:
+                loss += of_variables * total
+            if of_inputs is not None:
+                # Its mean over this replica's rows becomes this replica's part of the mean over all rows, in units of weight.
+                loss += of_inputs * share.fraction * reduction.all_reduce(total)
+            target = local.scaled(share, loss, scale)
+        return local.Sums(local.unscaled_rows(share, tape.gradient(target, variables), scale), loss, total), y_pred
 
     def _apply(self, sums: local.Sums, variables: list[Any]) -> Any:
         """Sum over the replicas (and what was accumulated), divide by the weight of all, apply."""
@@ -249,7 +264,9 @@ class TrainStep:
     def _checked_finite(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         named = zip(grads, variables, strict=True)
         return [
-            g if g is None else reduction.with_values(g, tf.debugging.check_numerics(reduction.values_of(g), f"gradient of {v.name}"))
+            g
+            if g is None
+            else reduction.with_values(g, tf.debugging.check_numerics(reduction.values_of(g), f"gradient of {v.name}"))
             for g, v in named
         ]
 
@@ -264,7 +281,9 @@ class TrainStep:
 
     def _check_place(self) -> None:
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
-            raise WrongUse("A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__)
+            raise WrongUse(
+                "A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__
+            )
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
             raise WrongUse(
                 "A step must be used with the strategy that its model was made in",

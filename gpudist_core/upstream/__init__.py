@@ -1,1 +1,1 @@
-"""Private names of TensorFlow and Keras that gpudist_core needs, each in one place; `tests/core/upstream` says when one is mended."""
+"""Private names of TensorFlow and Keras that gpudist_core needs; `tests/core/upstream` tells when one is mended."""

@@ -1,16 +1,16 @@
 """BatchNormalization of Keras 3 with the moments of the global batch.
 
 Keras 3.15 uses each replica's own rows, or with `synchronized=True` the plain mean of the replicas' moments
-(`nn.moments(synchronized=True)`): wrong where replicas have unequally many rows, NaN where one has none, and not at all with a mask.
+(`nn.moments(synchronized=True)`): wrong where replicas have unequally many rows, NaN where one has none, none with a mask.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import classes
 
 
 def synchronize(model: Any) -> int:
@@ -27,16 +27,9 @@ def synchronize(model: Any) -> int:
     layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else []
     found = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     for layer in found:
-        if not issubclass(type(layer), _GlobalMoments):
-            layer.__class__ = _exact_class(type(layer))
+        classes.mix_in(layer, _GlobalMoments)
         layer.synchronized = True
     return len(found)
-
-
-@functools.cache
-def _exact_class(cls: Any) -> Any:
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (_GlobalMoments, cls), names)
 
 
 class _GlobalMoments:

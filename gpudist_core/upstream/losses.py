@@ -1,6 +1,6 @@
 """Losses of Keras 3 as this replica's share of the loss of all: what all replicas' shares sum to is the loss of one device.
 
-Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`), which is
+Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`):
 right only where all replicas have equally many. Here the sum of this replica's values is divided by the number of all.
 """
 
@@ -83,8 +83,8 @@ def _scalar(share: shares.Share, value: Any) -> Any:
 
     if share.num_replicas > 1:
         warnings.warn(
-            "A loss must return one value for each row, so that rows can be counted over all replicas. Received: shape=(). It is taken "
-            "for the mean over the replica's rows; a replica without rows makes it NaN. Return the values without their mean.",
+            "A loss must return one value for each row, so that rows can be counted over all replicas. Received: shape=(). "
+            "It is taken for the mean over the replica's rows; a replica without rows makes it NaN. Return the values.",
             stacklevel=2,
         )
     return value * tf.cast(share.fraction, value.dtype)

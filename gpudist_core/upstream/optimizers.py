@@ -8,11 +8,11 @@ and `LossScaleOptimizer` asks the first replica alone whether all are finite. He
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core.gradients import clipping, reduction
+from gpudist_core.upstream import classes
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 
@@ -32,7 +32,7 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
         exact_optimizer(inner, strategy)
         inner._gpudist_reduced = True
     if not hasattr(optimizer, "_gpudist_reduced"):
-        optimizer.__class__ = _exact_class(type(optimizer), scales_loss=inner is not None)
+        classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
         # The attributes are plain values: Keras must not track them.
         for name, value in _first_values(optimizer).items():
             object.__setattr__(optimizer, name, value)
@@ -72,14 +72,6 @@ def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = No
     finally:
         object.__setattr__(optimizer, "_gpudist_reduce", None)
         object.__setattr__(optimizer, "_gpudist_clip", None)
-
-
-@functools.cache
-def _exact_class(cls: Any, *, scales_loss: bool) -> Any:
-    members = _LossScaling if scales_loss else _Exact
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    # The same name and module: what Keras saves is a plain optimizer, which loads where gpudist_core is not installed.
-    return type(cls.__name__, (members, cls), names)
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:

@@ -1,0 +1,43 @@
+"""What gpudist_core tells the probe: the losses that its steps return, and which of its random draws it shall not see."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from emulate.imports import when_imported
+from emulate.probe import draws, reports
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+STEPS = "gpudist_core.steps.train"
+RANDOMNESS = "gpudist_core.upstream.randomness"
+
+
+def install(probe: Probe) -> None:
+    """See to it once a program imports them; a program that does not is not touched."""
+    when_imported(STEPS, lambda: _see_losses(probe))
+    when_imported(RANDOMNESS, functools.partial(_see_draws, keyed=probe.plan.keyed_draws))
+
+
+def _see_losses(probe: Probe) -> None:
+    cls = sys.modules[STEPS].TrainStep
+    original = cls.several
+
+    @functools.wraps(original)
+    def several(self: Any, batches: Any) -> Any:
+        losses = original(self, batches)
+        for i in range(int(losses.shape[0])):
+            reports.report_tensor(probe, losses[i], "loss", "step/loss")
+        return losses
+
+    cls.several = several
+
+
+def _see_draws(*, keyed: bool) -> None:
+    """Draws that belong to the row's place would move when rows are permuted; untouched they are made for all rows at once."""
+    randomness: Any = sys.modules[RANDOMNESS]
+    randomness.rows_are_keyed = keyed
+    randomness.unwatched = draws.unwatched

@@ -1,0 +1,80 @@
+"""A replica's forward and backward pass compiled by XLA.
+
+XLA refuses a function that reads variables of another device than the first, and has no collectives of tf.distribute: so the
+values of the variables go in as arguments, what changes of them comes out, and the sum over the replicas stays outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
+from gpudist_core.steps import local
+from gpudist_core.upstream import losses, models
+
+
+class CompiledPass:
+    """The local part of a step for a Keras model.
+
+    Args:
+        model: A Keras model.
+        loss: A function (y, y_pred) -> losses of shape (rows, ...).
+        synchronizes: How many of its layers need the other replicas in the middle of the pass.
+
+    Raises:
+        WrongUse: Where the model is none of Keras's, or needs the other replicas.
+    """
+
+    def __init__(self, model: Any, loss: Callable[[Any, Any], Any], synchronizes: int) -> None:
+        if not hasattr(model, "stateless_call"):
+            raise WrongUse("jit_compile=True needs a Keras 3 model", "Leave jit_compile out.", model=type(model).__name__)
+        if synchronizes and models.strategy_of(model).num_replicas_in_sync > 1:
+            raise WrongUse(
+                "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization does",
+                "Leave jit_compile out, or give up the same result on every topology with synchronize_batch_norm=False.",
+                layers=synchronizes,
+            )
+        self._model, self._loss = model, loss
+        self._compiled = tf.function(self._pass, jit_compile=True, autograph=False)
+
+    def __call__(self, share: shares.Share, x: Any, y: Any, weight: Any, scale: Any) -> tuple[local.Sums, Any]:
+        """One replica's pass.
+
+        Args:
+            share: Its share of the step.
+            x: Its inputs.
+            y: Its targets.
+            weight: Its weights, or None.
+            scale: The loss scale, a float32 scalar, or None.
+
+        Returns:
+            Its sums and the model's output.
+        """
+        changing = self._model.non_trainable_variables
+        values = [[tf.convert_to_tensor(v.value) for v in some] for some in (self._model.trainable_variables, changing)]
+        replica = tf.convert_to_tensor(share.replica)
+        grads, loss, total, y_pred, changed = self._compiled(*values, x, y, weight, replica, scale)
+        for variable, value in zip(changing, changed, strict=True):
+            variable.assign(value)
+        return local.Sums(grads, loss, total), y_pred
+
+    def _pass(self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, scale: Any) -> Any:
+        with shares.sharing(shares.Share(shares.rows_of(x), replica)) as share, tf.GradientTape() as tape:
+            tape.watch(trained)
+            y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
+            loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
+            of_variables, of_inputs = local.separate(self._model, own)
+            if of_inputs is not None:
+                raise WrongUse(
+                    "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss)",
+                    "Leave jit_compile out.",
+                    losses=len(own),
+                )
+            if of_variables is not None:
+                loss += of_variables * total
+            target = local.scaled(share, loss, scale)
+        return local.unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, y_pred, changed
