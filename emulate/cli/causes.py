@@ -40,12 +40,16 @@ def causes(
 def _add_all(page: Page, known: list[Any]) -> None:
     column = max(len(cause.code) for cause in known) + 2
     for cause in known:
-        page.labelled(cause.code, cause.title + (" (by design)" if cause.by_design else ""), 0, column, label_style="bold")
+        page.labelled(cause.code, cause.title + _kind(cause), 0, column, label_style="bold")
 
 
 def _add_one(page: Page, cause: Any) -> None:
-    page.line((cause.code, "bold"), f"  {cause.title}", (" (by design)" if cause.by_design else "", "yellow"))
+    page.line((cause.code, "bold"), f"  {cause.title}", (_kind(cause), "yellow"))
     for title, text in (("Meaning", cause.meaning), ("Evidence", cause.evidence), ("Fix", cause.fix)):
         page.blank()
         page.line((title, "bold"))
         page.text(text, indent=2)
+
+
+def _kind(cause: Any) -> str:
+    return " (advice)" if cause.advice else " (by design)" if cause.by_design else ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from emulate.imports import when_imported
-from emulate.probe import collectives, draws, optimizers, replay, reports, runs, switches, tapes, upstream
+from emulate.probe import collectives, core, draws, graphs, optimizers, replay, reports, runs, switches, tapes, upstream
 from emulate.probe.body import Body
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
@@ -45,7 +45,7 @@ class Probe:
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
-        self.facts["apply_only"] = []
+        self.facts |= {"apply_only": [], "constants": [], "cached": []}
         self._facts_written: str = ""
         self._strategies: set[int] = set()
         self._started: set[tuple[str, int]] = set()
@@ -56,6 +56,7 @@ class Probe:
     def install(self) -> None:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
         when_imported("tensorflow", self._install_tensorflow)
+        core.install(self)
         when_imported("keras", lambda: self._install_keras(upstream.KERAS_3))
         when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
 
@@ -63,6 +64,7 @@ class Probe:
         runs.install(self)
         tapes.install(self)
         draws.install(self)
+        graphs.install(self)
         switches.install(self)
         reports.install_reduce(self)
         optimizers.install_tensorflow(self)

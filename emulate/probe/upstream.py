@@ -6,6 +6,7 @@ A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -218,3 +219,33 @@ def _text_of(path: Any) -> Any:
     """A path that may be an eager tensor; None for one that only the graph knows."""
     value = getattr(path, "numpy", None)
     return path if value is None else value()
+
+
+def constant_maker() -> tuple[Any, str]:
+    """Where every constant of a graph is made: module and name (TF 2.21)."""
+    return load("tensorflow.python.framework.ops"), "_create_graph_constant"
+
+
+def line_of(operation: Any) -> str:
+    """The innermost line of the program, outside of TensorFlow, Keras and the probe, that made an operation."""
+    modules = [sys.modules[name] for name in ("tensorflow", "keras", "tf_keras", "emulate") if name in sys.modules]
+    libraries = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in modules)
+    frames = [frame for frame in operation.traceback if not frame.filename.startswith(libraries)]
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def dataset_class() -> Any:
+    """The class behind every `tf.data.Dataset`."""
+    return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
+
+
+def random_stages(dataset: Any) -> list[str]:
+    """What draws random numbers anew in each epoch among the stages of a pipeline: `shuffle`, or a function that draws."""
+    found = [what for one in dataset._inputs() for what in random_stages(one)]
+    if type(dataset).__name__ == "_ShuffleDataset" and getattr(dataset, "_reshuffle_each_iteration", None) is not False:
+        found.append("shuffle")
+    for function in dataset._functions():
+        kinds = {operation.type for operation in function.function.graph.get_operations()}
+        if kinds & {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}:
+            found.append(f"map({getattr(function._func, '__name__', 'a function')})")
+    return found

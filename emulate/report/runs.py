@@ -116,7 +116,7 @@ def _add_stacks(page: Page, run: Run) -> None:
 def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str]) -> None:
     cause = causes[0]
     page.blank()
-    kind = " (allowed)" if cause.allowed else " (by design)" if cause.by_design else ""
+    kind = " (allowed)" if cause.allowed else " (advice)" if cause.advice else " (by design)" if cause.by_design else ""
     page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (kind, "yellow"))
     differ = len({other.summary for other in causes}) > 1
     page.text(f"On {topologies[0]}: {cause.summary}" if differ else cause.summary, indent=5)

@@ -20,6 +20,8 @@ class Facts:
         clip_calls: How many tf.clip_by_* a step makes.
         dropout: Names of dropout layers.
         apply_only: Functions that only apply gradients they are given.
+        constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
+        cached: Stages of a pipeline that draw random numbers and lie before its cache.
     """
 
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -28,6 +30,8 @@ class Facts:
     clip_calls: int = 0
     dropout: tuple[str, ...] = ()
     apply_only: tuple[str, ...] = ()
+    constants: tuple[Mapping[str, Any], ...] = ()
+    cached: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -36,8 +40,9 @@ class Facts:
         for trace in traces:
             for _, event in trace.of("program"):
                 merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
-                for name in ("batchnorm", "regularized", "dropout", "apply_only"):
+                for name in ("batchnorm", "regularized", "dropout", "apply_only", "cached"):
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
+                merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
         return cls(**merged)
 

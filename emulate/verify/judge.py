@@ -49,7 +49,7 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
         The verdict with its causes.
     """
     causes = find_causes(case, allow)
-    deciding = [cause for cause in causes if not cause.allowed]
+    deciding = [cause for cause in causes if not (cause.allowed or cause.advice)]
     verdict, missing = _verdict(case, deciding)
     base = case.base
     return Judgement(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from emulate.errors import WrongUse
 from emulate.probe import Replay, Trace
 from emulate.topology import Topology
+from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
@@ -162,6 +163,9 @@ class Session:
             run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
             return base
         run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
+        if misfits[0] <= misfits[1] and _is_larger(yardsticks[1], topology, growth):
+            run.notes.append("The loss is divided by a number that does not grow with it.")
+            return ways[1]
         return ways[misfits.index(min(misfits))]
 
     def _rerun(self, switch: str, run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
@@ -221,6 +225,13 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
     if worst is None:
         return float("inf")
     return worst.error / max(worst.noise, 1e-300)
+
+
+def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
+    """Whether every gradient is as many times larger as the batch is: its rows are added up, not averaged."""
+    traces = yardstick.traces()
+    fits = explain(compare(traces[0], topology, traces[1])).scaled if traces is not None else ()
+    return bool(fits) and all(abs(fit.scale / growth - 1) < ROUND for fit in fits)
 
 
 def _all_reduce(run: RunResult) -> str:

@@ -20,6 +20,7 @@ class Finding:
         fix: What to change.
         by_design: True for a difference that the strategy makes on purpose (BatchNormalization per replica).
         allowed: True where the user said `--allow CODE`: reported, but it does not decide.
+        advice: True where the same model is trained all the same (it only costs, or one device has it too): it does not decide.
     """
 
     code: str
@@ -28,6 +29,7 @@ class Finding:
     fix: str
     by_design: bool = False
     allowed: bool = False
+    advice: bool = False
 
 
 @dataclass(frozen=True)

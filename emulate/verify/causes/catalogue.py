@@ -20,6 +20,7 @@ from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import MISSING, REORDERED, REPEATED
+from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.causes.unexplained import UNEXPLAINED
 from emulate.verify.verdict import Finding
@@ -34,6 +35,7 @@ _CAUSES: tuple[Cause, ...] = (
     REPEATED,
     MISSING,
     REORDERED,
+    STATIC_SPLIT,
     INITIAL_WEIGHTS,
     MISSING_ALL_REDUCE,
     REPLICAS_DISAGREE,
@@ -48,6 +50,8 @@ _CAUSES: tuple[Cause, ...] = (
     LOSS_REPORT,
     METRIC_AGGREGATION,
     IDENTICAL_DROPOUT,
+    STATIC_IN_GRAPH,
+    CACHED_RANDOMNESS,
     UNEXPLAINED,
 )
 
@@ -78,9 +82,9 @@ def get(code: str) -> Cause:
 
 
 def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Every cause seen in a case, in the order in which to mend them; differences by design come last."""
+    """Every cause seen in a case, in the order in which to mend them; differences by design come last, then advice."""
     for cause in _CAUSES:
         finding = cause.look(case)
         if finding is not None:
             case.found.append(replace(finding, allowed=finding.code in allow))
-    return tuple(sorted(case.found, key=lambda finding: finding.by_design))
+    return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))

@@ -33,6 +33,7 @@ class Cause:
         by_design: Whether the strategy makes this difference on purpose.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
+        advice: Whether the same model is trained all the same, so that it is told and does not decide.
     """
 
     code: str
@@ -44,6 +45,7 @@ class Cause:
     by_design: bool = False
     runs_that_ended: bool = False
     completed: bool = True
+    advice: bool = False
 
     def look(self, case: Case) -> Finding | None:
         """The finding, where this cause is seen in the case."""
@@ -52,7 +54,7 @@ class Cause:
         sign = self.search(case)
         if sign is None:
             return None
-        return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design)
+        return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design, advice=self.advice)
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:

@@ -60,9 +60,23 @@ LIMITS = (
         "Leave cross_device_ops to the strategy (it takes NCCL on GPUs by itself), or choose HierarchicalCopyAllReduce.",
     ),
     Limit(
+        (
+            r"IndexError: list index out of range",
+            r"_get_static_batch_dim|batch_sizes_for_worker|rebatch|get_distributed_dataset",
+        ),
+        "A dataset whose elements are scalars cannot be distributed: the strategy splits every element by its first dimension.",
+        "Batch first: dataset.batch(GLOBAL_BATCH_SIZE). A static tensor does not belong into a dataset: keep it in a "
+        "tf.Variable made in scope, or gpudist_core.replicate(tensor, strategy).",
+    ),
+    Limit(
         (r"Cannot create a tensor proto whose content is larger than 2GB|larger than 2GB",),
         "A graph cannot hold a constant of 2 GB or more: an array that a tf.function or dataset.map closes over becomes one.",
         "Hand it in as an argument or keep it in a tf.Variable made in scope; for data, read it inside of the pipeline.",
+    ),
+    Limit(
+        (r"has no attribute 'reset_states'",),
+        "Keras 3 has no Metric.reset_states: this program was written for Keras 2.",
+        "metric.reset_state(); or tf_keras with TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
         (r"'PerReplica' object has no attribute 'dtype'",),

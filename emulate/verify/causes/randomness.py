@@ -85,7 +85,9 @@ UNSEEDED = Cause(
     "os.urandom, set order, threads), so two runs differ even on one device and cannot be compared.",
     evidence="The reference run is made twice with the same seed, and initial weights, rows, draws or results differ.",
     fix="Seed every generator: numpy.random.default_rng(SEED), tf.random.Generator.from_seed(SEED), "
-    "dataset.shuffle(n, seed=SEED), random.Random(SEED). keras.utils.set_random_seed reaches only the global ones.",
+    "dataset.shuffle(n, seed=SEED), random.Random(SEED). keras.utils.set_random_seed reaches only the global ones. In a "
+    "parallel dataset.map draw with tf.random.stateless_* from a seed that belongs to the row: tf.random.uniform there gives "
+    "the next number to whichever thread comes first.",
     search=_search_unseeded,
 )
 

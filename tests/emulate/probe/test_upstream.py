@@ -137,3 +137,40 @@ def test_the_places_where_tensorflow_writes_files_have_these_parameters(host: An
         ("save", ["self", "file_prefix"]),
         ("create_summary_file_writer", ["writer", "logdir"]),
     ]
+
+
+def test_every_constant_of_a_graph_is_made_in_one_place_and_knows_the_line_of_the_program(host: Any) -> None:
+    def look() -> Any:
+        import numpy as np
+        import tensorflow as tf
+
+        module, name = upstream.constant_maker()
+        original, made = getattr(module, name), []
+        setattr(module, name, lambda *args, **kwargs: made.append(original(*args, **kwargs)) or made[-1])
+        table = np.arange(12.0)
+        try:
+            tf.function(lambda i: tf.gather(table, i) + tf.constant(1.0, tf.float64)).get_concrete_function(
+                tf.TensorSpec([], tf.int32)
+            )
+        finally:
+            setattr(module, name, original)
+        return [one.shape.as_list() for one in made if one.dtype == tf.float64], [upstream.line_of(one.op) for one in made]
+
+    shapes, lines = host(look)
+    assert shapes == [[12], []]
+    assert all(line.startswith("test_upstream.py:") for line in lines)
+
+
+def test_stages_of_a_pipeline_that_draw_are_seen(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        def shift(x: Any) -> Any:
+            return x + tf.random.uniform([], maxval=3, dtype=tf.int64)
+
+        numbers = tf.data.Dataset.range(4)
+        every = numbers.shuffle(4).map(shift).batch(2)
+        once = numbers.shuffle(4, reshuffle_each_iteration=False).map(lambda x: x + 1)
+        return [upstream.random_stages(one) for one in (every, once)], isinstance(every, upstream.dataset_class())
+
+    assert host(look) == ([["shuffle", "map(shift)"], []], True)

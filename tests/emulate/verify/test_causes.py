@@ -588,6 +588,8 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "InvalidArgumentError: You must feed a value for placeholder tensor 'cond/else/_1/cond/Placeholder_2'",
         "InvalidArgumentError: No OpKernel was registered to support Op 'NcclAllReduce' used by {{node}}",
         "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
+        "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
+        "AttributeError: 'Mean' object has no attribute 'reset_states'",
         "ValueError: destinations can not be empty",
         "TypeError: Binding inputs to tf.function failed due to `'PerReplica' object has no attribute 'dtype'`.",
     ],

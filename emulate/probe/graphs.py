@@ -1,0 +1,64 @@
+"""What a program builds into its graphs and pipelines: large constants, and random draws that a cache keeps."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+LARGE_BYTES = 8 << 20
+"""From this size on a constant is told: each copy of it is written into a graph, and read again by whatever rewrites that."""
+
+
+def install(probe: Probe) -> None:
+    """Wrap what makes the constants of graphs, and `Dataset.cache`."""
+    _wrap_constants(probe)
+    _wrap_cache(probe)
+
+
+def _wrap_constants(probe: Probe) -> None:
+    module, name = upstream.constant_maker()
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def create(*args: Any, **kwargs: Any) -> Any:
+        tensor = original(*args, **kwargs)
+        size = _num_bytes(tensor)
+        if size >= LARGE_BYTES:
+            _remember(probe, tensor, size)
+        return tensor
+
+    setattr(module, name, create)
+
+
+def _num_bytes(tensor: Any) -> int:
+    return math.prod(tensor.shape.as_list()) * int(tensor.dtype.size or 0) if tensor.shape.rank is not None else 0
+
+
+def _remember(probe: Probe, tensor: Any, size: int) -> None:
+    """Count a constant under the line of the program that makes it."""
+    shape, dtype, where = tensor.shape.as_list(), tensor.dtype.name, upstream.line_of(tensor.op)
+    known = probe.facts["constants"]
+    same = next((one for one in known if (one["shape"], one["dtype"], one["where"]) == (shape, dtype, where)), None)
+    if same is None:
+        known.append({"shape": shape, "dtype": dtype, "where": where, "bytes": size, "copies": 1})
+    else:
+        same["copies"] += 1
+
+
+def _wrap_cache(probe: Probe) -> None:
+    cls = upstream.dataset_class()
+    original = cls.cache
+
+    @functools.wraps(original)
+    def cache(self: Any, *args: Any, **kwargs: Any) -> Any:
+        known = probe.facts["cached"]
+        known += [what for what in upstream.random_stages(self) if what not in known]
+        return original(self, *args, **kwargs)
+
+    cls.cache = cache

@@ -1,0 +1,133 @@
+"""What should be the same for every row: split over the replicas, built into the graph, or drawn once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.probe.trace import Step
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.gradients import StepOfAll
+from emulate.verify.measure import complete
+
+Array = NDArray[Any]
+_STEPS = 3
+"""What is the same in so many steps is no batch."""
+
+
+def _search_split(case: Case) -> Sign | None:
+    for name in case.reference.optimizers:
+        ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
+        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
+            continue
+        alone = [step[min(step)] for step in theirs]
+        static = _static_inputs(alone)
+        split = [(at, shares) for at in static if (shares := _shares(static[at], at, ours))]
+        if split:
+            case.cut(0, "each replica has another part of a tensor that should be the same on all")
+            return _sign(static, split)
+    return None
+
+
+def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]]) -> Sign:
+    at, shares = split[0]
+    shape = list(static[at].shape)
+    which = f"argument {at} (shape {shape})" + (f" and {len(split) - 1} more" if len(split) > 1 else "")
+    return Sign(
+        f"A static tensor of {shape[0]} rows is split over the replicas: none of them has all of it.",
+        f"Flattened {which} of the step is the same in every step on one device; the replicas have {numbers(shares)} of its "
+        "rows, and put together they are the tensor",
+    )
+
+
+def _static_inputs(steps: list[Step]) -> dict[int, Array]:
+    """Arguments that no step changes, where others change (else the whole data may be one batch)."""
+    arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
+    known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
+    known = {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
+    same = {at: of_steps[0] for at, of_steps in known.items() if all(np.array_equal(of_steps[0], one) for one in of_steps)}
+    return same if len(same) < len(known) else {}
+
+
+def _whole(step: Step, at: int) -> Array | None:
+    stored = step.inputs[at] if at < len(step.inputs) else None
+    return stored.read() if stored is not None and stored.is_complete else None
+
+
+def _shares(tensor: Array, at: int, steps: list[StepOfAll]) -> list[int]:
+    """How many rows of a static tensor each replica has, empty unless together they are the tensor."""
+    parts = [_whole(one, at) for _, one in sorted(steps[0].items())]
+    known = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
+    if len(known) < len(parts) or not np.array_equal(np.concatenate(known), tensor):
+        return []
+    return [len(part) for part in known]
+
+
+def _search_in_graph(case: Case) -> Sign | None:
+    found = sorted(case.facts.constants, key=lambda one: -int(one["bytes"]))
+    if not found:
+        return None
+    largest = found[0]
+    copies = int(largest["copies"])
+    size = f"{int(largest['bytes']) / 2**20:.0f} MiB"
+    more = f"; {len(found) - 1} more such constants" if len(found) > 1 else ""
+    return Sign(
+        f"An array of {size} is a constant of the graph ({largest['where'] or 'in a library'}).",
+        f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
+        "Such an array costs seconds and several copies in memory, and from 2 GB on it cannot be built",
+    )
+
+
+def _search_cached(case: Case) -> Sign | None:
+    cached = case.facts.cached
+    if not cached:
+        return None
+    return Sign(
+        f"What is drawn before cache() is drawn once: every epoch has the same {names_in_words(cached)}.",
+        f"Stages before the pipeline's cache that draw random numbers: {', '.join(cached)}. It is the same on one device",
+    )
+
+
+STATIC_SPLIT = Cause(
+    code="static-tensor-split",
+    title="a static tensor that is split",
+    meaning="A tensor that every row needs whole (a table, prototypes, a kernel matrix) is put into a dataset and "
+    "distributed. That splits every element by its first dimension, so each replica has another part and none has all of it.",
+    evidence="An argument of the step that is the same in every step on one device, while the replicas have parts of it "
+    "that together are the whole.",
+    fix="Keep it out of the dataset: one variable made in scope has one copy on each device,\n"
+    "    with strategy.scope(): table = tf.Variable(array, trainable=False)\n"
+    "or gpudist_core.replicate(array, strategy), or distribute the same value to all:\n"
+    "    strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))",
+    search=_search_split,
+)
+
+STATIC_IN_GRAPH = Cause(
+    code="static-tensor-in-graph",
+    title="a large array in the graph",
+    meaning="A function that is traced (dataset.map, tf.function) closes over a NumPy array or a list, which becomes a "
+    "constant of its graph, copied for each trace and serialized with it. The same model is trained, slowly and with memory "
+    "for the copies.",
+    evidence="Constants of 8 MiB and more that were made while a graph was built.",
+    fix="Make it a tensor before the function: table = tf.constant(array), or a tf.Variable; a function takes those by "
+    "reference. With gpudist_core: table = gpudist_core.replicate(array, strategy), and table in the step or in Pipeline.map.",
+    search=_search_in_graph,
+    advice=True,
+)
+
+CACHED_RANDOMNESS = Cause(
+    code="cached-randomness",
+    title="random stages before the cache",
+    meaning="shuffle() or a random augmentation stands before cache(). The cache keeps what was drawn in the first epoch, so "
+    "every later epoch has the same order and the same augmented rows. One device and many do this alike.",
+    evidence="The stages of the pipeline before its cache().",
+    fix="Cache what does not change, then draw:\n"
+    "    dataset.map(decode).cache().shuffle(n, seed=SEED).map(augment).batch(GLOBAL_BATCH).prefetch(tf.data.AUTOTUNE)\n"
+    "or gpudist_core.Pipeline, which keeps this order.",
+    search=_search_cached,
+    advice=True,
+)

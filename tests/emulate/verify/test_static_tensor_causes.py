@@ -1,0 +1,89 @@
+"""Static tensors: split over the replicas is a divergence; in the graph, and random stages before a cache, are advice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulate.verify.case import Case
+from emulate.verify.judge import judge
+from tests.emulate.verify.cases import Folder, loop
+from tests.emulate.verify.made_traces import Made
+from tests.emulate.verify.simulation import Problem
+
+TABLE = np.arange(40.0).reshape(10, 4)
+CONSTANT = {"shape": [1797, 1797], "dtype": "float32", "where": "train.py:9", "bytes": 12916836, "copies": 1}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool = True) -> Any:
+    """A loop whose step has a batch and one part of a table for each replica."""
+
+    def step(made: Made, k: int) -> None:
+        for replica, part in enumerate(parts):
+            weights, batch = {"w": np.full(128, float(k))}, np.full((8 // replicas, 2), float(k if batches_differ else 0))
+            event = {
+                "event": "step",
+                "optimizer": "sgd",
+                "step": k,
+                "replica": replica,
+                "rows": [f"{k}-{replica}-{i}" for i in range(8 // replicas)]
+                if replicas > 1
+                else [f"{k}-{r}-{i}" for r in (0, 1) for i in range(4)],
+                "inputs": [made.writer().array(batch), made.writer().array(part)],
+                "gradients": {"w": made.writer().array(np.full(128, 1.0 / replicas))},
+                "weights": made.variables(0, weights, (), True),
+                "objective": 1.0 / replicas,
+                "draws": [],
+            }
+            made.event(event)
+
+    return loop(folder.made(f"1x{replicas}"), step)
+
+
+def judged(folder: Folder, parts: list[Any], **options: Any) -> Any:
+    return judge(Case(run(folder, 1, [TABLE], **options), run(folder, 2, parts, **options)))
+
+
+def test_a_table_whose_parts_are_on_the_replicas_is_split(folder: Folder) -> None:
+    found = judged(folder, [TABLE[:5], TABLE[5:]])
+    assert (found.verdict, [cause.code for cause in found.causes]) == ("divergent", ["static-tensor-split"])
+    assert "10 rows" in found.causes[0].summary
+    assert "5 and 5 of its rows" in found.causes[0].evidence
+
+
+def test_a_table_that_every_replica_has_is_not_split(folder: Folder) -> None:
+    assert "static-tensor-split" not in [cause.code for cause in judged(folder, [TABLE, TABLE]).causes]
+
+
+def test_a_program_whose_only_batch_is_all_of_its_data_has_no_static_tensor(folder: Folder) -> None:
+    found = judged(folder, [TABLE[:5], TABLE[5:]], batches_differ=False)
+    assert "static-tensor-split" not in [cause.code for cause in found.causes]
+
+
+@pytest.mark.parametrize(
+    ("facts", "code", "evidence"),
+    [
+        ({"constants": [CONSTANT]}, "static-tensor-in-graph", "float32[1797, 1797] was written into a graph 1 time."),
+        ({"cached": ["shuffle", "map(augment)"]}, "cached-randomness", "shuffle, map(augment)"),
+    ],
+)
+def test_what_only_costs_is_told_and_does_not_decide(folder: Folder, facts: Any, code: str, evidence: str) -> None:
+    right = Problem(steps=3)
+    found = judge(folder.case(right, right, facts={"optimizers": {}, **facts}))
+    assert (found.verdict, [(cause.code, cause.advice) for cause in found.causes]) == ("equivalent", [(code, True)])
+    assert evidence in found.causes[0].evidence
+
+
+def test_advice_comes_after_what_decides(folder: Folder) -> None:
+    right, wrong = Problem(steps=3), Problem(steps=3, scale=lambda rows, batch, n: 1 / rows)
+    found = judge(folder.case(right, wrong, facts={"optimizers": {}, "constants": [CONSTANT]}))
+    assert [cause.code for cause in found.causes] == ["loss-scaling", "static-tensor-in-graph"]
+    assert found.verdict == "divergent"
