@@ -15,8 +15,8 @@ from gpudist_core.static.sources import Source
 class ShardedEmbedding:
     """A `keras.layers.Layer` that turns ids into rows of a trained table, of which each device holds one slice.
 
-    Calling it returns a Keras layer with one trainable weight, the slices, and with `table`, the `ShardedTable`. It is called in
-    steps (inside `Strategy.run`), also by Keras's own `fit`; the weight's gradient is the slice's total, which must not be
+    Making one gives a Keras layer with one trainable weight, the slices, and with `table`, the `ShardedTable`. It is called
+    in steps (inside `Strategy.run`), also by Keras's own `fit`; the weight's gradient is the slice's total, which must not be
     summed over replicas again: train it with `gd.TrainStep`, `gd.distributed`, or an optimizer of theirs.
 
     Args:
@@ -33,7 +33,7 @@ class ShardedEmbedding:
         TensorShape([1, 3, 4])
     """
 
-    def __new__(  # type: ignore[misc]
+    def __new__(
         cls,
         rows: int,
         dim: int,
@@ -96,6 +96,7 @@ def _layer_class() -> Any:
             self.table.assign_rows(0, np.asarray(store["table"]))
 
         def get_config(self) -> dict[str, Any]:
-            return super().get_config() | {"rows": self.rows, "dim": self.dim, "seed": self.seed}
+            config: dict[str, Any] = super().get_config()
+            return config | {"rows": self.rows, "dim": self.dim, "seed": self.seed}
 
     return ShardedEmbedding

@@ -24,14 +24,14 @@ def write(variable: Any, begin: tuple[int, ...], values: Array) -> None:
     shape = tuple(variable.shape)
     ends = [at + size for at, size in zip(begin, values.shape, strict=True)]
     whole_rows = not any(begin[1:]) and tuple(ends[1:]) == shape[1:]
-    inner = tuple(slice(at, end) for at, end in zip(begin[1:], ends[1:], strict=True))
+    inner = (slice(None), *(slice(at, end) for at, end in zip(begin[1:], ends[1:], strict=True)))
     each = rows_per_piece(shape, values.dtype)
     for offset in range(0, len(values), each):
         piece = values[offset : offset + each]
         start = begin[0] + offset
         if not whole_rows:
             rows = read(variable, start, start + len(piece)).copy()
-            rows[(slice(None), *inner)] = piece
+            rows[inner] = piece
             piece = rows
         _update(variable, start, piece)
 
@@ -64,6 +64,20 @@ def read(variable: Any, start: int, stop: int) -> Array:
         return np.asarray(
             tf.raw_ops.ResourceGather(resource=variable.handle, indices=tf.range(start, stop), dtype=variable.dtype)
         )
+
+
+def along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
+    """The index of a part of an array along one dimension.
+
+    Args:
+        axis: The dimension.
+        start: Where the part begins.
+        stop: Where it ends.
+
+    Returns:
+        An index as NumPy takes it.
+    """
+    return (*(slice(None),) * axis, slice(start, stop))
 
 
 def read_pieces(variable: Any, stop: int) -> Iterator[tuple[int, Array]]:

@@ -29,6 +29,11 @@ class Replicated:
     It can stand wherever a tensor can: `tf.gather(table, ids)`, `x @ table`, `tf.convert_to_tensor(table)`. In a step
     (inside `Strategy.run`) that is the replica's own copy, in a function of `tf.data` the host's, elsewhere the first.
 
+    Args:
+        source: Its first values.
+        strategy: The strategy whose devices have a copy.
+        name: Its name.
+
     Attributes:
         strategy: The strategy whose devices have a copy.
         name: Its name.
@@ -92,7 +97,7 @@ class Replicated:
         return self.copies[0 if replica is None else replica - self._first]
 
     def _on_host(self) -> Any:
-        """The copy that input pipelines read: the first on a CPU; where there is none, one more, made when it is first needed."""
+        """The copy that input pipelines read: the first on a CPU; where there is none, one more, made when first needed."""
         on_cpu = next((copy for copy in self._all() if "CPU" in copy.device.upper()), None)
         if on_cpu is None:
             with tf.init_scope():

@@ -1,10 +1,10 @@
 """One slice of a table on each device, for tables larger than a device.
 
-The slices are the components of one mirrored variable of a slice's shape, each given other values, and collectives in replica
-context bring together what a step needs of them. So the table works with every loop, optimizer and gradient tape that works with
-tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is `tf.IndexedSlices`
-of the rows this slice was asked for. DTensor, the alternative, has no sparse gradients, does not mix with tf.distribute in one
-step, and Keras 3 does not know it (`keras.distribution` does nothing on TensorFlow).
+The slices are the components of one mirrored variable of a slice's shape, each given other values, and collectives in
+replica context bring together what a step needs of them. So the table works with every loop, optimizer and gradient tape that
+works with tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is
+`tf.IndexedSlices` of the rows that this slice was asked for. DTensor, the alternative, has dense gradients only, does not mix
+with tf.distribute in one step, and Keras 3 does not know it (`keras.distribution` does nothing on TensorFlow).
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ _TOO_LARGE = "Use more devices, each of which holds a smaller slice, or a smalle
 class ShardedTable:
     """A table of which each replica holds one slice; `shard` makes it.
 
+    Args:
+        variable: A distributed `tf.Variable` of a slice's shape, or the Keras variable around it.
+        strategy: The strategy whose replicas hold the slices.
+        info: Which replica holds what.
+        shape: The shape of the whole table.
+
     Attributes:
-        variable: What an optimizer trains: a variable of a slice's shape that is another slice on each replica. It carries
-            `_gpudist_shard`; its local gradient is the total of the slice.
+        variable: What an optimizer trains: another slice on each replica. It carries `_gpudist_shard`; its local gradient is
+            the total of the slice.
         strategy: The strategy whose replicas hold the slices.
         info: Which replica holds what.
         shape: The shape of the whole table.
@@ -88,7 +94,8 @@ class ShardedTable:
             ids: Row numbers of any integer dtype and shape, of another number on each replica, also none.
 
         Returns:
-            A tensor of shape (*ids.shape, *shape[1:]). An id that is no row raises `tf.errors.InvalidArgumentError` on all replicas.
+            A tensor of shape (*ids.shape, *shape[1:]). An id that is no row raises `tf.errors.InvalidArgumentError` on all
+            replicas.
         """
         return self.gather(ids)
 
@@ -171,9 +178,8 @@ class ShardedTable:
         for start, stop, variable in self._local():
             low, high = max(start, begin[axis]), min(stop, begin[axis] + block.shape[axis])
             if low < high:
-                inner = [slice(None)] * block.ndim
-                inner[axis] = slice(low - begin[axis], high - begin[axis])
-                memory.write(variable, (*begin[:axis], low - start, *begin[axis + 1 :]), block[tuple(inner)])
+                inner = memory.along(axis, low - begin[axis], high - begin[axis])
+                memory.write(variable, (*begin[:axis], low - start, *begin[axis + 1 :]), block[inner])
 
     def state_slices(self) -> Iterator[tuple[int, Array]]:
         """What this host holds, in pieces that fit in memory: (start along the axis, values).
@@ -185,14 +191,13 @@ class ShardedTable:
             if self.info.axis == 0:
                 yield from ((start + at, rows) for at, rows in memory.read_pieces(variable, stop - start))
             elif start < stop:
-                inner = (*(slice(None),) * self.info.axis, slice(0, stop - start))
-                yield start, variable.numpy()[inner]
+                yield start, variable.numpy()[memory.along(self.info.axis, 0, stop - start)]
 
     def restore_slices(self, reader: Callable[[int, int], Any]) -> None:
         """Fill what this host holds.
 
         Args:
-            reader: Called with (start, stop) along the axis, returns that part of the table; for parts this host needs, in turn.
+            reader: Called with (start, stop) along the axis, returns that part of the table; one after the other.
         """
         each = self._rows_per_piece()
         for start, stop, _ in self._local():
@@ -217,14 +222,13 @@ class ShardedTable:
         if replicas_of(self.strategy).num_hosts > 1:
             yield from self._read_all(each)
             return
-        inner = (slice(None),) * self.info.axis
         for start, stop, variable in self._local():
             for low in range(start, stop, each):
                 high = min(stop, low + each)
                 if self.info.axis == 0:
                     yield low, memory.read(variable, low - start, high - start)
                 else:
-                    yield low, variable.numpy()[(*inner, slice(low - start, high - start))]
+                    yield low, variable.numpy()[memory.along(self.info.axis, low - start, high - start)]
 
     def _read_all(self, each: int) -> Iterator[tuple[int, Array]]:
         """From all hosts: each piece is gathered by its numbers along the axis."""
@@ -240,7 +244,7 @@ class ShardedTable:
         """The whole table in host memory; with several hosts all of them call it."""
         whole = np.empty(self.shape, self.dtype.as_numpy_dtype)
         for start, values in self.read():
-            whole[(*(slice(None),) * self.info.axis, slice(start, start + values.shape[self.info.axis]))] = values
+            whole[memory.along(self.info.axis, start, start + values.shape[self.info.axis])] = values
         return whole
 
     def __repr__(self) -> str:
@@ -270,8 +274,8 @@ def shard(
         name: A name, `sharded` unless given.
         dtype: The dtype on the devices; the tensor's own unless given, float32 for an initializer.
         shape: The whole shape, needed for chunks and initializers.
-        initializer: Called with (start, (count, *rest)): values of `count` rows from `start` along the axis, the axis first. It must
-            depend on the rows' numbers alone, so that every topology starts from the same table; `uniform` returns such a one.
+        initializer: Called with (start, (count, *rest)): values of `count` rows from `start` along the axis, the axis first.
+            It must depend on the rows' numbers alone, so that every topology starts from the same table; `uniform` does.
 
     Returns:
         The table; `lookup`, `gather` and `matmul` work in steps.
@@ -318,8 +322,8 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
     replicas = context.check_strategy(strategy, "gd.shard")
     if "CentralStorage" in type(strategy).__name__:
         raise Unavailable(
-            f"Slices need a variable on each device. Received: strategy={type(strategy).__name__!r}, which keeps variables in one "
-            "place. Use a MirroredStrategy."
+            f"Slices need a variable on each device. Received: strategy={type(strategy).__name__!r}, which keeps variables "
+            "in one place. Use a MirroredStrategy."
         )
     shape = source.shape
     info = ShardInfo(_axis(axis, shape), shape[axis], replicas.total)

@@ -37,7 +37,8 @@ def source_of(values: Any, shape: Sequence[int] | None, dtype: Any) -> Source:
     """Make a source of what the user gave.
 
     Args:
-        values: An array, a memory map, a tensor, nested lists; or an iterator (or a function that returns one) of chunks of rows.
+        values: An array, a memory map, a tensor, nested lists; or an iterator of chunks of rows, or a function
+            that returns one.
         shape: The shape of the whole table; needed for chunks.
         dtype: The dtype that the table is to have; that of the values where None.
 
@@ -72,6 +73,7 @@ def numeric(dtype: Any) -> np.dtype[Any]:
     """
     import tensorflow as tf
 
+    found: np.dtype[Any]
     try:
         found = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)
     except TypeError:

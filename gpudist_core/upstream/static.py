@@ -44,7 +44,14 @@ def is_in_dataset_function() -> bool:
 
 
 def memory_limits() -> dict[str, int]:
-    """Bytes that TensorFlow may use of each accelerator of this host, by the device's name without its job (`GPU:0`)."""
-    lib = importlib.import_module("tensorflow.python.client.device_lib")
-    found = [device for device in lib.list_local_devices() if device.device_type != "CPU"]
-    return {device.name.rpartition("/device:")[2]: int(device.memory_limit) for device in found}
+    """Bytes that TensorFlow may use of each accelerator of this process, by the device's name without its job (`GPU:0`)."""
+    tfe, session = (importlib.import_module(f"tensorflow.python.{name}") for name in ("pywrap_tfe", "client.pywrap_tf_session"))
+    context = importlib.import_module("tensorflow.python.eager.context").context()
+    context.ensure_initialized()
+    devices = tfe.TFE_ContextListDevices(context._handle)
+    found = range(session.TF_DeviceListCount(devices))
+    return {
+        session.TF_DeviceListName(devices, i).rpartition("/device:")[2]: int(session.TF_DeviceListMemoryBytes(devices, i))
+        for i in found
+        if session.TF_DeviceListType(devices, i) != "CPU"
+    }
