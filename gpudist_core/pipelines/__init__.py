@@ -1,0 +1,7 @@
+"""Rows to replicas: every row exactly once an epoch, the same global batches on every topology."""
+
+from gpudist_core.pipelines.distributed import Distributed, UnknownLength
+from gpudist_core.pipelines.pipeline import Pipeline
+from gpudist_core.pipelines.shares import shares
+
+__all__ = ["Distributed", "Pipeline", "UnknownLength", "shares"]

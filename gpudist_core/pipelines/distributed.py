@@ -1,0 +1,265 @@
+"""A pipeline on the replicas of a strategy: per-replica batches, on their devices before they are asked for."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.caching import RowCache
+from gpudist_core.pipelines.lookahead import LookAhead
+from gpudist_core.pipelines.mapping import Mapper
+from gpudist_core.pipelines.placing import placed
+from gpudist_core.pipelines.plan import Plan, Share
+from gpudist_core.pipelines.position import Position, restored, state_of
+from gpudist_core.pipelines.sources.access import Rows
+from gpudist_core.replicas import per_replica, replicas_of
+
+
+class Rowwise:
+    """What happens to the rows of a share before they are placed: cache, functions, weights.
+
+    Args:
+        plan: What the pipeline does.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        import tensorflow as tf
+
+        places = [i for i, stage in enumerate(plan.stages) if stage.function is None]
+        end = places[-1] if places else 0
+        self._plan = plan
+        self._cache = RowCache() if places else None
+        self._before = Mapper([stage for stage in plan.stages[:end] if stage.function], plan.source.spec, 0)
+        after = [stage for stage in plan.stages[end:] if stage.function]
+        self._after = Mapper(after, self._before.spec, len(plan.stages))
+        self.spec = self._after.spec if plan.weighting is None else _with_weight(self._after.spec)
+        self._flat = len(tf.nest.flatten(self.spec))
+
+    def __call__(self, share: Share) -> Rows:
+        """The rows of a share as they go to the replicas, flattened."""
+        made = partial(self._made, share)
+        parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
+        parts = self._after(parts, self._plan.seed, share.epoch, share.rows, share.repeats)
+        return parts if self._plan.weighting is None else [*parts, self._weights(share)]
+
+    def _made(self, share: Share, places: Any) -> Rows:
+        if share.parts is None:
+            raw = self._plan.source.take(share.rows if places is None else share.rows[places])
+        else:
+            raw = share.parts if places is None else [part[places] for part in share.parts]
+        rows, repeats = (share.rows, share.repeats) if places is None else (share.rows[places], share.repeats[places])
+        return self._before(raw, self._plan.seed, share.epoch, rows, repeats)
+
+    def _weights(self, share: Share) -> Any:
+        weighting = self._plan.weighting
+        assert weighting is not None
+        labels = None if share.parts is None else share.parts[weighting.component]
+        return weighting.weights(share.rows, labels)
+
+
+def _with_weight(spec: Any) -> Any:
+    import tensorflow as tf
+
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        raise WrongUse("Weights are added to rows of (x, y)", "Return (x, y) from the last map, and no weight.", row=spec)
+    return (*spec, tf.TensorSpec((), tf.float32))
+
+
+class Distributed:
+    """The batches of a pipeline, for the replicas of a strategy: an iteration is an epoch, and the next one the next epoch.
+
+    Each element has the structure of a batch: a `PerReplica` for each component, or plain tensors where the strategy has one
+    replica. The rows of the replicas in their order are the global batch; a replica without rows has tensors with 0 rows. An
+    iteration that was left begins where it was left. A new iteration ends the one before it.
+
+    Args:
+        plan: What the pipeline does.
+        position: Where it is; shared with the pipeline.
+        strategy: Whose replicas get the batches.
+    """
+
+    def __init__(self, plan: Plan, position: Position, strategy: Any) -> None:
+        self.strategy = strategy
+        self._plan = plan
+        self._position = position
+        self._replicas = replicas_of(strategy)
+        self._latest: Callable[[], Any] = lambda: None
+        if plan.global_batch_size < self._replicas.total:
+            raise WrongUse(
+                "A global batch has at least one row for each replica (the last of an epoch may have fewer)",
+                "Make the global batch larger, or use fewer devices.",
+                global_batch_size=plan.global_batch_size,
+                replicas=self._replicas.total,
+            )
+        self._rowwise = Rowwise(plan)
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of a batch, a `tf.TensorSpec` with an unknown number of rows for each component."""
+        return batch_spec(self._rowwise.spec)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches of an epoch; None where the pipeline's rows are not counted."""
+        return self._plan.num_batches
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next batch belongs to."""
+        return self._position.epoch
+
+    def state(self) -> dict[str, Any]:
+        """The position as plain values: see `Pipeline.state`."""
+        return state_of(self._plan, self._position)
+
+    def restore(self, state: Any) -> None:
+        """Go on from a position: see `Pipeline.restore`."""
+        restore(self._plan, self._position, state)
+
+    def __len__(self) -> int:
+        return length_of(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            raise WrongUse(
+                "A pipeline is iterated in Python",
+                "Take the loop out of the tf.function, and give it the batches.",
+                inside="tf.function",
+            )
+        latest = self._latest()
+        if latest is not None:
+            latest.close()
+        epoch = Epoch(self, self._position)
+        self._latest = weakref.ref(epoch)
+        return epoch
+
+    def epoch_batches(self, epoch: int = 0, start: int = 0) -> LookAhead[Any]:
+        """The batches of one epoch, without a change to the position: for an evaluation, which sees the same rows each time.
+
+        Args:
+            epoch: The number of the epoch.
+            start: The first global batch that is wanted.
+
+        Returns:
+            An iterator over them; `close()` ends its threads, and so does dropping it.
+        """
+        shares = self._plan.shares(self._replicas, epoch, start)
+        tasks = (partial(self._made, share) for share in shares)
+        # One thread is enough to copy; several may be in the user's functions and files.
+        workers = self._plan.ahead if self._plan.stages or not hasattr(self._plan.source, "parts") else 1
+        return LookAhead(tasks, self._plan.ahead, min(workers, max(1, os.cpu_count() or 1)))
+
+    def _made(self, share: Share) -> Any:
+        import tensorflow as tf
+
+        parts = [np.asarray(part) if isinstance(part, np.memmap) else part for part in self._rowwise(share)]
+        values = placed(parts, share.cuts, self._replicas.devices)
+        return per_replica(self.strategy, [tf.nest.pack_sequence_as(self._rowwise.spec, value) for value in values])
+
+
+class Epoch:
+    """The rest of an epoch, which moves the position by each batch that is asked for.
+
+    Args:
+        distributed: Whose batches.
+        position: What is moved.
+    """
+
+    def __init__(self, distributed: Distributed, position: Position) -> None:
+        position.turn += 1
+        self._distributed = distributed
+        self._position = position
+        self._turn = position.turn
+        self._batches = distributed.epoch_batches(position.epoch, position.batch)
+        self._at_start = True
+        self._over = False
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        self._check_turn()
+        if self._over:
+            raise StopIteration
+        try:
+            batch = self._next()
+        except BaseException:
+            self._over = True
+            raise
+        self._position.batch += 1
+        return batch
+
+    def _check_turn(self) -> None:
+        if self._turn == self._position.turn:
+            return
+        self.close()
+        raise WrongUse(
+            "Only the last iteration of a pipeline goes on, and none goes on after a restore",
+            "Iterate anew; for an evaluation beside it use a second pipeline, or epoch_batches().",
+            iteration=self._turn,
+            last=self._position.turn,
+        )
+
+    def _next(self) -> Any:
+        at_start, self._at_start = self._at_start, False
+        try:
+            return next(self._batches)
+        except StopIteration:
+            left = at_start and self._position.batch > 0
+            self._position.epoch, self._position.batch = self._position.epoch + 1, 0
+            if not left:
+                raise
+        # The iteration before this one was left at the very end of its epoch.
+        self._batches = self._distributed.epoch_batches(self._position.epoch)
+        return next(self._batches)
+
+    def close(self) -> None:
+        """End the threads; the position stays."""
+        self._over = True
+        self._batches.close()
+
+
+def restore(plan: Plan, position: Position, state: Any) -> None:
+    """Move a position to that of a state."""
+    position.epoch, position.batch = restored(plan, state)
+    position.turn += 1
+
+
+def batch_spec(row: Any) -> Any:
+    """The structure of a batch of such rows."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), row)
+
+
+class UnknownLength(WrongUse, TypeError):
+    """The rows of a stream are not counted; a `TypeError` because `list()` asks for a length and goes on without."""
+
+
+def length_of(plan: Plan) -> int:
+    """Global batches of an epoch.
+
+    Args:
+        plan: What the pipeline does.
+
+    Returns:
+        How many.
+
+    Raises:
+        UnknownLength: Rows come in a stream and are not counted.
+    """
+    if plan.num_batches is None:
+        raise UnknownLength(
+            "A length is known where the rows are counted",
+            "Say rows=... where the pipeline is made.",
+            source=type(plan.source).__name__,
+        )
+    return plan.num_batches

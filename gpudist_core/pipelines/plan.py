@@ -1,0 +1,152 @@
+"""What a pipeline is to do, whatever the order in which it was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines import order
+from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
+from gpudist_core.pipelines.hashing import Integers
+from gpudist_core.pipelines.mapping import Stage
+from gpudist_core.pipelines.shares import cuts
+from gpudist_core.pipelines.sources import Rows, RowSource, StreamSource
+from gpudist_core.pipelines.weighting import Weighting
+from gpudist_core.replicas import Replicas
+
+Remainder = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of one global batch that one host has.
+
+    Attributes:
+        batch: The number of the global batch in its epoch.
+        epoch: The number of the epoch.
+        rows: The number of each row in the data.
+        repeats: How often each had been drawn before in this epoch.
+        cuts: Where the rows of each replica of the host begin and end, one number more than there are replicas.
+        parts: The rows themselves where they came in a stream; None where they are still to be taken.
+    """
+
+    batch: int
+    epoch: int
+    rows: Integers
+    repeats: Integers
+    cuts: list[int]
+    parts: Rows | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pipeline is to do.
+
+    Attributes:
+        source: Where the rows come from.
+        global_batch_size: Rows of a global batch.
+        seed: Of all that is random.
+        remainder: Whether the last rows of an epoch make a smaller batch, or none.
+        shuffle: Whether rows at random access are shuffled.
+        buffer: Rows of the buffer in which a stream is shuffled; 0 leaves its order.
+        labels: The class of each row, where classes are to be balanced.
+        epoch_rows: Rows of an epoch where classes are balanced.
+        weighting: The weight of each row, where batches are to have weights.
+        stages: The user's functions and the cache, in the user's order.
+        ahead: How many batches are made before they are asked for.
+    """
+
+    source: Any
+    global_batch_size: int
+    seed: int
+    remainder: Remainder
+    shuffle: bool = False
+    buffer: int = 0
+    labels: Integers | None = None
+    epoch_rows: int | None = None
+    weighting: Weighting | None = None
+    stages: tuple[Stage, ...] = ()
+    ahead: int = 2
+
+    @property
+    def at_random(self) -> bool:
+        """Whether any row can be had at any time."""
+        return hasattr(self.source, "take")
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of an epoch, if that is known."""
+        return self.epoch_rows if self.labels is not None else self.source.num_rows
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches of an epoch, if that is known."""
+        if self.num_rows is None:
+            return None
+        return (
+            self.num_rows if self.remainder == "drop" else self.num_rows + self.global_batch_size - 1
+        ) // self.global_batch_size
+
+    def shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[Share]:
+        """What one host has of each global batch of an epoch.
+
+        Args:
+            replicas: The replicas of all hosts, and which of them are this host's.
+            epoch: The number of the epoch.
+            start: The first global batch that is wanted.
+
+        Yields:
+            The shares, one for each global batch: also those without rows.
+        """
+        parts = self._drawn_shares(replicas, epoch, start) if self.at_random else self._streamed_shares(replicas, epoch)
+        for share in parts:
+            if share.batch >= start:
+                yield share
+
+    def _drawn_shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[Share]:
+        drawn = self._drawn(epoch)
+        for batch in range(start, self.num_batches or 0):
+            first = batch * self.global_batch_size
+            inner = cuts(min(self.global_batch_size, len(drawn.rows) - first), replicas.total, replicas.local)
+            mine = drawn.part(first + inner[0], first + inner[-1])
+            yield Share(batch, epoch, mine.rows, mine.repeats, [cut - inner[0] for cut in inner], None)
+
+    def _drawn(self, epoch: int) -> order.Drawn:
+        source: RowSource = self.source
+        if self.labels is not None:
+            return order.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
+        return order.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else order.in_order(source.num_rows)
+
+    def _streamed_shares(self, replicas: Replicas, epoch: int) -> Iterator[Share]:
+        for batch, parts in enumerate(self._global_batches(epoch)):
+            inner = cuts(len(parts[0]), replicas.total, replicas.local)
+            mine = [part[inner[0] : inner[-1]] for part in parts]
+            yield Share(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:])
+
+    def _global_batches(self, epoch: int) -> Iterator[Rows]:
+        """The global batches of a stream; the first component is the number of each row in the stream."""
+        source: StreamSource = self.source
+        chunks = _numbered(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
+        if self.buffer:
+            chunks = shuffled_chunks(chunks, self.buffer, self.seed, epoch)
+        for batch in rebatched(chunks, self.global_batch_size):
+            if len(batch[0]) == self.global_batch_size or self.remainder == "keep":
+                yield batch
+
+
+def _numbered(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
+    count = 0
+    for chunk in chunks:
+        yield [np.arange(count, count + len(chunk[0])), *chunk]
+        count += len(chunk[0])
+    if count == 0 or (expected is not None and count != expected):
+        raise WrongUse(
+            "A stream gives as many rows as it is said to have, and at least one",
+            "Look at what it yields in its second iteration; leave rows= out where the number varies.",
+            rows=expected,
+            found=count,
+        )

@@ -1,0 +1,77 @@
+"""Where a pipeline is: what the training loop has had, whatever has been made ahead of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.plan import Plan
+
+_FORMAT = "gpudist.pipeline/1"
+
+
+@dataclass
+class Position:
+    """Where a pipeline is.
+
+    Attributes:
+        epoch: The number of the epoch, from 0.
+        batch: How many of its global batches have been handed out.
+        turn: Grows with each iteration and each restore: an iterator of an earlier turn is over.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    turn: int = 0
+
+
+def state_of(plan: Plan, position: Position) -> dict[str, Any]:
+    """The position as plain values, with what tells the data and their order from others."""
+    # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
+    over = plan.num_batches is not None and position.batch >= plan.num_batches
+    epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
+    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **_identity(plan)}
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    return {
+        "data": plan.source.fingerprint(),
+        "rows": -1 if plan.num_rows is None else plan.num_rows,
+        "global_batch_size": plan.global_batch_size,
+        "order": _order(plan),
+        "seed": plan.seed,
+        "remainder": plan.remainder,
+    }
+
+
+def _order(plan: Plan) -> str:
+    if plan.labels is not None:
+        return "balanced"
+    return "shuffled" if plan.shuffle else f"buffer {plan.buffer}" if plan.buffer else "as it stands"
+
+
+def restored(plan: Plan, state: Any) -> tuple[int, int]:
+    """The epoch and the batch of a state.
+
+    Args:
+        plan: What the pipeline does.
+        state: What `state_of` made of a pipeline over the same data.
+
+    Returns:
+        Epoch and batch.
+
+    Raises:
+        WrongUse: It is no such state, or one of other data, another order or other batches.
+    """
+    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        raise WrongUse("A state is what Pipeline.state() returned", "Give that.", state=state)
+    for name, value in _identity(plan).items():
+        found = state.get(name)
+        if type(value)(found) != value if found is not None else True:
+            raise WrongUse(
+                f"A state is restored over the same data in the same order: `{name}` is what it was",
+                "Make the pipeline as it was when the state was saved, or begin anew without restoring.",
+                **{name: value, "saved": found},
+            )
+    return int(state["epoch"]), int(state["batch"])

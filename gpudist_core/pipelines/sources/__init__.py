@@ -1,0 +1,19 @@
+"""Where rows come from: at random access (arrays, TFRecord, a file for each row), or one after the other (streams)."""
+
+from gpudist_core.pipelines.sources.access import Rows, RowSource, StreamSource
+from gpudist_core.pipelines.sources.arrays import ArraySource
+from gpudist_core.pipelines.sources.files import FileRows, FileStream
+from gpudist_core.pipelines.sources.records import RecordSource
+from gpudist_core.pipelines.sources.streams import DatasetStream, GeneratorStream
+
+__all__ = [
+    "ArraySource",
+    "DatasetStream",
+    "FileRows",
+    "FileStream",
+    "GeneratorStream",
+    "RecordSource",
+    "RowSource",
+    "Rows",
+    "StreamSource",
+]

@@ -1,0 +1,66 @@
+"""Rows of arrays in memory, or mapped into memory from a file, of which only the rows that are asked for are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.hashing import Integers
+from gpudist_core.pipelines.sources.access import Rows, digest
+
+# Rows whose content tells one data set from another: enough to notice, few enough to cost nothing.
+_SAMPLES = 16
+
+
+class ArraySource:
+    """The rows of a structure of arrays.
+
+    Args:
+        arrays: Arrays or tensors with equal first axes, in any structure.
+
+    Raises:
+        WrongUse: There is no row, an array has no first axis, or two arrays have different numbers of rows.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        import tensorflow as tf
+
+        flat = tf.nest.flatten(arrays)
+        # np.asanyarray keeps a memory map a memory map; a tensor on the CPU becomes an array over the same memory.
+        self._parts = [np.asanyarray(array) for array in flat]
+        shapes = [part.shape for part in self._parts]
+        if not shapes or not all(shapes):
+            raise WrongUse(
+                "Each array has its rows along its first axis", "Give arrays, in tuples or dicts but not lists.", shapes=shapes
+            )
+        if len({shape[0] for shape in shapes}) > 1:
+            raise WrongUse("All arrays have equally many rows", "Cut them to one length.", shapes=shapes)
+        self.num_rows = int(shapes[0][0])
+        if self.num_rows == 0:
+            raise WrongUse("There is at least one row", "Give arrays with rows.", shapes=shapes)
+        self.spec = tf.nest.pack_sequence_as(arrays, [_row_spec(part) for part in self._parts])
+
+    @property
+    def parts(self) -> Rows:
+        """The arrays, flattened."""
+        return self._parts
+
+    def take(self, rows: Integers) -> Rows:
+        """The rows of these numbers; consecutive ones without a copy."""
+        if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
+            return [np.asarray(part[rows[0] : rows[-1] + 1]) for part in self._parts]
+        return [np.asarray(np.take(part, rows, axis=0)) for part in self._parts]
+
+    def fingerprint(self) -> str:
+        chosen = np.unique(np.linspace(0, self.num_rows - 1, _SAMPLES).astype(np.int64))
+        samples = [np.ascontiguousarray(part) for part in self.take(chosen)]
+        content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in samples]
+        return digest(*((part.shape, part.dtype.str) for part in self._parts), *content)
+
+
+def _row_spec(part: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.TensorSpec(part.shape[1:], tf.string if part.dtype.kind in "OSU" else tf.as_dtype(part.dtype))

@@ -1,0 +1,101 @@
+"""Rows from files of any kind, read by the user's own function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.hashing import Integers, permutation
+from gpudist_core.pipelines.order import FILES
+from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
+from gpudist_core.pipelines.sources.records import paths_of
+
+_READERS = 8
+
+
+class FileRows:
+    """Files that are one row each: any row at any time, and a host reads only the files of its rows.
+
+    Args:
+        files: The paths, in the order of the rows.
+        read: Makes the row of a path: a structure of arrays or scalars of the same shapes for every file.
+    """
+
+    def __init__(self, files: Any, read: Callable[[str], Any]) -> None:
+        self._files = paths_of(files)
+        self._read = read
+        self.num_rows = len(self._files)
+
+    @cached_property
+    def spec(self) -> Any:
+        """The structure of one row, taken from the first file."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(spec_of, self._read(self._files[0]))
+
+    def take(self, rows: Integers) -> Rows:
+        import tensorflow as tf
+
+        # Files are waited for, not computed: several at once, whatever the number of cores.
+        with ThreadPoolExecutor(min(_READERS, max(1, len(rows)))) as pool:
+            found = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
+        return stacked(found, tf.nest.flatten(self.spec))
+
+    def fingerprint(self) -> str:
+        return digest([os.path.basename(path) for path in self._files])
+
+
+class FileStream:
+    """Files with many rows each: every host reads all of them, one after the other.
+
+    Args:
+        files: The paths.
+        read: Makes the rows of a path: a structure of arrays with equal first axes.
+    """
+
+    num_rows: int | None = None
+
+    def __init__(self, files: Any, read: Callable[[str], Any]) -> None:
+        self._files = paths_of(files)
+        self._read = read
+
+    @cached_property
+    def spec(self) -> Any:
+        """The structure of one row, taken from the first file."""
+        import tensorflow as tf
+
+        def row(value: Any) -> Any:
+            whole = spec_of(value)
+            return tf.TensorSpec(whole.shape[1:], whole.dtype)
+
+        return tf.nest.map_structure(row, self._read(self._files[0]))
+
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        numbers = range(len(self._files)) if seed is None else permutation(len(self._files), seed, FILES, epoch).tolist()
+        for number in numbers:
+            parts = self._rows(self._files[number])
+            for start in range(0, len(parts[0]), size):
+                yield [part[start : start + size] for part in parts]
+
+    def _rows(self, path: str) -> Rows:
+        import tensorflow as tf
+
+        parts = [np.asarray(part) for part in tf.nest.flatten(self._read(path))]
+        shapes: Sequence[Any] = [part.shape for part in parts]
+        if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
+            raise WrongUse(
+                "A file's reader returns arrays with equally many rows, along their first axes",
+                "Return such arrays, or say row_per_file=True where a file is one row.",
+                file=path,
+                shapes=shapes,
+            )
+        return parts
+
+    def fingerprint(self) -> str:
+        return digest([os.path.basename(path) for path in self._files])

@@ -1,0 +1,151 @@
+"""Records of TFRecord files at random access: the headers say where each begins, and only what is asked for is read."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.hashing import Integers
+from gpudist_core.pipelines.sources.access import Rows, digest
+from gpudist_core.pipelines.sources.checksums import masked_crc32c
+
+# A record is its length (8 bytes), the checksum of that (4), its data, and the checksum of those (4).
+_HEADER, _FOOTER = 12, 4
+Read = Callable[[int, int], bytes]
+
+
+class RecordSource:
+    """The records of TFRecord files, file after file, each a row of one string.
+
+    Args:
+        files: Paths of uncompressed TFRecord files; those with a scheme (`gs://`) are read through `tf.io.gfile`.
+
+    Raises:
+        WrongUse: There is no file or no record, a file is missing, compressed or damaged.
+    """
+
+    def __init__(self, files: Sequence[str]) -> None:
+        import tensorflow as tf
+
+        self.spec = tf.TensorSpec((), tf.string)
+        self._files = paths_of(files)
+        indexes = [_index(path) for path in self._files]
+        self._offsets = np.concatenate([offsets for offsets, _ in indexes])
+        self._lengths = np.concatenate([lengths for _, lengths in indexes])
+        self._file_of_row = np.repeat(np.arange(len(indexes)), [len(offsets) for offsets, _ in indexes])
+        self.num_rows = len(self._offsets)
+        if self.num_rows == 0:
+            raise WrongUse("There is at least one record", "Give files with records.", files=self._files)
+
+    def take(self, rows: Integers) -> Rows:
+        records = np.empty(len(rows), object)
+        for number in np.unique(self._file_of_row[rows]):
+            places = np.flatnonzero(self._file_of_row[rows] == number)
+            records[places] = self._take_from(self._files[number], rows[places])
+        return [records]
+
+    def _take_from(self, path: str, rows: Integers) -> Any:
+        offsets, lengths = self._offsets[rows].tolist(), self._lengths[rows].tolist()
+        with _opened(path) as (read, _):
+            raw = [read(offset + _HEADER, length + _FOOTER) for offset, length in zip(offsets, lengths, strict=True)]
+        data = np.empty(len(raw), object)
+        data[:] = [record[:-_FOOTER] for record in raw]
+        stored = np.frombuffer(b"".join(record[-_FOOTER:] for record in raw), "<u4")
+        for wrong in np.flatnonzero(stored != masked_crc32c(data.tolist())):
+            raise _damaged(path, offsets[wrong], "the data do not fit their checksum")
+        return data
+
+    def fingerprint(self) -> str:
+        return digest([os.path.basename(path) for path in self._files], self._offsets.tobytes(), self._lengths.tobytes())
+
+
+def paths_of(files: Any) -> list[str]:
+    """Paths of files that exist, given as one or several paths.
+
+    Args:
+        files: A path, or paths in the order in which their rows count.
+
+    Returns:
+        The paths.
+
+    Raises:
+        WrongUse: There is none, or one does not exist.
+    """
+    import tensorflow as tf
+
+    paths = [os.fspath(path) for path in ([files] if isinstance(files, (str, os.PathLike)) else files)]
+    if not paths:
+        raise WrongUse(
+            "There is at least one file", "Give the paths of the files; a pattern that matches none gives none.", files=files
+        )
+    missing = [path for path in paths if not tf.io.gfile.exists(path)]
+    if missing:
+        raise WrongUse("Each file exists, on every host", "Give paths that every host can read.", missing=missing)
+    return paths
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[tuple[Read, int]]:
+    """A function that reads (offset, size), and the size of the file."""
+    if "://" in path:
+        import tensorflow as tf
+
+        with tf.io.gfile.GFile(path, "rb") as remote:
+
+            def read(offset: int, size: int) -> bytes:
+                remote.seek(offset)
+                return bytes(remote.read(size))
+
+            yield read, int(remote.size())
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield lambda offset, size: os.pread(descriptor, size, offset), os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
+def _index(path: str) -> tuple[Integers, Integers]:
+    """Where each record of a file begins, and the length of its data."""
+    offsets, lengths, headers = [], [], []
+    with _opened(path) as (read, size):
+        offset, fault = 0, None
+        while offset < size and fault is None:
+            header = read(offset, _HEADER)
+            length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
+            if offset + _HEADER + length + _FOOTER > size:
+                fault = "the file ends before the record does"
+            offsets.append(offset)
+            lengths.append(length)
+            headers.append(header)
+            offset += _HEADER + length + _FOOTER
+        _check(path, offsets, headers, fault)
+    return np.asarray(offsets, np.int64), np.asarray(lengths, np.int64)
+
+
+def _check(path: str, offsets: list[int], headers: list[bytes], fault: str | None) -> None:
+    """The first record whose header is wrong, if any: a length that is wrong leads astray from there on."""
+    whole = [header for header in headers if len(header) == _HEADER]
+    stored = np.frombuffer(b"".join(header[8:] for header in whole), "<u4")
+    wrong = np.flatnonzero(stored != masked_crc32c([header[:8] for header in whole]))
+    if len(wrong):
+        compressed = wrong[0] == 0 and headers[0][:1] in {b"\x1f", b"\x78"}
+        raise _damaged(path, offsets[wrong[0]], "it looks compressed" if compressed else "the length does not fit its checksum")
+    if fault:
+        raise _damaged(path, offsets[-1], fault)
+
+
+def _damaged(path: str, offset: int, fault: str) -> WrongUse:
+    return WrongUse(
+        "A TFRecord file is a row of whole, uncompressed records",
+        "Write the file again, or leave it out; read a compressed one with from_dataset(tf.data.TFRecordDataset(...)).",
+        file=path,
+        offset=offset,
+        found=fault,
+    )

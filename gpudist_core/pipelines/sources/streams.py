@@ -1,0 +1,140 @@
+"""Rows that come one after the other: from a generator, or from a `tf.data.Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
+
+
+class GeneratorStream:
+    """The rows that a generator yields, the same at each call.
+
+    Args:
+        make: Makes an iterable of rows, new for each epoch.
+        signature: The structure of one row, a `tf.TensorSpec` for each component; None takes it from the first row.
+        num_rows: How many rows there are, if that is known.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]], signature: Any, num_rows: int | None) -> None:
+        self._make = make
+        self._signature = signature
+        self.num_rows = num_rows
+
+    @cached_property
+    def spec(self) -> Any:
+        """The structure of one row."""
+        import tensorflow as tf
+
+        if self._signature is not None:
+            return self._signature
+        rows = iter(self._make())
+        first = next(rows, None)
+        if hasattr(rows, "close"):
+            rows.close()
+        if first is None:
+            raise WrongUse("A generator yields at least one row", "Look at what it yields.", make=self._make)
+        return tf.nest.map_structure(spec_of, first)
+
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        import tensorflow as tf
+
+        specs = tf.nest.flatten(self.spec)
+        rows = iter(self._make())
+        try:
+            while chunk := [self._flat(row, specs) for row in islice(rows, size)]:
+                yield stacked(chunk, specs)
+        finally:
+            # The generator's own `finally` runs now, not when it is collected.
+            if hasattr(rows, "close"):
+                rows.close()
+
+    def _flat(self, row: Any, specs: list[Any]) -> list[Any]:
+        import tensorflow as tf
+
+        flat = tf.nest.flatten(row)
+        if len(flat) != len(specs):
+            raise WrongUse("Each row has the structure of the signature", "Yield such rows.", row=row, signature=self.spec)
+        return list(flat)
+
+    def fingerprint(self) -> str:
+        return digest(repr(self.spec), self.num_rows)
+
+
+class DatasetStream:
+    """The rows of a `tf.data.Dataset`.
+
+    Args:
+        dataset: Its elements are rows, or batches of rows.
+        batched: Whether they are batches.
+
+    Raises:
+        WrongUse: It never ends, gives other rows or another order each time, or has elements that are not plain tensors.
+    """
+
+    def __init__(self, dataset: Any, batched: bool) -> None:
+        import tensorflow as tf
+
+        from gpudist_core.upstream.datasets import shuffles_that_vary
+
+        _check_specs(dataset.element_spec)
+        varying = shuffles_that_vary(dataset)
+        if varying:
+            raise WrongUse(
+                "A dataset gives the same rows in the same order each time, on every host",
+                "Leave its shuffle out and say Pipeline.shuffle(buffer), which shuffles by seed and epoch; or give it a seed "
+                "and reshuffle_each_iteration=False.",
+                shuffles=varying,
+            )
+        if batched:
+            _check_batched(dataset.element_spec)
+        size = int(dataset.cardinality())
+        if size == tf.data.INFINITE_CARDINALITY:
+            raise WrongUse("A dataset ends", "Leave repeat() out: each iteration of a pipeline is one epoch.", dataset=dataset)
+        if size == 0:
+            raise WrongUse("There is at least one row", "Give a dataset with elements.", dataset=dataset)
+        options = tf.data.Options()
+        options.deterministic = True
+        self._dataset = dataset.with_options(options)
+        self._batched = batched
+        self.num_rows = size if size > 0 and not batched else None
+        self.spec = tf.nest.map_structure(lambda spec: _row_of(spec) if batched else spec, dataset.element_spec)
+
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        import tensorflow as tf
+
+        rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
+        with tf.device("CPU:0"):
+            for batch in rows.prefetch(1):
+                yield [np.asarray(part) for part in tf.nest.flatten(batch)]
+
+    def fingerprint(self) -> str:
+        return digest(repr(self.spec), self.num_rows)
+
+
+def _row_of(spec: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.TensorSpec(spec.shape[1:], spec.dtype)
+
+
+def _check_specs(spec: Any) -> None:
+    import tensorflow as tf
+
+    if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
+        raise WrongUse("The components of a row are dense tensors", "Make them dense in the dataset.", element_spec=spec)
+
+
+def _check_batched(spec: Any) -> None:
+    import tensorflow as tf
+
+    if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
+        raise WrongUse(
+            "An element of a batched dataset has its rows along the first axes", "Say batched=False.", element_spec=spec
+        )

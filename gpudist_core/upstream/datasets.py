@@ -1,0 +1,29 @@
+"""What TensorFlow's datasets do not tell: whether each iteration gives the same rows in the same order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def shuffles_that_vary(dataset: Any) -> list[str]:
+    """The shuffles in a dataset that give another order in another iteration, or in another process.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+
+    Returns:
+        One word for each: "unseeded" or "reshuffled".
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
+
+    found = []
+    if isinstance(dataset, _ShuffleDataset):
+        seeds = [int(tf.get_static_value(seed) or 0) for seed in (dataset._seed, dataset._seed2)]
+        if not any(seeds):
+            found.append("unseeded")
+        elif dataset._reshuffle_each_iteration:
+            found.append("reshuffled")
+    for part in dataset._inputs():
+        found += shuffles_that_vary(part)
+    return found
