@@ -1,0 +1,5 @@
+"""Training with parameter servers: asynchronous or in lock-step, with tables partitioned over the servers."""
+
+from gpudist_core.parameter_servers.training import CoordinatedTraining
+
+__all__ = ["CoordinatedTraining"]

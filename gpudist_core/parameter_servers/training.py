@@ -1,0 +1,372 @@
+"""Training through a ClusterCoordinator: workers compute gradients, the coordinator alone updates the servers' variables."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
+from gpudist_core.parameter_servers.work import Part, Work
+from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.pipelines.shares import shares as rows_of_parts
+from gpudist_core.upstream import coordination, losses, models, optimizers
+
+SCHEDULES = ("asynchronous", "lock-step")
+DRAWS = ("replica", "row")
+DEFAULT_TIMEOUT_SECONDS = 600.0
+_T = TypeVar("_T")
+
+
+class CoordinatedTraining:
+    """The training step of `TrainStep`, with parameter servers: asynchronous, or in lock-step with the result of one device.
+
+    Workers read the variables from the servers, compute the gradients of the rows they are sent, and send them back; they change
+    nothing. The coordinator applies each result once. So a worker may die at any moment: its work is done again by another and
+    counted once, and `optimizer.iterations` is exactly the number of updates. The price is that gradients pass through the
+    coordinator's network, once in and once out (those of embeddings are sparse and small).
+
+    - `lock-step`: each global batch is cut into one part for each worker; the parts' sums are added in their order, divided by the weight
+      of all rows, clipped and applied: the result of one device, within rounding.
+    - `asynchronous`: each global batch is the work of one worker, and is applied when it arrives; meanwhile the others go on with
+      variables that may be older by as many updates as there are other workers. The order of the updates depends on timing, their
+      number does not. A layer that changes its own state in the forward pass (BatchNormalization's moving averages) does so on the
+      worker: once for each time the work is done.
+
+    Example:
+        On a cluster with parameter servers (`gpudist run train.py --topology 2x1+1ps` emulates one)::
+
+            strategy = gd.make_strategy()                 # workers and servers stay in this call; the chief goes on
+            with strategy.scope():
+                model, optimizer = build_model(), keras.optimizers.Adam()
+            training = gd.CoordinatedTraining(model, optimizer, "sparse_categorical_crossentropy", schedule="lock-step")
+            for epoch in range(3):
+                losses = training.train(data)             # a gd.Pipeline; the loss of each global batch, in order
+
+    Args:
+        model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
+        optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place, as by `TrainStep`.
+        per_example_loss: As in `TrainStep`.
+        schedule: `asynchronous` or `lock-step`.
+        clip_norm: The largest L2 norm of each variable's gradient (of each part of a partitioned one).
+        clip_global_norm: The largest L2 norm of all gradients together.
+        clip_value: The largest absolute value in a gradient.
+        accumulate: How many batches make one update: in lock-step those that follow each other, else those that arrive so.
+        draws: As in `TrainStep`, with workers for replicas.
+        metrics: Keras metrics that are updated with (y, y_pred, weight) on the coordinator, once for each batch.
+        variables: What is trained; the model's trainable variables unless given.
+        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
+        timeout_seconds: How long no worker may finish anything before it is an error; None to wait for ever.
+        strategy: The `ParameterServerStrategy`; that of the model unless given.
+
+    Raises:
+        WrongUse: Where the arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        per_example_loss: Any,
+        *,
+        schedule: str = "asynchronous",
+        clip_norm: float | None = None,
+        clip_global_norm: float | None = None,
+        clip_value: float | None = None,
+        accumulate: int = 1,
+        draws: str = "replica",
+        metrics: Sequence[Any] = (),
+        variables: Sequence[Any] | None = None,
+        check_finite: bool = False,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        strategy: Any = None,
+    ) -> None:
+        _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
+        if accumulate < 1:
+            raise WrongUse(
+                "The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate
+            )
+        self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
+        losses.install()
+        coordination.install_reading()
+        self.model, self.metrics, self.schedule = model, list(metrics), schedule
+        self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
+        self._loss = losses.per_example_function(per_example_loss)
+        self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+        self._given = list(variables) if variables is not None else None
+        _check_on_servers(model=model, optimizer=optimizer)
+        with self.strategy.scope():
+            self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
+        self._workers = Workers(self.strategy, timeout_seconds)
+        self._work: Work | None = None
+        self._updates: Updates | None = None
+        self._sums: Part | None = None
+        self._pending = self._num_updates = 0
+        self._drawn: dict[int, tuple[Any, int]] = {}
+        self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
+
+    def train(self, data: Any, steps: int | None = None) -> npt.NDArray[np.float32]:
+        """Train on global batches; when it returns, each has been applied exactly once (or is pending, with `accumulate`).
+
+        Args:
+            data: A `Pipeline`, or any iterable of batches (x, y) or (x, y, weight).
+            steps: How many global batches, over the end of an epoch of a pipeline if need be; None for the rest of one epoch.
+
+        Returns:
+            The loss of each batch before its update, in the order of the batches: float32, shape (batches,).
+
+        Raises:
+            WrongUse: Where a batch is none, or the data end before `steps` batches.
+            Unavailable: When a parameter server is lost, or no worker finishes anything in time.
+        """
+        if steps is not None and steps < 0:
+            raise WrongUse("The number of steps must not be negative", "None means the rest of the epoch.", steps=steps)
+        batches = _batches(data, steps)
+        run = self._in_lock_step if self.schedule == "lock-step" else self._asynchronously
+        found = self._outside_scope(lambda: run(batches))
+        if steps is not None and len(found) < steps:
+            raise WrongUse(
+                "The data must last for all steps",
+                "Ask for fewer, or give a Pipeline, which begins anew.",
+                steps=steps,
+                batches=len(found),
+            )
+        return np.asarray(found, np.float32)
+
+    def __call__(self, batch: Any) -> Any:
+        """Train on one global batch and wait for it.
+
+        Args:
+            batch: (x, y) or (x, y, weight).
+
+        Returns:
+            The batch's loss before the update: a float32 scalar.
+
+        Raises:
+            WrongUse: Where the batch is none.
+            Unavailable: As in `train`.
+        """
+        return self.train([batch])[0]
+
+    def flush(self) -> None:
+        """Make the update of the batches that are pending, if any: at the end of the data, where their number does not divide."""
+        if self._pending:
+            self._outside_scope(self._apply_pending)
+
+    @property
+    def pending(self) -> int:
+        """Batches that were accumulated and have not made an update yet."""
+        return self._pending
+
+    @property
+    def num_updates(self) -> int:
+        """Updates that this object has made; `optimizer.iterations` has grown by as many."""
+        return self._num_updates
+
+    @property
+    def trained_variables(self) -> list[Any]:
+        """What is trained, in the order of the gradients; a partitioned variable is its parts."""
+        whole = self._given if self._given is not None else list(self.model.trainable_variables)
+        return [part for variable in whole for part in coordination.parts_of(variable)]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep besides model and optimizer: batches pending, and their sums, as arrays by name."""
+        kept = {} if self._sums is None else flattened(self._sums)
+        return {"pending": self._pending, "sums": kept}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, with any number of workers and servers.
+
+        Args:
+            state: What `state` returned.
+
+        Raises:
+            WrongUse: Where it was taken with another `accumulate`.
+        """
+        pending = int(state["pending"])
+        if pending >= self.accumulate:
+            raise WrongUse(
+                "The state must come from a training that accumulates as many batches",
+                "Restore it there.",
+                pending=pending,
+                accumulate=self.accumulate,
+            )
+        self._pending = pending
+        self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
+
+    def _in_lock_step(self, batches: Iterable[Any]) -> list[float]:
+        found = []
+        for batch in map(_checked, batches):
+            self._build(batch)
+            parts = self._send(0, 0, batch, self._workers.num_workers)
+            arrived = {}
+            while self._workers.under_way:
+                arrived.update(self._workers.results())
+            found.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
+        return found
+
+    def _asynchronously(self, batches: Iterable[Any]) -> list[float]:
+        found: dict[int, float] = {}
+        under_way: dict[int, Any] = {}
+        for item, batch in enumerate(map(_checked, batches)):
+            self._build(batch)
+            under_way[item] = batch
+            self._send(item, item, batch, 1)
+            while self._workers.under_way >= self._workers.ahead:
+                self._take_arrived(under_way, found)
+        while self._workers.under_way:
+            self._take_arrived(under_way, found)
+        coordination.advance_seeds(self._drawn, len(found))
+        return [found[item] for item in sorted(found)]
+
+    def _take_arrived(self, under_way: dict[int, Any], found: dict[int, float]) -> None:
+        for (item, _), part in self._workers.results():
+            found[item] = self._take(under_way.pop(item), [part], items=1)
+
+    def _send(self, key: int, item: int, batch: tuple[Any, ...], parts: int) -> int:
+        """Send the parts of a batch that have rows; returns how many."""
+        assert self._work is not None
+        total = int(shares.rows_of(batch))
+        sizes = [size for size in rows_of_parts(total, parts) if size > 0]
+        for part, size in enumerate(sizes):
+            first = sum(sizes[:part])
+            place = {"rows": size, "first": first, "total": total, "part": part}
+            scalars = {name: tf.constant(value) for name, value in place.items()} | {"item": tf.constant(item, tf.int64)}
+            rows = batch if len(sizes) == 1 else tf.nest.map_structure(lambda v: _slice(v, first, size), batch)  # noqa: B023
+            function = self._work.traced(rows, scalars, len(sizes))
+            if self.schedule == "lock-step":
+                self._work.check_writes_nothing(function)
+            self._drawn = self._work.draws_of(function)
+            self._workers.send((key, part), function, (rows, scalars))
+        return len(sizes)
+
+    def _take(self, batch: tuple[Any, ...], parts: list[Part], items: int | None) -> float:
+        """Make use of a batch's results, here alone and once; returns its loss."""
+        assert self._updates is not None
+        outputs = [part["y_pred"] for part in parts if self.metrics]
+        whole = self._updates.sum([{name: value for name, value in part.items() if name != "y_pred"} for part in parts])
+        if outputs:
+            y_pred = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *outputs)
+            self._update_metrics(batch[1], y_pred, batch[2] if len(batch) > 2 else None)
+        self._sums = whole if self._sums is None else self._updates.sum([self._sums, whole])
+        self._pending += 1
+        if self._pending >= self.accumulate:
+            self._apply_pending()
+        if items is None:
+            coordination.advance_seeds(self._drawn)
+        return float(loss_of(whole))
+
+    def _apply_pending(self) -> None:
+        assert self._updates is not None
+        self._updates.apply(self._sums)
+        self._sums, self._pending = None, 0
+        self._num_updates += 1
+
+    def _metrics_of(self, y: Any, y_pred: Any, weight: Any) -> None:
+        for metric in self.metrics:
+            metric.update_state(y, y_pred, sample_weight=weight)
+
+    def _build(self, batch: tuple[Any, ...]) -> None:
+        """Make the variables that are still missing, on the servers, and the functions that use them."""
+        if self._work is not None:
+            return
+        with self.strategy.scope():
+            models.build(self.model, self.strategy.experimental_local_results, batch[0])
+            variables = self.trained_variables
+            if not self.optimizer.built:
+                self.optimizer.build(variables)
+        _check_optimizer(self.optimizer, variables)
+        scale = self.optimizer.scale_loss if getattr(self.optimizer, "inner_optimizer", None) is not None else None
+        self._work = Work(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
+        self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
+
+    def _outside_scope(self, action: Callable[[], _T]) -> _T:
+        """Do it where no strategy is entered, as Keras's optimizers need it; tell what a lost server means."""
+        try:
+            if not tf.distribute.has_strategy():
+                return action()
+            with futures.ThreadPoolExecutor(1) as thread:
+                return thread.submit(action).result()
+        except Exception as error:
+            lost = server_lost(error)
+            if lost is None and not isinstance(error, Unavailable):
+                self._workers.forget()
+            raise (lost or error) from (error if lost else None)
+
+
+def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
+    for name, (value, possible) in choices.items():
+        if value not in possible:
+            raise WrongUse(f"{name} must be {' or '.join(map(repr, possible))}", "Choose one of them.", **{name: value})
+
+
+def _checked_strategy(strategy: Any) -> Any:
+    if coordination.is_coordinated(strategy):
+        return strategy
+    raise WrongUse(
+        "Coordinated training needs a model made in the scope of a ParameterServerStrategy",
+        "Make one by make_strategy() in a cluster with ps tasks; use TrainStep with other strategies.",
+        strategy=type(strategy).__name__,
+    )
+
+
+def _check_on_servers(**owners: Any) -> None:
+    for name, owner in owners.items():
+        for variable in getattr(owner, "variables", []):
+            for part in coordination.parts_of(variable):
+                if "/job:ps" not in str(models.plain(part).device):
+                    raise WrongUse(
+                        f"The {name} must be made in the scope of the ParameterServerStrategy",
+                        "Make it under `with strategy.scope():`.",
+                        variable=part.name,
+                        device=models.plain(part).device,
+                    )
+
+
+def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
+    inner = getattr(optimizer, "inner_optimizer", None) or optimizer
+    built = coordination.variables_of(inner)
+    if [id(v) for v in built] != [id(models.plain(v)) for v in variables]:
+        raise WrongUse(
+            "The optimizer must be built with the variables that are trained, partitioned ones in their parts",
+            "Leave building it to the training, or pass the variables it was built with.",
+            built=[v.name for v in built][:8],
+            trained=[v.name for v in variables][:8],
+        )
+
+
+def _checked(batch: Any) -> tuple[Any, ...]:
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
+        raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
+    return tuple(tf.nest.map_structure(tf.convert_to_tensor, tuple(batch)))
+
+
+def _batches(data: Any, steps: int | None) -> Iterator[Any]:
+    """The batches to train on; a pipeline's are on this process's CPU, and go on where the last ones ended."""
+    if not hasattr(data, "distribute"):
+        return itertools.islice(data, steps)
+    with tf.device("CPU:0"):
+        here = tf.zeros([]).device
+    epochs = data.distribute(tf.distribute.OneDeviceStrategy(here))
+    return iter(epochs) if steps is None else itertools.islice(_without_end(epochs), steps)
+
+
+def _without_end(epochs: Any) -> Iterator[Any]:
+    while True:
+        yield from epochs
+
+
+def _slice(value: Any, first: int, size: int) -> Any:
+    if isinstance(value, tf.SparseTensor):
+        rest = [0] * (value.shape.rank - 1)
+        return tf.sparse.slice(value, [first, *rest], [size, *value.dense_shape[1:]])
+    return value[first : first + size]

@@ -1,0 +1,136 @@
+"""What the coordinator does with the workers' sums: add them, divide once, apply once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core.gradients import reduction
+from gpudist_core.gradients.clipping import Clipping
+from gpudist_core.parameter_servers.work import Part
+from gpudist_core.upstream import optimizers
+
+
+class Updates:
+    """The only writer of the trained variables, so that each update happens exactly once and every step is counted.
+
+    Args:
+        optimizer: What `exact_optimizer` returned.
+        variables: The trained variables, partitioned ones in their parts.
+        clip: Clipping before the optimizer's own.
+        check_finite: Whether a gradient that is not finite is an error.
+    """
+
+    def __init__(self, optimizer: Any, variables: list[Any], clip: Clipping, check_finite: bool) -> None:
+        self._optimizer, self._variables, self._clip, self._check_finite = optimizer, variables, clip, check_finite
+        self._add = tf.function(self._sum, autograph=False, reduce_retracing=True)
+        self._apply = tf.function(self._update, autograph=False, reduce_retracing=True)
+
+    def sum(self, parts: Sequence[Part]) -> Part:
+        """The sums of several parts, added in the order given.
+
+        Args:
+            parts: What workers returned, without outputs of the model; at least one.
+        """
+        return parts[0] if len(parts) == 1 else self._add(list(parts))
+
+    def apply(self, part: Part) -> None:
+        """Make one update.
+
+        Args:
+            part: The sums of all rows of the update.
+        """
+        self._apply(part)
+
+    def _sum(self, parts: list[Part]) -> Part:
+        return {name: _sum_of(name, [part[name] for part in parts]) for name in parts[0]}
+
+    def _update(self, part: Part) -> None:
+        grads = self._means(part["grads"], part["weight"])
+        if "own_grads" in part:
+            grads = [_total(*pair) for pair in zip(grads, self._means(part["own_grads"], part["rows"]), strict=True)]
+        if self._check_finite:
+            grads = [_checked(g, v.name) for g, v in zip(grads, self._variables, strict=True)]
+        with optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip):
+            self._optimizer.apply(grads, self._variables)
+
+    def _means(self, grads: Sequence[Any], count: Any) -> list[Any]:
+        factor = tf.math.reciprocal_no_nan(count)
+        whole = [
+            _sparse(g, v.shape) if isinstance(g, (tuple, list)) else g for g, v in zip(grads, self._variables, strict=True)
+        ]
+        return [reduction.scale(g, factor) for g in whole]
+
+
+def loss_of(part: Part) -> Any:
+    """The loss of the rows that a part is the sum of: a float32 scalar."""
+    loss = tf.math.divide_no_nan(part["loss"], part["weight"])
+    return loss if "own_loss" not in part else loss + tf.math.divide_no_nan(part["own_loss"], part["rows"])
+
+
+def flattened(part: Part) -> dict[str, Any]:
+    """A part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; a gradient that is None is left out."""
+    found: dict[str, Any] = {}
+    for name, value in part.items():
+        for i, gradient in enumerate(value if name.endswith("grads") else ()):
+            if isinstance(gradient, (tuple, list)):
+                found |= {f"{name}/{i}/values": gradient[0].numpy(), f"{name}/{i}/indices": gradient[1].numpy()}
+            elif gradient is not None:
+                found[f"{name}/{i}"] = gradient.numpy()
+        if not name.endswith("grads"):
+            found[name] = value.numpy()
+    return found
+
+
+def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
+    """The part that `flattened` took apart."""
+
+    def gradient(name: str) -> Any:
+        if f"{name}/values" in arrays:
+            return tuple(tf.convert_to_tensor(arrays[f"{name}/{half}"]) for half in ("values", "indices"))
+        return tf.convert_to_tensor(arrays[name]) if name in arrays else None
+
+    names = {name.split("/")[0] for name in arrays} | {"grads"}
+    return {
+        name: [gradient(f"{name}/{i}") for i in range(num_variables)]
+        if name.endswith("grads")
+        else tf.convert_to_tensor(arrays[name])
+        for name in sorted(names)
+    }
+
+
+def _sum_of(name: str, values: list[Any]) -> Any:
+    if name.endswith("grads"):
+        return [functools.reduce(_plus, grads) for grads in zip(*values, strict=True)]
+    return functools.reduce(tf.add, values)
+
+
+def _plus(one: Any, other: Any) -> Any:
+    """The sum of what two workers sent for one variable: both have the same form, as they ran the same function."""
+    if one is None:
+        return None
+    return tuple(tf.concat(pair, 0) for pair in zip(one, other, strict=True)) if isinstance(one, (tuple, list)) else one + other
+
+
+def _total(one: Any, other: Any) -> Any:
+    """The sum of two gradients of one variable, sparse where both are."""
+    if one is None or other is None:
+        return one if other is None else other
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        values, indices = (tf.concat([getattr(one, name), getattr(other, name)], 0) for name in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, one.dense_shape)
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def _checked(gradient: Any, name: str) -> Any:
+    if gradient is None:
+        return None
+    values = tf.debugging.check_numerics(reduction.values_of(gradient), f"gradient of {name}")
+    return reduction.with_values(gradient, values)
+
+
+def _sparse(pair: Any, shape: Any) -> Any:
+    return tf.IndexedSlices(pair[0], pair[1], tf.constant(shape.as_list(), pair[1].dtype))

@@ -1,0 +1,133 @@
+"""What Keras and TensorFlow do not foresee for work that is sent to workers: seeds, and variables in parts (2.21, 3.15).
+
+A worker may die and its work be done again, and several work on one batch: so a random seed is read there, never advanced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_current = threading.local()
+CALLS_PER_ITEM = 4096
+
+
+class Seeds:
+    """The seeds that one traced function draws: a generator's n-th draw is n steps after its state.
+
+    Args:
+        item: How many items of work came since the states were last advanced: an int64 scalar tensor.
+
+    Attributes:
+        draws: How often each generator is drawn from, by the generator's id, with the generator.
+    """
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+        self.draws: dict[int, tuple[Any, int]] = {}
+
+    def next(self, generator: Any) -> Any:
+        """The next seed of a generator, whose state stays as it is."""
+        import tensorflow as tf
+
+        _, count = self.draws.get(id(generator), (generator, 0))
+        self.draws[id(generator)] = (generator, count + 1)
+        state = tf.convert_to_tensor(generator.state)
+        further = tf.stack([tf.zeros([], tf.int64), self._item * CALLS_PER_ITEM + count])
+        return state + tf.cast(further, state.dtype)
+
+
+@contextlib.contextmanager
+def reading_seeds(item: Any) -> Iterator[Seeds]:
+    """While this thread traces: Keras's seed generators are read and not advanced.
+
+    Args:
+        item: As in `Seeds`.
+    """
+    _install_seeds()
+    outer = getattr(_current, "seeds", None)
+    _current.seeds = Seeds(item)
+    try:
+        yield _current.seeds
+    finally:
+        _current.seeds = outer
+
+
+def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -> None:
+    """Advance the states of generators as if the work had done it.
+
+    Args:
+        draws: Of a `Seeds`.
+        items: How many items were worked on; None for one batch, advanced as on one device.
+    """
+    import tensorflow as tf
+
+    for generator, count in draws.values():
+        value = generator.state.value
+        step = count if items is None else items * CALLS_PER_ITEM
+        value.assign(tf.convert_to_tensor(value) + tf.cast([0, step], value.dtype))
+
+
+@functools.cache
+def _install_seeds() -> None:
+    import keras
+
+    original = keras.random.SeedGenerator.next
+
+    @functools.wraps(original)
+    def following(self: Any, ordered: bool = True) -> Any:
+        seeds = getattr(_current, "seeds", None)
+        return original(self, ordered) if seeds is None else seeds.next(self)
+
+    keras.random.SeedGenerator.next = following
+
+
+def parts_of(variable: Any) -> list[Any]:
+    """The variables that a variable is partitioned into; the variable itself where it is not.
+
+    Args:
+        variable: A Keras variable or a `tf.Variable`, perhaps a ShardedVariable by the strategy's partitioner.
+    """
+    from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+    value = getattr(variable, "value", None)
+    for one in (variable, None if callable(value) else value):
+        if isinstance(one, ShardedVariable):
+            return list(one.variables)
+    return [variable]
+
+
+@functools.cache
+def install_reading() -> None:
+    """Let a Keras variable that is partitioned over servers be read as an array, as `get_weights` and `save_weights` do."""
+    import numpy as np
+    import tensorflow as tf
+    from tensorflow.python.distribute.sharded_variable import ShardedVariable
+
+    def read(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(tf.convert_to_tensor(self), dtype)
+
+    if not hasattr(ShardedVariable, "__array__"):
+        ShardedVariable.__array__ = read
+
+
+def is_coordinated(strategy: Any) -> bool:
+    """Whether a strategy is a `ParameterServerStrategy` that a ClusterCoordinator can be made for."""
+    import tensorflow as tf
+
+    return isinstance(strategy, (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.ParameterServerStrategy))
+
+
+def num_tasks(strategy: Any) -> tuple[int, int]:
+    """How many workers and how many parameter servers a `ParameterServerStrategy` has."""
+    return int(strategy._num_workers), int(strategy._num_ps)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """The TensorFlow variables that a Keras optimizer was built with."""
+    import keras
+
+    return [v.value if isinstance(v, keras.Variable) else v for v in optimizer._trainable_variables]
