@@ -147,7 +147,7 @@ def _check_draws(concrete: Any) -> None:
 
 
 def _remembers(operation: str) -> bool:
-    if operation.startswith(("Stateless", "_Stateless")):
-        return False
+    if operation.startswith(("Stateless", "_Stateless")) or operation == "StatefulPartitionedCall":
+        return False  # what a call of another function does is looked at there
     draws = ("Random", "TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial", "SampleDistorted", "Stateful", "Rng")
     return operation.startswith((*draws, "NonDeterministic", "Assign", "ResourceScatter"))

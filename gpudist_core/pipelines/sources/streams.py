@@ -110,9 +110,15 @@ class DatasetStream:
         import tensorflow as tf
 
         rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
+        # Each chunk may be asked for by another thread, and a device scope belongs to one.
         with tf.device("CPU:0"):
-            for batch in rows.prefetch(1):
-                yield [np.asarray(part) for part in tf.nest.flatten(batch)]
+            batches = iter(rows.prefetch(1))
+        while True:
+            with tf.device("CPU:0"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield [np.asarray(part) for part in tf.nest.flatten(batch)]
 
     def fingerprint(self) -> str:
         return digest(repr(self.spec), self.num_rows)
