@@ -11,6 +11,7 @@ from emulate.probe.body import Body
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
 from emulate.probe.recording import Recording
+from emulate.probe.slices import shard_of
 from emulate.probe.trace import TraceWriter
 from emulate.probe.variables import Names, copy_of, is_floating, read_local
 
@@ -161,7 +162,7 @@ class Probe:
         with tf.init_scope(), upstream.device("CPU:0"):
             copies = [(variable, copy_of(variable, replica)) for variable in variables if is_floating(variable)]
             if self.plan.initial is not None:
-                replay.assign_initial(self.plan.initial, self.names, copies)
+                replay.assign_initial(self.plan.initial, self.names, copies, replica)
             try:
                 values = [
                     (("variable", self.names.of(variable), bool(getattr(variable, "trainable", True))), copy.read_value())
@@ -170,7 +171,8 @@ class Probe:
             except tf.errors.FailedPreconditionError:
                 self.note("initial-weights-unseen", "variables are made inside the step; their first values were not seen")
                 return
-            self.recorder.hand_over("initial", {"replica": replica, "optimizer": optimizer}, values)
+            about = {"replica": replica, "optimizer": optimizer, "shards": self._shards([v for v, _ in copies])}
+            self.recorder.hand_over("initial", about, values)
 
     def step_made(
         self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
@@ -197,10 +199,16 @@ class Probe:
             for v in [v.item]
         ]
         self.write_facts()
-        operation = self.recorder.hand_over("step", {"optimizer": optimizer, "replica": replica, **about}, tensors)
+        about = {"optimizer": optimizer, "replica": replica, "shards": self._shards(variables), **about}
+        operation = self.recorder.hand_over("step", about, tensors)
         self.recorder.gate(optimizer, replica, operation)
         if body is None:
             self.recorder.hold_if_reached()
+
+    def _shards(self, variables: list[Any]) -> dict[str, tuple[int, ...]]:
+        """Of variables of which each replica holds another slice, how."""
+        found = {self.names.of(variable): shard_of(variable) for variable in variables}
+        return {name: tuple(shard) for name, shard in found.items() if shard is not None}
 
     def _gradient_tensors(self, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
         import tensorflow as tf

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe.recorder import Key, Record
+from emulate.probe.slices import Shard, part_of
 from emulate.probe.trace import TraceWriter, digest
 
 Array = NDArray[Any]
 WEIGHT_ELEMENTS = 1 << 16
+TABLE_ELEMENTS = 1 << 22
 MOST_RUNS = 256
 
 
@@ -59,11 +61,17 @@ class Recording:
 
     def _initial(self, record: Record) -> None:
         replica, about = record.about["replica"], record.about
-        variables = {key[1]: self._variable(("initial", 0, key[1]), value, trainable=key[2]) for key, value in record.values}
+        variables = {
+            key[1]: self._variable(("initial", 0, key[1]), value, record, trainable=key[2]) for key, value in record.values
+        }
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
 
-    def _variable(self, place: tuple[str, int, str], value: Array, *, trainable: bool) -> dict[str, Any]:
+    def _variable(self, place: tuple[str, int, str], value: Array, record: Record, *, trainable: bool) -> dict[str, Any]:
         """The digest always; the elements once, and again of each copy that differs."""
+        shard = _shard(record, place[2])
+        if shard is not None:
+            array = self._part(_plain(value), shard, record, WEIGHT_ELEMENTS)
+            return {"digest": digest(value), "trainable": trainable, "array": array}
         name = digest(value)
         entry: dict[str, Any] = {"digest": name, "trainable": trainable}
         first = self._first_digests.get(place)
@@ -72,6 +80,11 @@ class Recording:
         self._first_digests.setdefault(place, name)
         entry["array"] = self._writer.array(_plain(value), share=WEIGHT_ELEMENTS)
         return entry
+
+    def _part(self, value: Array, shard: Shard, record: Record, most: int, rows: Array | None = None) -> dict[str, Any]:
+        """A slice, as the rows of the table that it is."""
+        part = part_of(value, shard, record.about["replica"], most, rows)
+        return self._writer.array(part.values, rows=part.rows) | part.entry(shard)
 
     def _step(self, record: Record) -> None:
         about = record.about
@@ -171,17 +184,23 @@ class Recording:
         values = dict(record.values)
         entries: dict[str, Any] = {}
         for key, value in record.values:
-            if key[0] == "gradient":
+            shard = _shard(record, key[1])
+            if key[0] == "gradient" and shard is not None:
+                entries[key[1]] = self._part(_plain(value), shard, record, TABLE_ELEMENTS)
+            elif key[0] == "gradient":
                 entries[key[1]] = self._writer.array(_plain(value))
             elif key[0] == "sparse-gradient":
                 rows, combined = _combined(values[("sparse-rows", key[1])], value)
+                if shard is not None:
+                    entries[key[1]] = self._part(_plain(combined), shard, record, TABLE_ELEMENTS, rows)
+                    continue
                 entry = self._writer.array(_plain(combined), rows=rows)
                 entries[key[1]] = entry | {"shape": [int(n) for n in values[("sparse-shape", key[1])]]}
         return entries
 
     def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
         return {
-            key[1]: self._variable((optimizer, index, key[1]), value, trainable=key[2])
+            key[1]: self._variable((optimizer, index, key[1]), value, record, trainable=key[2])
             for key, value in record.values
             if key[0] == "weight"
         }
@@ -257,6 +276,12 @@ def _objective(record: Record) -> dict[str, Any]:
 
 def _draws(record: Record) -> list[str]:
     return [digest(value) for key, value in record.values if key[0] == "draw"]
+
+
+def _shard(record: Record, name: Any) -> Shard | None:
+    """How a variable's table lies over the replicas, None for a variable that is whole."""
+    found = record.about.get("shards", {}).get(name)
+    return None if found is None else Shard(*found)
 
 
 def _plain(value: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 
 from emulate.probe.plan import ProbePlan, Replay
 from emulate.probe.recording import row_positions
+from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Step, Trace
 
 if TYPE_CHECKING:
@@ -155,13 +156,15 @@ def _mean_result(results: list[Any]) -> Any:
     return tf.nest.map_structure(mean, *results)
 
 
-def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]]) -> None:
+def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], replica: int) -> None:
     """Start from the weights that another run started from."""
     values = next(iter(Trace(trace).variables("initial").values()), {})
     for variable, copy in copies:
         entry = values.get(names.of(variable))
         if entry is not None and entry.array is not None and entry.array.is_complete:
-            copy.assign(entry.array.read().astype(copy.dtype.as_numpy_dtype))
+            value, shard = entry.array.read(), shard_of(variable)
+            value = value if shard is None else local_slice(value, shard, replica)
+            copy.assign(value.astype(copy.dtype.as_numpy_dtype))
 
 
 class Rows:

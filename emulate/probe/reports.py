@@ -50,7 +50,8 @@ def _caller(frame: Any) -> str | None:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         name = str(frame.f_code.co_name).removeprefix("tf__")
-        between = module.startswith(("tensorflow.python.autograph.", "emulate.")) or name in (
+        passing = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
+        between = module.startswith(passing) or name in (
             "<listcomp>",
             "<genexpr>",
             "<lambda>",

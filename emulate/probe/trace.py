@@ -11,7 +11,9 @@ A host that is killed leaves every line written until then; a last line without 
 An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4], "norm": 1.5}`. Where the budget did not
 allow all of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. `norm` is
 the L2 norm of the whole array. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside
-the values of those rows.
+the values of those rows. A slice of a table (slices.py) is written like it, the split axis first, and has
+`"slice": {"of": number of slices, "every": k}`: every k-th row of the table is kept. Where all slices are there they are read
+as one table.
 
 Events (every one has `event`):
 
@@ -33,7 +35,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.errors import WrongUse
+from emulate.probe import slices
 from emulate.topology import Topology
 
 FORMAT = "gpudist.trace/1"
@@ -65,6 +68,9 @@ class StoredArray:
         norm: The L2 norm of the whole array, NaN where an element is not finite.
         stride: 1 where all elements were kept, else every stride-th of the flattened array.
         rows: For a sparse gradient the numbers of the rows that are not zero, else None.
+        slices: Of how many slices of a table this is one, 0 for a whole array.
+        every: 1 where all rows of a table were kept, else every `every`-th.
+        parts: The slices that make up a table.
     """
 
     path: Path
@@ -74,21 +80,29 @@ class StoredArray:
     norm: float
     stride: int = 1
     rows: StoredArray | None = None
+    slices: int = 0
+    every: int = 1
+    parts: tuple[StoredArray, ...] = ()
 
     @property
     def is_complete(self) -> bool:
         """Whether every element was kept."""
-        return self.stride == 1
+        return self.stride == 1 and self.every == 1
 
     def read(self) -> Array:
         """The elements that were kept: in the array's shape where all were, else flat. A sparse one is made dense."""
+        if self.parts:
+            whole = self.parts[0].read()
+            for part in self.parts[1:]:
+                whole += part.read()  # each has zeros where the others have their rows
+            return whole
         if self.rows is None:
             kept = self._kept()
-            return kept.reshape(self.shape) if self.is_complete else kept
+            return kept.reshape(self.shape) if self.stride == 1 else kept
         dense = np.zeros(self.shape, self.dtype)
         numbers = self.rows.read()
         dense[numbers] = self._kept((len(numbers), *self.shape[1:]))
-        return dense.reshape(-1)[:: self.stride] if not self.is_complete else dense
+        return dense.reshape(-1)[:: self.stride] if self.stride > 1 else dense
 
     def _kept(self, shape: tuple[int, ...] | None = None) -> Array:
         size = math.prod(shape if shape is not None else self.shape)
@@ -168,20 +182,23 @@ class TraceWriter:
         self._arrays = (directory / "arrays.bin").open("wb")
         self._budget = budget
 
-    def array(self, array: Array, *, share: int | None = None, rows: Array | None = None) -> dict[str, Any]:
+    def array(
+        self, array: Array, *, share: int | None = None, rows: Array | None = None, whole: bool = False
+    ) -> dict[str, Any]:
         """Keep an array and return what an event says of it.
 
         Args:
             array: The array; for a sparse gradient the values of its rows.
             share: Keep no more than about this many elements; None lets the budget decide.
             rows: For a sparse gradient: the row numbers, unique and sorted.
+            whole: Keep it all, whatever the budget.
 
         Returns:
             The entry for the event.
         """
         contents = np.ascontiguousarray(array)
         flat = contents.reshape(-1)
-        stride = self._stride(contents.nbytes, flat.size, share) if rows is None else 1
+        stride = self._stride(contents.nbytes, flat.size, share) if rows is None and not whole else 1
         kept = np.ascontiguousarray(flat[::stride])
         at = self._arrays.tell()
         self._arrays.write(kept.data if kept.size else b"")
@@ -190,7 +207,7 @@ class TraceWriter:
         if stride > 1:
             entry["stride"] = stride
         if rows is not None:
-            entry["rows"] = self.array(rows)
+            entry["rows"] = self.array(rows, whole=True)
         return entry
 
     def _stride(self, nbytes: int, size: int, share: int | None) -> int:
@@ -278,7 +295,7 @@ class Trace:
         for host, event in self.of("step"):
             step = self._step(host, event)
             found.setdefault(step.optimizer, {}).setdefault(step.index, {})[step.replica] = step
-        return {name: [by_index[i] for i in sorted(by_index)] for name, by_index in found.items()}
+        return {name: [_with_tables(by_index[i]) for i in sorted(by_index)] for name, by_index in found.items()}
 
     def steps(self, optimizer: str) -> list[dict[int, Step]]:
         """The steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
@@ -304,7 +321,7 @@ class Trace:
             for name, variable in self._variables(host, event["variables"]).items():
                 if name not in known or known[name].array is None:
                     known[name] = variable
-        return found
+        return slices.with_tables(dict(sorted(found.items())))
 
     @cached_property
     def reports(self) -> list[Report]:
@@ -349,4 +366,14 @@ class Trace:
             norm=math.nan if norm is None else norm,
             stride=entry.get("stride", 1),
             rows=self._array(host, entry.get("rows")),
+            slices=entry.get("slice", {}).get("of", 0),
+            every=entry.get("slice", {}).get("every", 1),
         )
+
+
+def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:
+    """A step whose slices of tables are the tables."""
+    ordered = dict(sorted(step.items()))
+    weights = slices.with_tables({replica: one.weights for replica, one in ordered.items()})
+    gradients = slices.with_gradients({replica: one.gradients for replica, one in ordered.items()})
+    return {replica: replace(one, weights=weights[replica], gradients=gradients[replica]) for replica, one in ordered.items()}

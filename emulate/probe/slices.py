@@ -1,0 +1,149 @@
+"""Variables of which each replica holds another slice of one table: recorded as parts of the table, compared as the table.
+
+Such a variable says so itself, by an attribute `_gpudist_shard` with `axis`, `rows` and `total_replicas`: replica r holds
+the rows from r * ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of
+its slice. A part is written like a sparse gradient: some rows, the axis first, with their numbers in the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.trace import StoredArray, Variable
+
+Array = NDArray[Any]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Shard(NamedTuple):
+    """How a table lies over the replicas."""
+
+    axis: int
+    rows: int
+    total_replicas: int
+
+    def span(self, replica: int) -> tuple[int, int]:
+        """The rows of a replica: the first, and the first after the last."""
+        height = -(-self.rows // self.total_replicas)
+        return min(self.rows, replica * height), min(self.rows, (replica + 1) * height)
+
+
+def shard_of(variable: Any) -> Shard | None:
+    """What a variable says of its slices, None for one that is whole."""
+    for one in (variable, upstream.tf_variable(variable)):
+        found = getattr(one, "_gpudist_shard", None)
+        if found is not None:
+            return Shard(int(found.axis), int(found.rows), int(found.total_replicas))
+    return None
+
+
+class Part(NamedTuple):
+    """What is kept of one replica's slice.
+
+    Attributes:
+        values: Some of its rows, the axis first.
+        rows: Their numbers, of the table of which every `every`-th row is kept.
+        shape: That table's shape.
+        every: Which rows are kept: the same on every topology.
+    """
+
+    values: Array
+    rows: Array
+    shape: tuple[int, ...]
+    every: int
+
+    def entry(self, shard: Shard) -> dict[str, Any]:
+        """What an event says of it besides the array."""
+        return {"shape": list(self.shape), "slice": {"of": shard.total_replicas, "every": self.every}}
+
+
+def part_of(value: Array, shard: Shard, replica: int, most: int, rows: Array | None = None) -> Part:
+    """A replica's slice without its padding, as the part of the table that it is.
+
+    Args:
+        value: The slice, or the values of some of its rows.
+        shard: How the table is split.
+        replica: The replica's number.
+        most: About how many elements of the whole table to keep at the most.
+        rows: For a sparse gradient the numbers of the rows in the slice, unique and sorted.
+
+    Returns:
+        The part.
+    """
+    start, stop = shard.span(replica)
+    first = np.moveaxis(value, shard.axis, 0)
+    numbers = start + (np.arange(stop - start) if rows is None else rows)
+    first = first[: len(numbers)]
+    every = max(1, math.ceil(shard.rows * math.prod(first.shape[1:]) / most))
+    kept = (numbers < stop) & (numbers % every == 0)
+    shape = (-(-shard.rows // every), *first.shape[1:])
+    return Part(np.ascontiguousarray(first[kept]), (numbers[kept] // every).astype(np.int64), shape, every)
+
+
+def local_slice(table: Array, shard: Shard, replica: int) -> Array:
+    """The other way: a replica's slice of a table that has the axis first, padded with zeros."""
+    start, stop = shard.span(replica)
+    height = -(-shard.rows // shard.total_replicas)
+    padded = np.pad(table[start:stop], [(0, height - (stop - start)), *([(0, 0)] * (table.ndim - 1))])
+    return np.moveaxis(padded, 0, shard.axis)
+
+
+def with_tables(variables: Mapping[Key, Mapping[str, Variable]]) -> dict[Key, dict[str, Variable]]:
+    """Every replica's variables, with the whole table in place of its slices; a table that is not all there is left out.
+
+    Args:
+        variables: By replica, in the order of the replicas.
+
+    Returns:
+        The same with one value for each table, which all replicas have.
+    """
+    found = {key: dict(values) for key, values in variables.items()}
+    for name in dict.fromkeys(name for values in found.values() for name, v in values.items() if _is_slice(v.array)):
+        parts = [values[name] for values in found.values() if name in values and _is_slice(values[name].array)]
+        table = assembled([part.array for part in parts if part.array is not None])
+        digest = hashlib.blake2b("".join(part.digest for part in parts).encode(), digest_size=8).hexdigest()
+        for values in found.values():
+            values.pop(name, None)
+            if table is not None:
+                values[name] = replace(parts[0], digest=digest, array=table)
+    return found
+
+
+def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[Key, dict[str, StoredArray]]:
+    """Every replica's gradients, with that of a whole table on the first replica alone: it is the sum already.
+
+    Args:
+        gradients: By replica, in the order of the replicas.
+
+    Returns:
+        The same without slices.
+    """
+    found = {key: dict(values) for key, values in gradients.items()}
+    for name in dict.fromkeys(name for values in found.values() for name, array in values.items() if _is_slice(array)):
+        parts = [array for values in found.values() if (array := values.pop(name, None)) is not None]
+        table = assembled(parts)
+        if table is not None:
+            next(iter(found.values()))[name] = table
+    return found
+
+
+def assembled(parts: Sequence[StoredArray]) -> StoredArray | None:
+    """The table that all its slices make up; None where one is missing."""
+    if not parts or len(parts) != parts[0].slices:
+        return None
+    norm = math.sqrt(sum(part.norm**2 for part in parts))
+    return replace(parts[0], norm=norm, rows=None, slices=0, parts=tuple(parts))
+
+
+def _is_slice(array: StoredArray | None) -> bool:
+    return array is not None and array.slices > 0
