@@ -18,12 +18,13 @@ class Share:
     Args:
         rows: Rows of this replica: an int32 scalar tensor; may be 0.
         replica: The number of this replica, where the context's would be a constant in a graph that all replicas use.
+        counts: Rows of each replica, float32 of shape (replicas,), where they are known without asking the others.
 
     Attributes:
         rows: The same.
     """
 
-    def __init__(self, rows: Any, replica: Any = None) -> None:
+    def __init__(self, rows: Any, replica: Any = None, counts: Any = None) -> None:
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
@@ -31,7 +32,7 @@ class Share:
         self._replicas = 1 if context is None else int(context.num_replicas_in_sync)
         here = 0 if context is None else context.replica_id_in_sync_group
         self._replica = here if replica is None else replica
-        self._counts: Any = None
+        self._counts: Any = counts
         self._total: Any = None
 
     @property
@@ -110,5 +111,5 @@ def rows_of(batch: Any) -> Any:
         if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
             return tf.cast(value.nrows() if isinstance(value, tf.RaggedTensor) else value.dense_shape[0], tf.int32)
         if value is not None and value.shape.rank != 0:
-            return tf.shape(value)[0]
+            return tf.shape(value)[0] if value.shape[0] is None else tf.constant(value.shape[0])
     return tf.constant(1)

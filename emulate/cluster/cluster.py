@@ -38,6 +38,7 @@ class Cluster:
         timeout: Seconds that one `run` may take; None for as long as it takes.
         environment: Set on every host on top of this process's environment.
         echo: Pass the hosts' output on to this process's own instead of keeping it for error messages.
+        preload: The process to fork from, where several clusters share one; it stays when the cluster is left.
 
     Raises:
         WrongUse: For a topology or an option that cannot be.
@@ -59,6 +60,7 @@ class Cluster:
         timeout: float | None = 600,
         environment: Mapping[str, str] | None = None,
         echo: bool = False,
+        preload: Preload | None = None,
     ) -> None:
         self.topology = Topology.parse(topology)
         _check_one_of("all_reduce", all_reduce, ("auto", "ring", "hierarchical", "one-device"))
@@ -70,7 +72,8 @@ class Cluster:
         self._timeout = timeout
         self._environment = dict(environment or {})
         self._echo = echo
-        self._preload: Preload | None = Preload(environment=self._early())
+        self._owns_preload = preload is None
+        self._preload: Preload | None = preload or Preload(environment=self._early())
         self.notes: list[str] = []
 
     def _early(self) -> dict[str, str]:
@@ -158,9 +161,9 @@ class Cluster:
 
     def close(self) -> None:
         """End every process."""
-        if self._preload is not None:
+        if self._preload is not None and self._owns_preload:
             self._preload.close()
-            self._preload = None
+        self._preload = None
 
     def __enter__(self) -> Cluster:
         return self

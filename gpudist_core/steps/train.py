@@ -94,6 +94,7 @@ class TrainStep:
             )
         if draws not in DRAWS:
             raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+        optimizers.check(optimizer)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
         self.model, self.metrics = model, list(metrics)

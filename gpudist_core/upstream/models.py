@@ -73,7 +73,7 @@ def scaled_where_needed(model: Any, optimizer: Any) -> Any:
     import keras
 
     policy = getattr(model, "dtype_policy", None)
-    scales = hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor
+    scales = hasattr(optimizer, "inner_optimizer") or getattr(optimizer, "loss_scale_factor", None)
     if getattr(policy, "compute_dtype", None) != "float16" or scales:
         return optimizer
     return keras.optimizers.LossScaleOptimizer(optimizer)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpudist_core.errors import WrongUse
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.upstream import classes
 
@@ -26,7 +27,11 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
 
     Returns:
         The same object.
+
+    Raises:
+        WrongUse: For what is no Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply by themselves.
     """
+    check(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         exact_optimizer(inner, strategy)
@@ -39,6 +44,25 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
     if not optimizer.built:
         optimizer._distribution_strategy = strategy
     return optimizer
+
+
+def check(optimizer: Any) -> None:
+    """Refuse what is no single optimizer of Keras 3.
+
+    Args:
+        optimizer: What the user gave.
+
+    Raises:
+        WrongUse: For what is no Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply by themselves.
+    """
+    import keras
+
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or type(optimizer).__name__ == "MultiOptimizer":
+        raise WrongUse(
+            "The optimizer must be one of Keras 3, other than MultiOptimizer",
+            "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
+            optimizer=type(optimizer).__name__,
+        )
 
 
 def _first_values(optimizer: Any) -> dict[str, Any]:

@@ -65,12 +65,23 @@ def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
         share = _rows_mode()
-        static = shape if isinstance(shape, (tuple, list)) else None
-        if share is None or (static is not None and (not static or isinstance(static[0], int))):
+        if share is None or not _is_of_rows(share, shape):
             return original(shape, *args, **kwargs)
         return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
 
     return draw
+
+
+def _is_of_rows(share: shares.Share, shape: Any) -> bool:
+    """Whether a draw of this shape has a value for each row; a number that is known must be that of the replica's rows."""
+    import tensorflow as tf
+
+    if not isinstance(shape, (tuple, list)):
+        return True
+    if not shape or not isinstance(shape[0], int):
+        return bool(shape)
+    rows = tf.get_static_value(share.rows)
+    return len(shape) > 1 and rows is not None and int(rows) == shape[0]
 
 
 def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:

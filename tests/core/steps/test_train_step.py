@@ -1,0 +1,52 @@
+"""A training step has the result of one device, whatever the topology."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.conftest import OnHosts
+from tests.core.steps import training
+
+CASES: dict[str, dict[str, Any]] = {
+    "the last batch has one row, so that replicas are empty": {},
+    "rows have weights": {"weights": True, "metrics": True},
+    "each variable's gradient is clipped": {"step": {"clip_norm": 0.05}},
+    "all gradients are clipped together": {"step": {"clip_global_norm": 0.05}},
+    "each element is clipped": {"step": {"clip_value": 0.01}},
+    "the optimizer clips": {"optimizer": ("Adam", {"learning_rate": 0.01, "global_clipnorm": 0.05})},
+    "four batches make one update, and two are left": {"step": {"accumulate": 4}, "weights": True},
+    "the optimizer averages and overwrites": {
+        "optimizer": ("Adam", {"learning_rate": 0.01, "use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 3})
+    },
+    "variables and activations are regularised": {
+        "layers": lambda layers: [layers.Dense(16, activation="relu", kernel_regularizer="l2", activity_regularizer="l2")],
+        "weights": True,
+    },
+    "BatchNormalization sees the global batch": {"layers": lambda layers: [layers.Dense(16), layers.BatchNormalization()]},
+    "dropout belongs to the row": {
+        "layers": lambda layers: [layers.Dense(16), layers.Dropout(0.5, seed=1), layers.GaussianNoise(0.3, seed=2)],
+        "step": {"draws": "row"},
+    },
+    "several batches are trained in a call": {"several": 5, "step": {"accumulate": 2}},
+    "XLA compiles each replica's part": {"step": {"jit_compile": True}, "weights": True},
+}
+
+
+@pytest.mark.parametrize("topology", ["1x3", "2x2"])
+def test_a_step_is_that_of_one_device(on_hosts: OnHosts, topology: str) -> None:
+    def all_cases() -> dict[str, Any]:
+        where = training.strategy()
+        return {name: training.train(where, case) for name, case in CASES.items()}
+
+    (expected,) = on_hosts("1x1", all_cases)
+    for seen in on_hosts(topology, all_cases):
+        for name, one in expected.items():
+            assert seen[name]["copies_agree"], name
+            np.testing.assert_allclose(seen[name]["losses"], one["losses"], rtol=2e-5, err_msg=name)
+            assert seen[name]["iterations"] == one["iterations"], name
+            np.testing.assert_allclose(seen[name]["metric"], one["metric"], rtol=1e-6, err_msg=name)
+            for weights, right in zip(seen[name]["weights"], one["weights"], strict=True):
+                np.testing.assert_allclose(weights, right, atol=2e-5, err_msg=name)

@@ -1,0 +1,187 @@
+"""What a step cannot do it refuses in words: the rule, what was received, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.conftest import OnHosts
+from tests.core.steps import training
+
+
+def _messages(make_calls: Callable[[], dict[str, Callable[[], Any]]]) -> dict[str, str]:
+    """What each call raises."""
+    said = {}
+    for name, call in make_calls().items():
+        try:
+            call()
+            said[name] = "nothing"
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def _calls() -> dict[str, Callable[[], Any]]:
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.steps import TrainStep
+
+    where = training.strategy()
+
+    def make() -> Any:
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+
+    with where.scope():
+        model, optimizer = make(), keras.optimizers.SGD(0.1)
+        normalized = keras.Sequential([keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
+        active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
+    outside, other = make(), keras.optimizers.SGD(0.1)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = TrainStep(model, optimizer, loss)
+    images, labels = training.digits(12)
+    batch = next(training.batches(where, images, labels, size=12))
+
+    def in_another_scope() -> Any:
+        with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+            step(batch)
+
+    def with_activity() -> Any:
+        with where.scope():
+            fresh = keras.optimizers.SGD(0.1)
+        TrainStep(active, fresh, loss, jit_compile=True)(batch)
+
+    return {
+        "two clippings": lambda: TrainStep(model, optimizer, loss, clip_norm=1.0, clip_value=1.0),
+        "negative clipping": lambda: TrainStep(model, optimizer, loss, clip_norm=-1.0),
+        "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
+        "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
+        "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
+        "optimizer outside": lambda: TrainStep(model, other, loss),
+        "plain batch": lambda: step((images, labels)),
+        "no pair": lambda: step(batch[0]),
+        "no batch": lambda: step.several([]),
+        "another strategy": in_another_scope,
+        "inside run": lambda: where.run(lambda: step(batch)),
+        "compiled normalization": lambda: TrainStep(normalized, keras.optimizers.SGD(0.1), loss, jit_compile=True),
+        "compiled activity": with_activity,
+        "compiled variables": lambda: TrainStep(model, optimizer, loss, jit_compile=True, variables=model.trainable_variables),
+        "no optimizer of Keras": lambda: TrainStep(model, tf.compat.v1.train.GradientDescentOptimizer(0.1), loss),
+        "another accumulation": lambda: step.restore({"pending": 3, "accumulators": {}}),
+    }
+
+
+def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
+    (said,) = on_hosts("1x2", _messages, _calls)
+    expected = {
+        "two clippings": "At most one kind of clipping can be used. Received: by_norm=1.0, by_value=1.0. Choose one of them.",
+        "negative clipping": "A bound for gradients must be positive. Received: by_norm=-1.0. Leave it out to not clip.",
+        "no accumulation": "The number of batches that make one update must be positive. Received: accumulate=0. "
+        "1 means no accumulation.",
+        "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
+        "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
+        "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+        "optimizer outside": "The optimizer must be made in the scope of the step's strategy. Received: variable='iteration', "
+        "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+        "plain batch": "A batch must hold one part for each replica. Received: batch=['ndarray', 'ndarray']. Take it from "
+        "Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
+        "no pair": "A batch must be (x, y) or (x, y, weight). Received: batch='PerReplica'. "
+        "Put several inputs into one nested x.",
+        "no batch": "At least one batch is needed. Received: batches=[]. Leave the call out where there is none.",
+        "another strategy": "A step must be used with the strategy that its model was made in. Received: "
+        "strategy='OneDeviceStrategy', model_strategy='MirroredStrategy'. "
+        "Leave the other strategy's scope, or make model, optimizer and step there.",
+        "inside run": "A step must be called outside Strategy.run. Received: strategy='MirroredStrategy'. It calls run itself.",
+        "compiled normalization": "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization "
+        "does. Received: layers=1. Leave jit_compile out, or give up the same result on every topology with "
+        "synchronize_batch_norm=False.",
+        "compiled activity": "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss). "
+        "Received: losses=1. Leave jit_compile out.",
+        "compiled variables": "jit_compile=True trains the model's own variables alone. Received: variables=2. "
+        "Leave variables out.",
+        "no optimizer of Keras": "The optimizer must be one of Keras 3, other than MultiOptimizer. Received: "
+        "optimizer='GradientDescentOptimizer'. "
+        "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
+        "another accumulation": "The state must come from a step that accumulates as many batches. Received: pending=3, "
+        "accumulate=1. Restore it there.",
+    }
+    assert {name: text.removeprefix("WrongUse: ") for name, text in said.items()} == expected
+
+
+def _poisoned() -> dict[str, Any]:
+    import keras
+
+    from gpudist_core.steps import TrainStep
+
+    where = training.strategy()
+    images, labels = training.digits(12)
+    images[7] = np.nan  # a row of the second replica
+    batch = next(training.batches(where, images, labels, size=12))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    keras.config.set_dtype_policy("mixed_float16")
+    with where.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, dtype="float32")])
+        step = TrainStep(model, keras.optimizers.SGD(0.1), loss)
+        checked = TrainStep(model, keras.optimizers.SGD(0.1), loss, check_finite=True)
+    before = [v.numpy() for v in model.trainable_variables]
+    step(batch)
+    local = [[c.numpy() for c in where.experimental_local_results(v.value)] for v in model.trainable_variables]
+    try:
+        checked(batch)
+        raised = "nothing"
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    return {"before": before, "after": local, "scale": float(step.optimizer.dynamic_scale.numpy()), "raised": raised}
+
+
+def test_a_gradient_that_is_not_finite_on_one_replica_is_skipped_on_all_or_named(on_hosts: OnHosts) -> None:
+    (seen,) = on_hosts("1x2", _poisoned)
+    assert seen["scale"] == 2.0**14
+    for before, copies in zip(seen["before"], seen["after"], strict=True):
+        for copy in copies:
+            np.testing.assert_array_equal(copy, before)
+    assert "gradient of" in seen["raised"]
+
+
+@pytest.mark.parametrize("topology", ["1x2"])
+def test_a_loss_that_is_one_number_is_warned_about(on_hosts: OnHosts, topology: str) -> None:
+    def scalar_loss() -> list[str]:
+        import warnings
+
+        import tensorflow as tf
+
+        from gpudist_core import share as shares
+        from gpudist_core.upstream import losses
+
+        losses.install()
+        import keras
+
+        where = training.strategy()
+
+        def replica() -> Any:
+            with shares.sharing(shares.Share(tf.constant(3))):
+                return keras.losses.deserialize({"class_name": "MeanSquaredError", "config": {}})(
+                    tf.ones([3, 1]), tf.zeros([3, 1])
+                )
+
+        def scalar() -> Any:
+            class Total(keras.losses.Loss):
+                def call(self, y_true: Any, y_pred: Any) -> Any:
+                    return tf.reduce_mean(tf.square(y_true - y_pred))
+
+            with shares.sharing(shares.Share(tf.constant(3))):
+                return Total()(tf.ones([3, 1]), tf.zeros([3, 1]))
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exact = where.experimental_local_results(tf.function(lambda: where.run(replica))())
+            assert [float(v) for v in exact] == [0.5, 0.5]
+            half = where.experimental_local_results(tf.function(lambda: where.run(scalar))())
+            assert [float(v) for v in half] == [0.5, 0.5]
+        return [str(w.message) for w in caught]
+
+    (said,) = on_hosts(topology, scalar_loss)
+    assert any(text.startswith("A loss must return one value for each row") for text in said)
