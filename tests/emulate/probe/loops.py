@@ -16,13 +16,19 @@ def arrays() -> Any:
 
 
 def custom_loop(
-    *, optimizer: str = "sgd", dropout: bool = False, jit: bool = False, after: Any = None, epochs: int = 2
+    *,
+    optimizer: str = "sgd",
+    dropout: bool = False,
+    jit: bool = False,
+    after: Any = None,
+    epochs: int = 2,
+    one_device: bool = False,
 ) -> None:
     """The loop of TensorFlow's guide: per-example losses divided by the global batch, SUM over the replicas."""
     import keras
     import tensorflow as tf
 
-    strategy = tf.distribute.MirroredStrategy()
+    strategy = tf.distribute.OneDeviceStrategy("/GPU:0") if one_device else tf.distribute.MirroredStrategy()
     data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH, drop_remainder=True).repeat(epochs)
     with strategy.scope():
         layers = [keras.layers.Dense(8, activation="relu"), *([keras.layers.Dropout(0.5)] if dropout else [])]

@@ -61,6 +61,11 @@ def test_what_the_program_reduces_is_reported_once_a_step_and_what_keras_reduces
     assert abs(trace.reports[0].value - objective) < 1e-6
 
 
+def test_what_is_reduced_under_a_strategy_of_one_device_is_reported_too(recorded: Any) -> None:
+    trace = recorded(lambda: custom_loop(one_device=True), "1x1")
+    assert [(one.name, one.step) for one in trace.reports][:2] == [("train/reduce", 0), ("train/reduce", 1)]
+
+
 def test_nothing_after_the_last_wanted_step_runs(recorded: Any, tmp_path: Path) -> None:
     mark = tmp_path / "after"
     trace = recorded(lambda: custom_loop(after=mark.touch, epochs=1), steps=4)
