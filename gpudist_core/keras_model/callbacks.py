@@ -1,0 +1,99 @@
+"""Calling callbacks in each step: those that have something to do, with logs that are computed when they are read."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from gpudist_core.keras_model.logs import Logs
+from gpudist_core.upstream import trainer
+
+
+class ProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
+    """Keras's progress bar, which asks for the logs only when it is about to draw them."""
+
+    SECONDS = 0.05
+    _drawn = 0.0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Draw, if it is time to."""
+        if self._is_time(batch):
+            super().on_train_batch_end(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Draw, if it is time to."""
+        if self._is_time(batch):
+            super().on_test_batch_end(batch, logs)
+
+    def _is_time(self, batch: int) -> bool:
+        self.seen = batch + 1
+        now = time.monotonic()
+        if self.verbose != 1 or now - self._drawn < self.SECONDS:
+            return False
+        self._drawn = now
+        return True
+
+
+class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
+    """A list that calls, in each step, the callbacks that have something to do there.
+
+    Keras calls in threads of its own where it can, and reads all logs in every step. Here a callback gets logs of this very step,
+    in the thread of the loop; logs that it keeps are computed before the next step changes them.
+
+    Args:
+        callbacks: Callbacks, in any nested structure; None for none.
+        history: Whether a `History` belongs to them.
+        progress: Whether a progress bar does.
+        model: The model.
+        **params: What callbacks are told, as `verbose` and `epochs`.
+    """
+
+    def __init__(self, callbacks: Any, *, history: bool, progress: bool, model: Any, **params: Any) -> None:
+        super().__init__(callbacks, add_history=history, add_progbar=False, model=model, **params)
+        trainer.in_this_thread(self)
+        if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in self.callbacks):
+            bar = ProgressBar()
+            bar.set_model(model)
+            bar.set_params(self.params)
+            self.callbacks.append(bar)
+        self._in_steps: dict[str, list[Callable[..., None]]] = {}
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a call of the train function."""
+        self._call("on_train_batch_begin", "on_batch_begin", batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After a call of the train function."""
+        self._call("on_train_batch_end", "on_batch_end", batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before a call of the test function."""
+        self._call("on_test_batch_begin", None, batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """After a call of the test function."""
+        self._call("on_test_batch_end", None, batch, logs)
+
+    def _call(self, name: str, alias: str | None, batch: int, logs: Any) -> None:
+        if name not in self._in_steps:
+            self._in_steps[name] = [getattr(c, name) for c in self.callbacks if _does(c, name) or (alias and _does(c, alias))]
+        hooks = self._in_steps[name]
+        if not hooks:
+            return
+        given: Any = {} if logs is None else Logs(logs, lambda: dict(logs.items()))
+        kept = weakref.ref(given) if isinstance(given, Logs) else None
+        for hook in hooks:
+            hook(batch, logs=given)
+        del given
+        still = kept() if kept is not None else None
+        if still is not None:
+            still.computed()
+
+
+def _does(callback: Any, name: str) -> bool:
+    method = getattr(callback, name)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)

@@ -1,0 +1,53 @@
+"""`distributed`: a Keras model whose fit is exact on every topology."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.keras_model.model import DistributedModel
+from gpudist_core.upstream import batch_norm, trainer
+
+DRAWS = ("replica", "row")
+Model = TypeVar("Model")
+
+
+def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
+    """Make Keras's own compile, fit, evaluate and predict of a model exact on every topology.
+
+    Args:
+        model: A Keras model, made in the strategy's scope.
+        draws: What a layer's dropout or noise depends on: `replica` for other draws on each replica, `row` for draws that belong
+            to the row's place in the global batch, so that they are the same on every topology.
+        synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
+
+    Returns:
+        The same object; its class is now a subclass of what it was, of the same name. What is saved is a plain Keras model.
+
+    Raises:
+        WrongUse: Where the model is no Keras model, or its strategy is one that Keras cannot train with.
+    """
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise WrongUse("A Keras model is needed", "Use gd.TrainStep for another callable.", model=type(model).__name__)
+    if draws not in DRAWS:
+        raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+    trainer.install()
+    if not isinstance(model, DistributedModel):
+        model.__class__ = _distributed_class(type(model))
+    object.__setattr__(model, "_gpudist_draws", draws)
+    if synchronize_batch_norm:
+        batch_norm.synchronize(model)
+    if model.compiled:
+        model._gpudist_exact()
+    return model
+
+
+@functools.cache
+def _distributed_class(cls: Any) -> Any:
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made = type(cls.__name__, (DistributedModel, cls), names)
+    trainer.register(made, cls)
+    return made

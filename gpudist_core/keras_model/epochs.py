@@ -1,0 +1,69 @@
+"""The epochs of fit, evaluate and predict, as Keras's loops iterate them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from gpudist_core.keras_model.sources import Source
+
+
+class Epochs:
+    """Iterating is one epoch: (first step, last step, iterator of batches) for each call of the compiled function.
+
+    Args:
+        source: Where the batches come from.
+        steps_per_epoch: Batches of an epoch; None for all. The next epoch goes on where they end.
+        steps_per_execution: Batches of one call.
+    """
+
+    def __init__(self, source: Source, steps_per_epoch: int | None, steps_per_execution: int) -> None:
+        self.source = source
+        self.steps_per_epoch = steps_per_epoch
+        self._stride = steps_per_execution
+        self._iterator: Iterator[Any] | None = None
+        self._counted: int | None = None
+        self.step = 0
+        self.first_step = 0
+
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch, as far as they are known."""
+        return self.steps_per_epoch or self.source.num_batches or self._counted
+
+    def reset(self) -> None:
+        """The next epoch begins anew."""
+        self._iterator = None
+
+    def __iter__(self) -> Iterator[tuple[int, int, Iterator[Any]]]:
+        self.source.begin()
+        if self._iterator is None or self.steps_per_epoch is None:
+            self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
+            self._iterator = self.source.epoch()
+        self.step, self.first_step = self.first_step, 0
+        stop = self.steps_per_epoch or self.source.num_batches
+        while stop is None or self.step < stop:
+            step, self.step = self.step, self.step + self._stride
+            yield step, step + self._stride - 1, self._iterator
+        self.source.end()
+
+    @contextlib.contextmanager
+    def catch_stop_iteration(self) -> Iterator[None]:
+        """Where the data ends before the epoch does, so does the epoch; a warning where steps were promised."""
+        import tensorflow as tf
+
+        try:
+            yield
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if self.steps_per_epoch:
+                warnings.warn(
+                    "Your input ran out of data; interrupting training. Make sure that it can generate at least "
+                    "`steps_per_epoch * epochs` batches.",
+                    stacklevel=2,
+                )
+            else:
+                self._counted = max(self.step - self._stride, 0)
+            self._iterator = None
+            self.source.end()

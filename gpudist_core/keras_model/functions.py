@@ -1,0 +1,180 @@
+"""The compiled functions behind fit, evaluate and predict."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.gradients.reduction import all_reduce_all
+from gpudist_core.keras_model import batches
+from gpudist_core.keras_model.logs import Logs
+from gpudist_core.keras_model.results import Results, remembering, watched
+from gpudist_core.replicas import replicas_of
+from gpudist_core.upstream import randomness, trainer
+
+_counts: dict[tuple[int, ...], Any] = {}
+
+
+class StepFunction:
+    """What Keras calls with an iterator: some batches, one after the other, each on all replicas.
+
+    Args:
+        model: The compiled model.
+        step: From one replica's data to its logs.
+        own: Whether the step is the user's.
+        draws: As in `distributed`.
+        hold: Makes a context in which an optimizer adds up gradients, with whether it only does that; None without accumulation.
+    """
+
+    def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, hold: Any = None) -> None:
+        self._model = model
+        self._step = step
+        self._own = own
+        self._draws = draws
+        self._hold = hold
+        self._strategy = model.distribute_strategy
+        self._several_hosts = replicas_of(self._strategy).num_hosts > 1
+        self._compiled: dict[bool, Any] = {}
+        self._results: Results | None = None
+        self._plan: dict[str, tuple[Any, Any]] = {}
+
+    def __call__(self, iterator: Iterator[Any]) -> Logs:
+        """Train or test on as many batches as one execution has, or as there are.
+
+        Args:
+            iterator: Global batches, distributed or not.
+
+        Returns:
+            The logs of the last of them.
+
+        Raises:
+            StopIteration: There was none.
+        """
+        outputs = None
+        for batch in itertools.islice(iterator, self._model.steps_per_execution):
+            batch = batches.distributed(self._strategy, batch)
+            only_holds = self._hold.next() if self._hold is not None else False
+            outputs = self._function(only_holds)(batch, _counts_of(self._strategy, batch))
+        if outputs is None:
+            raise StopIteration
+        values, sums = outputs
+        return Logs([*self._plan, *values], lambda: self._read(values, sums))
+
+    def _read(self, values: dict[str, Any], sums: list[Any]) -> dict[str, Any]:
+        results = self.results()
+        read = results.of(self._plan, sums or results.now()) if self._plan else {}
+        for name, value in values.items():
+            parts = self._strategy.experimental_local_results(value)
+            read[name] = parts[0] if self._several_hosts else tf.add_n(parts)
+        return read
+
+    def results(self) -> Results:
+        """The metrics over all replicas."""
+        if self._results is None or not self._results.covers(self._model):
+            self._results = Results(self._model, self._strategy)
+        return self._results
+
+    def _function(self, only_holds: bool) -> Any:
+        if only_holds not in self._compiled:
+
+            def one(data: Any, counts: Any) -> Any:
+                with watched(trainer.metrics_of(self._model)):
+                    return self._strategy.run(self._on_replica, args=(data, counts), kwargs={"only_holds": only_holds})
+
+            compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
+            self._compiled[only_holds] = one if self._model.run_eagerly else compiled
+        return self._compiled[only_holds]
+
+    def _on_replica(self, data: Any, counts: Any, *, only_holds: bool) -> Any:
+        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(shares.sharing(share))
+            stack.enter_context(trainer.row_means(tapes=self._own))
+            stack.enter_context(randomness.drawing(self._draws))
+            if self._hold is not None:
+                stack.enter_context(self._hold.during(only_holds))
+            seen = stack.enter_context(remembering())
+            values = self._logged(self._step(data), seen)
+            if not self._several_hosts:
+                return values, []
+            names = list(values)
+            return dict(zip(names, all_reduce_all([values[n] for n in names]), strict=True)), self.results().on_replica()
+
+    def _logged(self, outputs: Any, seen: dict[int, tuple[Any, Any, Any]]) -> dict[str, Any]:
+        """What the step returned but for results of metrics, which are read when all replicas have counted."""
+        outputs = outputs or {}
+        if not isinstance(outputs, dict):
+            raise TypeError(f"A step must return a dict of logs. Received: {outputs!r}. Return {{'loss': loss}}, or nothing.")
+        self._plan = {name: seen[id(value)][1:] for name, value in outputs.items() if id(value) in seen}
+        return {name: trainer.of_all(value) for name, value in outputs.items() if name not in self._plan}
+
+
+class PredictFunction:
+    """What Keras's predict calls with a list of batches.
+
+    Args:
+        model: The model.
+        draws: As in `distributed`.
+    """
+
+    def __init__(self, model: Any, *, draws: str) -> None:
+        self._model = model
+        self._draws = draws
+        self._strategy = model.distribute_strategy
+        self._replicas = replicas_of(self._strategy)
+        compiled = tf.function(self._one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
+        self._function = self._one if model.run_eagerly else compiled
+
+    def __call__(self, data: list[Any]) -> Any:
+        """The outputs for some batches, rows in order; on every host all of them.
+
+        Args:
+            data: Global batches, distributed or not.
+
+        Returns:
+            The structure of the model's outputs, tensors.
+        """
+        outputs = [self._joined(self._function(batches.distributed(self._strategy, batch))) for batch in data]
+        return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
+
+    def _one(self, data: Any) -> Any:
+        return self._strategy.run(self._on_replica, args=(data,))
+
+    def _on_replica(self, data: Any) -> Any:
+        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
+        with shares.sharing(share), trainer.row_means(tapes=False), randomness.drawing(self._draws):
+            outputs = self._model.predict_step(data)
+            if self._replicas.num_hosts > 1:
+                context = tf.distribute.get_replica_context()
+                outputs = tf.nest.map_structure(lambda value: context.all_gather(value, axis=0), outputs)
+            return outputs
+
+    def _joined(self, outputs: Any) -> Any:
+        if self._replicas.total == 1:
+            return outputs
+        if self._replicas.num_hosts > 1:
+            return tf.nest.map_structure(lambda value: self._strategy.experimental_local_results(value)[0], outputs)
+        return tf.nest.map_structure(lambda value: _concat(self._strategy.experimental_local_results(value)), outputs)
+
+
+def _concat(parts: Any) -> Any:
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, parts)
+    return tf.concat(parts, axis=0) if parts[0].shape.rank else tf.stack(parts)
+
+
+def _counts_of(strategy: Any, batch: Any) -> Any:
+    """Rows of each replica as a tensor, where they are known here; made once for each division."""
+    if strategy.num_replicas_in_sync == 1:
+        return None
+    counts = batches.row_counts(strategy, batch)
+    if counts is None:
+        return None
+    if counts not in _counts:
+        _counts[counts] = tf.constant(counts, tf.float32)
+    return _counts[counts]

@@ -1,0 +1,208 @@
+"""A Keras model whose own fit, evaluate and predict give on every topology what one device gives."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.errors import Unavailable
+from gpudist_core.keras_model import batches, steps
+from gpudist_core.keras_model.epochs import Epochs
+from gpudist_core.keras_model.functions import PredictFunction, StepFunction
+from gpudist_core.keras_model.sources import source_of
+from gpudist_core.upstream import models, optimizers, trainer
+
+
+class DistributedModel:
+    """What `distributed` adds to the class of a model; everything else is the model's own and Keras's."""
+
+    _gpudist_draws = "replica"
+    _gpudist_pipeline: Any = None
+    _gpudist_train: Any = None
+    _gpudist_fits = 0
+    _gpudist_results: Any = None
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras's compile; metrics, losses and optimizers are made in the strategy's scope, and optimizers sum gradients first."""
+        me: Any = self
+        with me.distribute_strategy.scope():
+            super().compile(*args, **kwargs)  # type: ignore[misc]
+            self._gpudist_exact()
+
+    def _gpudist_exact(self) -> None:
+        """Make what was compiled exact."""
+        import keras
+
+        me: Any = self
+        strategy = me.distribute_strategy
+        if me.jit_compile and strategy.num_replicas_in_sync > 1:
+            raise Unavailable(
+                "XLA compiles a step for one device. Received: jit_compile=True, "
+                f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
+            )
+        for value in list(vars(self).values()):
+            if isinstance(value, keras.optimizers.Optimizer):
+                models.check_scope(strategy, self, value)
+                optimizers.exact_optimizer(value, strategy)
+        object.__setattr__(self, "_gpudist_results", None)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's fit. `x` may be a `gd.Pipeline`; the batch size is that of the global batch.
+
+        Returns:
+            Keras's `History`.
+        """
+        fit = super().fit  # type: ignore[misc]
+        given = inspect.signature(fit).bind(*args, **kwargs)
+        given.apply_defaults()
+        asked = given.arguments
+        callbacks = self._gpudist_callbacks(asked, history=True)
+        object.__setattr__(self, "_gpudist_fits", self._gpudist_fits + 1)
+        object.__setattr__(self, "_gpudist_pipeline", None)
+        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=True)):
+            return fit(*given.args, **given.kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's evaluate; every row counts once.
+
+        Returns:
+            What Keras's returns.
+        """
+        evaluate = super().evaluate  # type: ignore[misc]
+        given = inspect.signature(evaluate).bind(*args, **kwargs)
+        given.apply_defaults()
+        callbacks = self._gpudist_callbacks(given.arguments, history=False)
+        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=False)):
+            return evaluate(*given.args, **given.kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras's predict; rows come in order, on every host all of them.
+
+        Returns:
+            What Keras's returns.
+        """
+        with trainer.iterating(self._gpudist_epochs_of(None, training=False)):
+            return super().predict(*args, **kwargs)  # type: ignore[misc]
+
+    def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
+        """The callbacks, in a list that does in each step only what has to be done; it takes the place of theirs."""
+        import keras
+
+        from gpudist_core.keras_model.callbacks import Callbacks
+
+        if isinstance(asked.get("callbacks"), keras.callbacks.CallbackList) or "callbacks" not in asked:
+            return None
+        asked["callbacks"] = Callbacks(
+            asked["callbacks"],
+            history=history,
+            progress=asked["verbose"] != 0,
+            model=self,
+            verbose=asked["verbose"],
+            epochs=asked.get("epochs", 1),
+            steps=None,
+        )
+        return asked["callbacks"]
+
+    def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
+        """Makes what Keras's loop iterates: the first is the loop's own, one more is its validation's."""
+        me: Any = self
+        made: list[Epochs] = []
+
+        def make(
+            x: Any = None,
+            y: Any = None,
+            sample_weight: Any = None,
+            batch_size: int | None = None,
+            steps_per_epoch: int | None = None,
+            shuffle: Any = False,
+            class_weight: Any = None,
+            distribute_strategy: Any = None,
+            steps_per_execution: int = 1,
+        ) -> Epochs:
+            data = {
+                "x": x,
+                "y": y,
+                "sample_weight": sample_weight,
+                "batch_size": batch_size,
+                "steps_per_epoch": steps_per_epoch,
+                "shuffle": shuffle,
+                "class_weight": class_weight,
+            }
+            trains = training and not made
+            seed = self._gpudist_seed() if trains and shuffle else 0
+            source = source_of(me.distribute_strategy, data, training=trains, seed=seed)
+            epochs = Epochs(source, steps_per_epoch, steps_per_execution)
+            if trains:
+                object.__setattr__(self, "_gpudist_pipeline", source.pipeline)
+            if not made and callbacks is not None:
+                callbacks.set_params(callbacks.params | {"steps": epochs.num_batches})
+            made.append(epochs)
+            return epochs
+
+        return make
+
+    def _gpudist_seed(self) -> int:
+        """Of the order of arrays: another in each fit, the same on all hosts."""
+        from gpudist_core.keras_model.seeds import common_seed
+
+        me: Any = self
+        return common_seed(me.distribute_strategy, self._gpudist_fits)
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """Make all variables before a step is traced, with the shapes of the data; no batch is taken for it."""
+        me: Any = self
+        if not trainer.needs_build(self):
+            return
+        strategy = me.distribute_strategy
+        spec = iterator.source.spec if iterator is not None else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
+        with strategy.scope():
+            trainer.build(self, spec)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Compile the step of training."""
+        me: Any = self
+        if me.train_function is None or force:
+            own = not trainer.is_default(type(self), "train_step")
+            step = me.train_step if own else functools.partial(steps.train_step, self)
+            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws)
+        return me.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Compile the step of evaluation."""
+        me: Any = self
+        if me.test_function is None or force:
+            own = not trainer.is_default(type(self), "test_step")
+            step = me.test_step if own else functools.partial(steps.test_step, self)
+            me.test_function = StepFunction(self, step, own=own, draws=self._gpudist_draws)
+        return me.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Compile the step of prediction."""
+        me: Any = self
+        if me.predict_function is None or force:
+            me.predict_function = PredictFunction(self, draws=self._gpudist_draws)
+        return me.predict_function
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The metrics' results over all replicas; on several hosts all must ask.
+
+        Returns:
+            As Keras's.
+        """
+        from gpudist_core.keras_model.results import Results
+
+        me: Any = self
+        # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
+        if shares.current() is not None or not tf.executing_eagerly():
+            return dict(super().get_metrics_result())  # type: ignore[misc]
+        if self._gpudist_results is None or not self._gpudist_results.covers(self):
+            object.__setattr__(self, "_gpudist_results", Results(self, me.distribute_strategy))
+        with self._gpudist_results.summed():
+            return dict(super().get_metrics_result())  # type: ignore[misc]
+
+

@@ -1,0 +1,164 @@
+"""What metrics say of all replicas' rows: each replica counts its own rows, and counts are added before anything is divided."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.gradients.reduction import all_reduce_all
+from gpudist_core.replicas import replicas_of
+from gpudist_core.upstream import models, trainer
+
+_remembered = threading.local()
+
+
+class Results:
+    """The metrics of a model, over all replicas.
+
+    Args:
+        model: A compiled Keras model whose metrics have their variables.
+        strategy: The strategy of these variables.
+    """
+
+    def __init__(self, model: Any, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self._model = model
+        self._strategy = strategy
+        self._several_hosts = replicas_of(strategy).num_hosts > 1
+        self.metrics = trainer.metrics_of(model)
+        self.variables = list({id(v): v for metric in self.metrics for v in metric.variables}.values())
+        self._check()
+        self._compiled_sums = tf.function(self._sums, autograph=False)
+        self._compiled: dict[Any, Any] = {}
+
+    def covers(self, model: Any) -> bool:
+        """Whether the model has these metrics and these variables still."""
+        metrics = trainer.metrics_of(model)
+        count = sum(len(metric.variables) for metric in metrics)
+        return [*map(id, metrics)] == [*map(id, self.metrics)] and count >= len(self.variables) and self._covered == count
+
+    def on_replica(self) -> list[Any]:
+        """Each variable's sum over all replicas, in a replica's context."""
+        by_type: dict[Any, list[int]] = {}
+        for place, variable in enumerate(self.variables):
+            by_type.setdefault(variable.dtype, []).append(place)
+        sums: list[Any] = [None] * len(self.variables)
+        for places in by_type.values():
+            values = all_reduce_all([models.plain(self.variables[place]).read_value() for place in places])
+            for place, value in zip(places, values, strict=True):
+                sums[place] = value
+        return sums
+
+    def now(self) -> list[Any]:
+        """Each variable's sum over all replicas; on several hosts all must ask."""
+        return list(self._compiled_sums())
+
+    def of(self, plan: dict[str, tuple[Any, Any]], sums: list[Any]) -> dict[str, Any]:
+        """The results of some metrics.
+
+        Args:
+            plan: For each name a metric, and the key of its result where that is a dict.
+            sums: What `now` or `on_replica` returned.
+
+        Returns:
+            The results, tensors.
+        """
+        import tensorflow as tf
+
+        names = tuple(plan)
+        if names not in self._compiled:
+
+            def compute(sums: list[Any]) -> dict[str, Any]:
+                with self._as_variables(sums):
+                    results = {id(metric): metric.result() for metric, _ in plan.values()}
+                return {name: results[id(m)] if key is None else results[id(m)][key] for name, (m, key) in plan.items()}
+
+            self._compiled[names] = tf.function(compute, autograph=False)
+        return dict(self._compiled[names](sums))
+
+    @contextlib.contextmanager
+    def _as_variables(self, sums: list[Any]) -> Iterator[None]:
+        import keras
+
+        with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=True))):
+            yield
+
+    @contextlib.contextmanager
+    def summed(self) -> Iterator[None]:
+        """While the metrics' variables read as their sums over all replicas; on several hosts all must ask."""
+        with self._as_variables(self.now()):
+            yield
+
+    def _sums(self) -> list[Any]:
+        import tensorflow as tf
+
+        if self._several_hosts:
+            sums = self._strategy.run(self.on_replica)
+            return [self._strategy.experimental_local_results(value)[0] for value in sums]
+
+        def total(variable: Any) -> Any:
+            parts = self._strategy.experimental_local_results(models.plain(variable))
+            if variable.aggregation != "sum" or len(parts) == 1:
+                return parts[0].read_value()
+            return tf.add_n([part.read_value() for part in parts])
+
+        return [total(variable) for variable in self.variables]
+
+    def _check(self) -> None:
+        self._covered = sum(len(metric.variables) for metric in self.metrics)
+        if self._strategy.num_replicas_in_sync == 1:
+            return
+        for metric in self.metrics:
+            for variable in metric.variables:
+                if getattr(models.plain(variable), "distribute_strategy", None) is not self._strategy:
+                    raise WrongUse(
+                        "A metric must be made in the scope of the model's strategy",
+                        "Make it under `with strategy.scope():`.",
+                        metric=metric.name,
+                        strategy=type(self._strategy).__name__,
+                    )
+
+
+@contextlib.contextmanager
+def watched(metrics: list[Any]) -> Iterator[None]:
+    """While a step is traced: what the metrics return is known again in what the step returns.
+
+    Args:
+        metrics: The metrics.
+    """
+    for metric in metrics:
+        object.__setattr__(metric, "result", _watching(metric, metric.result))
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            object.__delattr__(metric, "result")
+
+
+def _watching(metric: Any, result: Any) -> Any:
+    @functools.wraps(result)
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        value = result(*args, **kwargs)
+        seen = getattr(_remembered, "seen", None)
+        if seen is not None:
+            named = value.items() if isinstance(value, dict) else [(None, value)]
+            seen.update({id(part): (part, metric, key) for key, part in named})
+        return value
+
+    return watch
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
+    """While one replica's step is traced: what each of the watched metrics returned, by the identity of the value."""
+    outer = getattr(_remembered, "seen", None)
+    _remembered.seen = {}
+    try:
+        yield _remembered.seen
+    finally:
+        _remembered.seen = outer

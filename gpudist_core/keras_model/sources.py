@@ -1,0 +1,204 @@
+"""Where the batches of fit, evaluate and predict come from: whatever Keras takes, and pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.keras_model import batches
+from gpudist_core.pipelines import Pipeline
+from gpudist_core.upstream import trainer
+
+
+class FromPipeline:
+    """The batches of a pipeline.
+
+    Args:
+        pipeline: The pipeline.
+        strategy: Whose replicas get them.
+        moves: Whether its position goes on from epoch to epoch; else each epoch is the first one again.
+    """
+
+    def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
+        self.pipeline = pipeline
+        self._distributed = pipeline.distribute(strategy)
+        self._moves = moves
+        self.num_batches = pipeline.num_batches
+
+    @property
+    def spec(self) -> Any:
+        """The structure of a batch."""
+        return self._distributed.element_spec
+
+    @property
+    def first(self) -> int:
+        """The number of the next batch in its epoch."""
+        return int(self._distributed.state()["batch"]) if self._moves else 0
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches of an epoch, or what is left of it."""
+        return iter(self._distributed) if self._moves else self._distributed.epoch_batches()
+
+    def begin(self) -> None:
+        """An epoch begins."""
+
+    def end(self) -> None:
+        """An epoch has ended."""
+
+
+class FromAdapter:
+    """The batches of a reader of Keras's own: every host reads all of them and keeps the rows of its replicas.
+
+    Args:
+        adapter: The reader.
+        strategy: Whose replicas get them.
+    """
+
+    pipeline = None
+    first = 0
+
+    def __init__(self, adapter: Any, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self._adapter = adapter
+        self._strategy = strategy
+        self._dataset = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+        self.num_batches = adapter.num_batches
+
+    @property
+    def spec(self) -> Any:
+        """The structure of a batch."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(
+            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self._dataset.element_spec
+        )
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches, on the replicas."""
+        return (batches.distributed(self._strategy, batch) for batch in self._dataset)
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self._adapter.on_epoch_begin()
+
+    def end(self) -> None:
+        """An epoch has ended."""
+        self._adapter.on_epoch_end()
+
+
+class FromDistributed:
+    """The batches of a dataset that the user has distributed.
+
+    Args:
+        dataset: A `tf.distribute.DistributedDataset`.
+        strategy: The strategy.
+    """
+
+    pipeline = None
+    first = 0
+
+    def __init__(self, dataset: Any, strategy: Any) -> None:
+        self._dataset = dataset
+        self._strategy = strategy
+        self._taken: Any = None
+        try:
+            self.num_batches: int | None = len(dataset)
+        except TypeError:
+            self.num_batches = None
+
+    @property
+    def spec(self) -> Any:
+        """The structure of a batch, from the first one."""
+        iterator = iter(self._dataset)
+        first = next(iterator)
+        self._taken = _chain(first, iterator)
+        return batches.spec_of(self._strategy, first)
+
+    def epoch(self) -> Iterator[Any]:
+        """The batches as they are; nothing of the first epoch is lost by having looked at it."""
+        taken, self._taken = self._taken, None
+        return iter(self._dataset) if taken is None else taken
+
+    def begin(self) -> None:
+        """An epoch begins."""
+
+    def end(self) -> None:
+        """An epoch has ended."""
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+Source = FromPipeline | FromAdapter | FromDistributed
+
+
+def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int) -> Source:
+    """The batches of what was given to fit, evaluate or predict.
+
+    Args:
+        strategy: Whose replicas get them.
+        data: `x`, `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle`, `class_weight`.
+        training: Whether a pipeline goes on from epoch to epoch.
+        seed: Of the order of arrays, the same on all hosts.
+
+    Returns:
+        The source.
+
+    Raises:
+        WrongUse: Where something is given beside a pipeline that the pipeline has itself.
+    """
+    import tensorflow as tf
+
+    x = data["x"]
+    if isinstance(x, Pipeline):
+        return FromPipeline(_of_pipeline(x, data), strategy, moves=training)
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return FromDistributed(x, strategy)
+    if isinstance(x, tf.data.Dataset):
+        data = data | {"shuffle": False}
+    adapter = trainer.data_adapter(**data)
+    held = trainer.arrays_of(adapter)
+    if held is not None and data.get("shuffle") in (None, True, False) and all(map(_dense, tf.nest.flatten(held[0]))):
+        return FromPipeline(_of_arrays(*held, shuffle=bool(data.get("shuffle")), seed=seed), strategy, moves=training)
+    return FromAdapter(adapter, strategy)
+
+
+def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
+    given = {name: data[name] for name in ("y", "sample_weight", "batch_size") if data.get(name) is not None}
+    if given:
+        raise WrongUse(
+            "A pipeline has targets, weights and batches of its own",
+            "Put them into the pipeline.",
+            **{name: value if name == "batch_size" else type(value).__name__ for name, value in given.items()},
+        )
+    weights = data.get("class_weight")
+    return pipeline if weights is None else pipeline.weights(weights)
+
+
+def _of_arrays(arrays: Any, batch_size: int, *, shuffle: bool, seed: int) -> Pipeline:
+    import tensorflow as tf
+
+    prepared = tf.nest.map_structure(_prepared, arrays)
+    return Pipeline.from_arrays(prepared, global_batch_size=batch_size, shuffle=shuffle, seed=seed)
+
+
+def _dense(leaf: Any) -> bool:
+    import tensorflow as tf
+
+    return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf, "dtype", None) != object
+
+
+def _prepared(leaf: Any) -> Any:
+    """Floats in the type that Keras computes in, as its own reader of arrays makes them."""
+    import keras
+
+    array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
+    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array
+
+

@@ -1,0 +1,64 @@
+"""One replica's part of a step of training and of evaluation, as Keras's own `train_step` and `test_step`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core import share as shares
+from gpudist_core.upstream import trainer
+
+
+def train_step(model: Any, data: Any) -> Any:
+    """Train on this replica's rows.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    import keras
+
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    with tf.GradientTape() as tape:
+        y_pred = trainer.call(model, x, training=True)
+        loss = trainer.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
+        # What crosses replicas (synchronized moments, sharded tables) needs the fraction in the gradient's seed.
+        target = trainer.of_all(loss)
+        if model.optimizer is not None:
+            target = model.optimizer.scale_loss(target)
+    _track(model, loss)
+    if model.trainable_weights:
+        weights = model.trainable_weights
+        model.optimizer.apply(tape.gradient(target, weights), weights)
+    else:
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def test_step(model: Any, data: Any) -> Any:
+    """Evaluate this replica's rows.
+
+    Args:
+        model: A compiled Keras model.
+        data: (x, y, weight) as Keras packs them.
+
+    Returns:
+        The logs.
+    """
+    import keras
+
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    y_pred = trainer.call(model, x, training=False)
+    _track(model, trainer.loss_of(model, x, y, y_pred, weight, training=False))
+    return model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+
+def _track(model: Any, loss: Any) -> None:
+    share = shares.current()
+    assert share is not None
+    trainer.track_loss(model, loss, share.rows)

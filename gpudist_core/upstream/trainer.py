@@ -1,0 +1,320 @@
+"""Keras 3's trainer, taught to see one replica's rows as if they were the batch, and batches that are distributed already.
+
+What is wrong in Keras 3.15 on several replicas: `TFEpochIterator` lets tf.distribute cut and shard the data;
+`_maybe_symbolic_build` adds up the parts of the first batch, which fails where they are not equally long (and on several hosts);
+`reduce_per_replica` averages what each replica takes for the metric; `Mean.update_state` counts a scalar once for each replica.
+
+Inside `row_means` every scalar that a replica computes is a mean over its own rows: a Keras loss, a `reduce_mean`, a regulariser.
+Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of
+them times the fraction, and metrics count them by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
+from gpudist_core.upstream import losses
+
+_means = threading.local()
+_maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
+
+
+@contextlib.contextmanager
+def row_means(*, tapes: bool) -> Iterator[None]:
+    """While this thread traces one replica's step: scalars are means over its rows.
+
+    Args:
+        tapes: Whether `GradientTape.gradient` of variables is of the mean times the fraction: for steps that others wrote.
+    """
+    outer = getattr(_means, "state", None)
+    _means.state = _Means(tapes)
+    try:
+        yield
+    finally:
+        _means.state = outer
+
+
+@contextlib.contextmanager
+def iterating(make: Callable[..., Any]) -> Iterator[None]:
+    """While fit, evaluate or predict runs: what takes the place of `TFEpochIterator`.
+
+    Args:
+        make: Called with its arguments, by name; returns an iterator as `keras_model.epochs.Epochs` is one.
+    """
+    install()
+    token = _maker.set(make)
+    try:
+        yield
+    finally:
+        _maker.reset(token)
+
+
+class _Means:
+    """What is known of the scalars of one trace.
+
+    Args:
+        tapes: As in `row_means`.
+    """
+
+    def __init__(self, tapes: bool) -> None:
+        self.tapes = tapes
+        self.of_rows: dict[int, Any] = {}
+
+
+def _current() -> tuple[_Means, shares.Share] | None:
+    means, share = getattr(_means, "state", None), shares.current()
+    return None if means is None or share is None else (means, share)
+
+
+@functools.cache
+def install() -> None:
+    """Teach Keras; outside `row_means` and `iterating` everything does what it did."""
+    losses.install()
+    _install_iterator()
+    _install_losses()
+    _install_mean()
+    _install_tape()
+
+
+def _install_iterator() -> None:
+    from keras.src.backend.tensorflow import trainer
+
+    original = trainer.TFEpochIterator
+
+    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
+        make = _maker.get()
+        return original(*args, **kwargs) if make is None else make(*args, **kwargs)
+
+    trainer.TFEpochIterator = epoch_iterator
+
+
+def _install_losses() -> None:
+    from keras.src.losses import loss
+
+    of_share, unscaled = loss.reduce_weighted_values, loss.unscale_loss_for_distribution
+
+    def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        if current is None:
+            return of_share(values, *args, **kwargs)
+        if getattr(values, "shape", None) is not None and values.shape.rank == 0:
+            return _weighted_scalar(current[1], values, *args, **kwargs)
+        value = of_share(values, *args, **kwargs)
+        return value if value.shape.rank != 0 else _over(value, current[1].fraction)
+
+    def unscale(value: Any) -> Any:
+        current = _current()
+        if current is None:
+            return unscaled(value)
+        # What is unscaled goes to a metric of Keras's own, with a static number of rows or none: it is counted by its rows.
+        current[0].of_rows[id(value)] = value
+        return value
+
+    loss.reduce_weighted_values = reduce_weighted_values
+    loss.unscale_loss_for_distribution = unscale
+
+
+def _weighted_scalar(share: shares.Share, value: Any, weights: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+    """A loss that is one number for all rows is their mean."""
+    import tensorflow as tf
+
+    given = {name: w for name, w in (("sample_weight", weights), ("mask", mask)) if w is not None}
+    if given and share.num_replicas > 1:
+        raise WrongUse(
+            "A loss must return one value for each row where rows have weights or a mask", "Leave out its mean.", shape=(), **given
+        )
+    for weight in given.values():
+        value *= tf.reduce_mean(tf.cast(weight, value.dtype))
+    return value
+
+
+def _over(value: Any, fraction: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
+
+
+def present(value: Any) -> Any:
+    """A replica's scalar, 0 where it has no rows (a mean over no rows is not a number)."""
+    import tensorflow as tf
+
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return value
+    value = tf.convert_to_tensor(value)
+    return tf.math.multiply_no_nan(value, tf.cast(tf.minimum(share.rows, 1), value.dtype)) if value.dtype.is_floating else value
+
+
+def of_all(value: Any) -> Any:
+    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it."""
+    import tensorflow as tf
+
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return value
+    value = tf.convert_to_tensor(value)
+    if not value.dtype.is_floating:
+        value = tf.cast(value, tf.float32)
+    return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
+
+
+def _install_mean() -> None:
+    from keras.src.metrics.reduction_metrics import Mean
+
+    original = Mean.update_state
+
+    @functools.wraps(original)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        import tensorflow as tf
+
+        current = _current()
+        if current is None or tf.convert_to_tensor(values).shape.rank != 0:
+            return original(self, values, sample_weight)
+        means, share = current
+        if id(values) in means.of_rows:
+            sample_weight = share.rows
+        elif sample_weight is None:
+            sample_weight = share.fraction
+        return original(self, present(values), sample_weight)
+
+    Mean.update_state = update_state
+
+
+def _install_tape() -> None:
+    import tensorflow as tf
+
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
+        current = _current()
+        if current is None or not current[0].tapes or current[1].num_replicas == 1 or not _variables(sources):
+            return original(self, target, sources, output_gradients, **kwargs)
+        targets = tf.nest.flatten(target)
+        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
+        seeds = [g * tf.cast(current[1].fraction, g.dtype) for g in given]
+        grads = original(self, targets, sources, seeds, **kwargs)
+        return tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
+
+    tf.GradientTape.gradient = gradient
+
+
+def _variables(sources: Any) -> bool:
+    import keras
+    import tensorflow as tf
+
+    return any(isinstance(source, (tf.Variable, keras.Variable)) for source in tf.nest.flatten(sources))
+
+
+def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
+    import tensorflow as tf
+
+    from gpudist_core.gradients import reduction
+
+    if gradient is None:
+        return None
+    values = reduction.values_of(gradient)
+    here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
+    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
+
+
+def is_default(cls: Any, name: str) -> bool:
+    """Whether a model's class has Keras's own method of that name.
+
+    Args:
+        cls: The class of a model.
+        name: Of a method: `train_step`, `test_step`.
+
+    Returns:
+        Whether no one has overridden it.
+    """
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    return getattr(cls, name) is getattr(TensorFlowTrainer, name)
+
+
+def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
+    """What the model's `compute_loss` says, which may or may not take `training`."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
+
+
+def call(model: Any, x: Any, *, training: bool) -> Any:
+    """The model's output, told whether it is in training where it asks."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def track_loss(model: Any, loss: Any, rows: Any) -> None:
+    """Count a batch's loss in the metric called loss."""
+    model._loss_tracker.update_state(loss, sample_weight=rows)
+
+
+def build(model: Any, batch: Any) -> None:
+    """Make all variables of model, metrics, losses and optimizer, with the shapes of a batch.
+
+    Args:
+        model: A compiled Keras model.
+        batch: A structure as the step takes it, anything with `shape` and `dtype` in the place of each tensor.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+def needs_build(model: Any) -> bool:
+    """Whether some variables are still missing."""
+    parts = [model._compile_metrics, model._compile_loss, model.optimizer]
+    return not all(layer.built for layer in model._flatten_layers()) or any(p is not None and not p.built for p in parts)
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """The single metrics of a model: those given to `compile` apart."""
+    own: list[Any] = []
+    for metric in model.metrics:
+        own += metric.metrics if metric is model._compile_metrics else [metric]
+    return own
+
+
+def in_this_thread(callbacks: Any) -> None:
+    """Keep a `CallbackList` from calling in threads of its own, where what they read is of another step."""
+    callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+
+
+def register(made: Any, cls: Any) -> None:
+    """Save objects of a class made from another under the other's name, where it was registered."""
+    from keras.src.saving import object_registration
+
+    if cls in object_registration.GLOBAL_CUSTOM_NAMES:
+        object_registration.GLOBAL_CUSTOM_NAMES[made] = object_registration.GLOBAL_CUSTOM_NAMES[cls]
+
+
+def data_adapter(**data: Any) -> Any:
+    """Keras's own reader of whatever `fit` takes.
+
+    Args:
+        **data: `x`, `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle`, `class_weight`.
+
+    Returns:
+        Its data adapter.
+    """
+    from keras.src.trainers import data_adapters
+
+    return data_adapters.get_data_adapter(**data)
+
+
+def arrays_of(adapter: Any) -> tuple[Any, int] | None:
+    """What an adapter of arrays holds, weights included, and its batch size; None for another adapter."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    return (adapter._inputs, adapter._batch_size) if type(adapter) is ArrayDataAdapter else None
+
+
+def seed() -> int | None:
+    """What `keras.utils.set_random_seed` was last told, if anything."""
+    from keras.src.utils import rng_utils
+
+    return rng_utils.get_random_seed()
