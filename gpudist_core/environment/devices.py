@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpudist_core.environment.slurm import own_gpus
+
 
 def local_devices() -> tuple[str, ...]:
     """The devices that replicas of this machine compute on: its visible GPUs, or else its CPUs, split ones in their parts.
@@ -19,11 +21,23 @@ def num_gpus() -> int:
     return len(_named("GPU"))
 
 
+def show_own_gpus() -> None:
+    """Hide the GPUs that belong to other tasks on this node from TensorFlow; nothing to hide outside Slurm."""
+    import tensorflow as tf
+
+    own = _own("GPU")
+    if len(own) < len(tf.config.get_visible_devices("GPU")):
+        tf.config.set_visible_devices(own, "GPU")
+
+
 def shares_hardware(devices: tuple[str, ...]) -> bool:
     """Whether two of these devices are, or may be, one piece of hardware: CPUs, or parts of one GPU.
 
     Args:
-        devices: Names of this machine's devices, in any of TensorFlow's spellings.
+        devices: Names of this machine's devices.
+
+    Returns:
+        True where NCCL would refuse them.
     """
     owners = _owners("GPU")
     indices = [index_of(name) for name in devices if "GPU" in name.upper()]
@@ -47,4 +61,11 @@ def _owners(kind: str) -> list[str]:
     def parts(device: Any) -> int:
         return len(tf.config.get_logical_device_configuration(device) or [None])
 
-    return [device.name for device in tf.config.get_visible_devices(kind) for _ in range(parts(device))]
+    return [device.name for device in _own(kind) for _ in range(parts(device))]
+
+
+def _own(kind: str) -> list[Any]:
+    import tensorflow as tf
+
+    visible = tf.config.get_visible_devices(kind)
+    return own_gpus(visible) if kind == "GPU" else list(visible)

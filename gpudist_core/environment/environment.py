@@ -86,7 +86,10 @@ def find_tasks(cluster: Any = None) -> Tasks | None:
 
 
 def tf_config() -> Mapping[str, Any]:
-    """What TF_CONFIG holds, nothing when it is not set.
+    """What TF_CONFIG holds.
+
+    Returns:
+        Its object, empty when it is not set.
 
     Raises:
         WrongUse: When it is not a JSON object.

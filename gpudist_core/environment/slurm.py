@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 from gpudist_core.environment.tasks import Tasks
 from gpudist_core.errors import WrongUse
 from gpudist_core.upstream.strategies import slurm_tasks_per_node
 
+_T = TypeVar("_T")
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-_ADVICE = "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine alone."
+_ADVICE = (
+    "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine "
+    "alone."
+)
 
 
 def slurm_tasks() -> Tasks | None:
@@ -40,8 +45,39 @@ def slurm_tasks() -> Tasks | None:
     return Tasks({"worker": tuple(addresses)}, "worker", rank, "Slurm")
 
 
+def own_gpus(visible: list[_T]) -> list[_T]:
+    """This task's share of the GPUs it sees, where Slurm shows all GPUs of a node to each of the tasks on it.
+
+    Args:
+        visible: The visible GPUs.
+
+    Returns:
+        As many for each task, in the order of SLURM_LOCALID; all where this task sees fewer than its step has on this node.
+
+    Raises:
+        WrongUse: When they cannot be shared evenly.
+    """
+    tasks = _tasks_here() if visible and os.environ.get("SLURM_GPUS_ON_NODE") == str(len(visible)) else 1
+    if len(visible) % tasks:
+        raise WrongUse(
+            "The tasks of a Slurm step share the GPUs of their node evenly",
+            "Start by srun --gpus-per-task=..., or one task on each node.",
+            gpus=len(visible),
+            tasks=tasks,
+        )
+    share, number = len(visible) // tasks, int(os.environ["SLURM_LOCALID"]) if tasks > 1 else 0
+    return visible[number * share : (number + 1) * share]
+
+
+def _tasks_here() -> int:
+    names = ("SLURM_LOCALID", "SLURMD_NODENAME", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE", "SLURM_PROCID")
+    if any(name not in os.environ for name in names):
+        return 1
+    return _nodes().get(os.environ["SLURMD_NODENAME"], 1)
+
+
 def _refuse_without_step() -> None:
-    if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+    if os.environ.get("SLURM_NTASKS", "1") != "1":
         raise WrongUse(
             "A Slurm allocation of several tasks trains on all of them when srun starts the program",
             _ADVICE,
@@ -59,12 +95,15 @@ def _rank() -> int:
 
 def _addresses() -> list[str]:
     """One for each task: Slurm gives out ranks node by node (--distribution=block)."""
-    try:
-        nodes = slurm_tasks_per_node()
-    except (RuntimeError, ValueError) as error:
-        raise WrongUse("TensorFlow's resolver reads the variables of a Slurm step", _ADVICE, error=str(error)) from error
     first = _first_port()
-    return [f"{node}:{first + i}" for node, tasks in nodes.items() for i in range(tasks)]
+    return [f"{node}:{first + i}" for node, tasks in _nodes().items() for i in range(tasks)]
+
+
+def _nodes() -> dict[str, int]:
+    try:
+        return slurm_tasks_per_node()
+    except (RuntimeError, ValueError) as error:
+        raise WrongUse("The variables of a Slurm step name its nodes and tasks", _ADVICE, error=str(error)) from error
 
 
 def _first_port() -> int:

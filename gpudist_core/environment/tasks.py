@@ -58,6 +58,12 @@ class Tasks:
         return addresses[self.index] if self.index < len(addresses) else None
 
     @property
+    def leader(self) -> str | None:
+        """The peer that coordinates the training, by name; None when it is this task."""
+        leader = "chief 0" if self.jobs.get("chief") else "worker 0"
+        return None if leader == f"{self.role} {self.index}" else leader
+
+    @property
     def peers(self) -> dict[str, str]:
         """The other tasks that take part in the training, `worker 1` for example, and their addresses."""
         return {
@@ -107,6 +113,8 @@ def _jobs(cluster: Any, source: str) -> dict[str, tuple[str, ...]]:
         raise WrongUse(f"The jobs of {source} are among {', '.join(ROLES)}", "Rename or remove the others.", jobs=unknown)
     if not jobs.get("worker") and not jobs.get("chief"):
         raise WrongUse(f"The cluster of {source} has a worker or a chief", "Add the task that trains.", jobs=list(jobs))
+    if jobs.get("ps") and not jobs.get("worker"):
+        raise WrongUse(f"Parameter servers of {source} have workers", "Add a worker, or remove ps.", jobs=list(jobs))
     if len(jobs.get("chief", ())) > 1:
         raise WrongUse(f"The cluster of {source} has one chief", "Make the others workers.", chief=jobs["chief"])
     _check_addresses([address for addresses in jobs.values() for address in addresses], source)

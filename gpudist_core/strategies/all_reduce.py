@@ -20,6 +20,9 @@ _HOROVOD = (
 def check_all_reduce(name: str) -> None:
     """Refuse what cannot be had anywhere.
 
+    Args:
+        name: What the user wants.
+
     Raises:
         WrongUse: When there is no such all-reduce.
         Unavailable: For Horovod.
@@ -50,6 +53,8 @@ def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: in
     """
     import tensorflow as tf
 
+    if len(devices) == 1:
+        return tf.distribute.ReductionToOneDevice()
     shared = shares_hardware(devices)
     if name == "auto":
         # NCCL's older operations, unlike its collectives, work in loops; they refuse two ranks on one GPU.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.environment import Tasks, find_tasks, num_gpus
+from gpudist_core.environment import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import WrongUse
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, on_one_host
 from gpudist_core.strategies.named import Devices, chosen_devices
@@ -37,9 +37,9 @@ def make_strategy(
         kind: `auto`, or by wish `one-device`, `mirrored`, `central-storage`, `multi-worker`, `parameter-server`.
         devices: Which devices of this machine, by name, or how many; None for all its GPUs, or all its CPU devices where it
             has no GPU. Clusters use all.
-        all_reduce: How replicas are summed. `auto`: NCCL on GPUs of one machine, reduction to one device on CPUs and on parts of one
-            GPU, a ring between hosts. By wish `nccl`, `ring`, `hierarchical` (an even number of devices), `one-device`.
-            A ring on one machine does not work inside loops of a tf.function.
+        all_reduce: How replicas are summed. `auto`: NCCL on GPUs of one machine, reduction to one device on CPUs and on
+            parts of one GPU, a ring between hosts. By wish `nccl`, `ring`, `one-device`, or `hierarchical`
+            (an even number of devices). A ring on one machine does not work inside loops of a tf.function.
         bytes_per_pack: A ring, or NCCL between hosts, sums gradients in packs of so many bytes; None for all in one.
         timeout_seconds: How long to wait for the other hosts, at the start and in each collective, before it is an error;
             None to wait for ever.
@@ -152,7 +152,8 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
                 "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
                 kind="multi-worker",
             )
-        wait_for(tasks.peers, tasks.address, wish.timeout_seconds)
+        show_own_gpus()
+        wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
     return tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options)
 
 
@@ -162,13 +163,13 @@ def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
     resolver = _resolver(tasks, cluster)
     if tasks.role in ("worker", "ps"):
         server = tf.distribute.Server(resolver.cluster_spec(), tasks.role, tasks.index, protocol="grpc")
-        server.join()
-    wait_for(tasks.peers, None, wish.timeout_seconds)
+        server.join()  # which does not return
+    wait_for(tasks.peers, None, None, wish.timeout_seconds)
     return tf.distribute.ParameterServerStrategy(resolver, wish.variable_partitioner)
 
 
 def _resolver(tasks: Tasks, cluster: Any) -> Any:
-    """TensorFlow's for TF_CONFIG, else one that counts this host's GPUs: one that does not makes TensorFlow train on the CPU."""
+    """TensorFlow's for TF_CONFIG, else one that counts this host's GPUs: without a count TensorFlow trains on the CPU."""
     import tensorflow as tf
 
     resolvers = tf.distribute.cluster_resolver

@@ -67,6 +67,6 @@ def _found(name: str, devices: Devices) -> str:
     except IndexError:
         raise WrongUse(
             "A strategy uses devices that this machine has",
-            f"It has {len(_logical('GPU'))} GPUs and {len(_logical('CPU'))} CPU devices: name these, or leave devices out for all.",
+            f"It has {len(_logical('GPU'))} GPUs and {len(_logical('CPU'))} CPU devices: name these, or leave devices out.",
             devices=devices,
         ) from None

@@ -7,16 +7,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from gpudist_core.errors import Unavailable
 
 _PROBE_SECONDS = 2.0  # for an address that swallows packets
 _FIRST_WORD_SECONDS, _NEXT_WORD_SECONDS = 10.0, 30.0
+_START_SECONDS = 5.0
 _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-def wait_for(peers: Mapping[str, str], own_address: str | None, timeout_seconds: float | None) -> None:
+def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | None, timeout_seconds: float | None) -> None:
     """Return when every peer has been there, heard or seen; say on stderr whom one waits for.
 
     TensorFlow's server starts only later and blocks then, so that each task would wait for the others to listen. Until all
@@ -25,6 +26,7 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, timeout_seconds:
     Args:
         peers: What each is called, and its address `host:port`.
         own_address: The address that the others probe; None where nobody does.
+        leader: Whose server must be up before this one starts, by name; None for the leader itself.
         timeout_seconds: How long to wait; None for ever.
 
     Raises:
@@ -38,13 +40,26 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, timeout_seconds:
             missing = {name: why for name, why in zip(list(missing), whys, strict=True) if why}
             waited = time.monotonic() - begin
             if not missing:
-                return
+                break
             if timeout_seconds is not None and waited > timeout_seconds:
                 raise Unavailable(_never(missing, peers, timeout_seconds))
             if waited > next_word:
                 next_word = waited + _NEXT_WORD_SECONDS
                 _say(missing, peers, waited)
             time.sleep(pause)
+        if leader is not None:
+            _let_start(peers[leader])
+
+
+def _let_start(address: str) -> None:
+    """Wait for TensorFlow's server there, a few seconds at most: a client that comes too early tries again after one."""
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end:
+        with suppress(OSError), _connection(address) as connection:
+            connection.settimeout(max(0.01, end - time.monotonic()))
+            if connection.recv(1):  # gRPC speaks first; the socket in its place says nothing and is closed
+                return
+        time.sleep(0.01)
 
 
 def _pauses() -> Iterator[float]:
@@ -55,12 +70,16 @@ def _pauses() -> Iterator[float]:
 
 def _why_silent(address: str) -> str | None:
     """Why nobody answers there; None when somebody does."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS):
+        with _connection(address):
             return None
     except OSError as error:
         return error.strerror or str(error) or type(error).__name__
+
+
+def _connection(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_SECONDS)
 
 
 @contextmanager
@@ -86,8 +105,8 @@ def _listening(address: str | None) -> Iterator[None]:
 def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds: float) -> str:
     return (
         f"Every task of a cluster starts within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and of "
-        f"{len(peers)} others {len(missing)} never answered: {_listed(missing, peers)}. Start the program there too (or look why it "
-        "ended), check the addresses and the firewall, or allow more time: make_strategy(timeout_seconds=...)."
+        f"{len(peers)} others {len(missing)} never answered: {_listed(missing, peers)}. Start the program there too, or look "
+        "why it ended, check the addresses and the firewall, or allow more time: make_strategy(timeout_seconds=...)."
     )
 
 

@@ -61,6 +61,9 @@ def slurm_tasks_per_node() -> dict[str, int]:
 
     The resolver's own `cluster_spec` sorts the nodes by name (n10 before n2) and fails without GPUs or with one GPU per task.
 
+    Returns:
+        Tasks by node.
+
     Raises:
         RuntimeError: When a variable is missing.
         ValueError: When one cannot be read.
