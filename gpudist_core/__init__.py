@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudist_core.environment import Environment
+    from gpudist_core.environments import Environment, environment
     from gpudist_core.errors import Unavailable, WrongUse
     from gpudist_core.pipelines import Pipeline
     from gpudist_core.replicas import Replicas, per_replica, replicas_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpudist_core.strategies import make_strategy
 
 _PLACES = {
-    "Environment": "environment",
+    "Environment": "environments",
     "Pipeline": "pipelines",
     "Replicas": "replicas",
     "Replicated": "static",
@@ -35,6 +35,7 @@ _PLACES = {
     "TrainStep": "steps",
     "Unavailable": "errors",
     "WrongUse": "errors",
+    "environment": "environments",
     "make_strategy": "strategies",
     "per_replica": "replicas",
     "replicas_of": "replicas",
@@ -51,6 +52,7 @@ __all__ = [
     "TrainStep",
     "Unavailable",
     "WrongUse",
+    "environment",
     "make_strategy",
     "per_replica",
     "replicas_of",

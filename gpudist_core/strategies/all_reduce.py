@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudist_core.environment import shares_hardware
+from gpudist_core.environments import shares_hardware
 from gpudist_core.errors import Unavailable, WrongUse
 from gpudist_core.upstream import strategies as upstream
 

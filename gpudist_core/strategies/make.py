@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.environment import Tasks, find_tasks, num_gpus, show_own_gpus
+from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import WrongUse
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, on_one_host
 from gpudist_core.strategies.named import Devices, chosen_devices

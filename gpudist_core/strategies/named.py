@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpudist_core.environment import index_of
+from gpudist_core.environments import index_of
 from gpudist_core.errors import WrongUse
 
 Devices = int | str | Sequence[Any] | None

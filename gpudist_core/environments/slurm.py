@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TypeVar
 
-from gpudist_core.environment.tasks import Tasks
+from gpudist_core.environments.tasks import Tasks
 from gpudist_core.errors import WrongUse
 from gpudist_core.upstream.strategies import slurm_tasks_per_node
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpudist_core.environment.slurm import own_gpus
+from gpudist_core.environments.slurm import own_gpus
 
 
 def local_devices() -> tuple[str, ...]:

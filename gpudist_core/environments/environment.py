@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.environment.devices import local_devices
-from gpudist_core.environment.slurm import slurm_tasks
-from gpudist_core.environment.tasks import Tasks, tasks_of
+from gpudist_core.environments.devices import local_devices
+from gpudist_core.environments.slurm import slurm_tasks
+from gpudist_core.environments.tasks import Tasks, tasks_of
 from gpudist_core.errors import WrongUse
 
 

@@ -1,8 +1,8 @@
 """Where the program runs: this machine's devices, the tasks of TF_CONFIG, of a Slurm step or of a cluster given."""
 
-from gpudist_core.environment.devices import index_of, local_devices, num_gpus, shares_hardware, show_own_gpus
-from gpudist_core.environment.environment import Environment, environment, find_tasks
-from gpudist_core.environment.tasks import Tasks
+from gpudist_core.environments.devices import index_of, local_devices, num_gpus, shares_hardware, show_own_gpus
+from gpudist_core.environments.environment import Environment, environment, find_tasks
+from gpudist_core.environments.tasks import Tasks
 
 __all__ = [
     "Environment",
