@@ -1,0 +1,6 @@
+"""Checkpoints that are saved on one topology and restored on another."""
+
+from gpudist_core.checkpoints.checkpoints import Checkpoints, Restored
+from gpudist_core.checkpoints.errors import CheckpointRefused, FolderInUse, HostMissing, Preempted, SaveFailed
+
+__all__ = ["CheckpointRefused", "Checkpoints", "FolderInUse", "HostMissing", "Preempted", "Restored", "SaveFailed"]

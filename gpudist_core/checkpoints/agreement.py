@@ -1,0 +1,115 @@
+"""At which step all hosts stop when one of them is told to leave.
+
+A host may be ahead of another: by one step where each step has a collective operation, by more where it has none. So nobody
+decides alone. The host that was told wakes a thread on every host; each thread tells the next call at which its training can
+still stop, and from then on the training waits there until the others' numbers are known. All stop at the highest: no one has
+passed it, and on the way there everyone takes part in everything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from gpudist_core.checkpoints.errors import HostMissing
+from gpudist_core.checkpoints.exchange import Store
+
+_ENDED = "ended"
+
+
+class Agreement:
+    """One host's part in it.
+
+    Args:
+        store: What all hosts see.
+        prefix: Begins the keys; the same on all hosts, used once in a job.
+        host: This host's number.
+        num_hosts: Hosts in all.
+        timeout: How long to wait for the other hosts' numbers, in seconds.
+    """
+
+    def __init__(self, store: Store, prefix: str, host: int, num_hosts: int, timeout: float) -> None:
+        self._store, self._prefix, self._host, self._num_hosts, self._timeout = store, prefix, host, num_hosts, timeout
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._told = False
+        self._over = False
+        self._decided = False
+        self._stop_at: int | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._watch, name="checkpoints: agreement on a stop", daemon=True)
+        self._thread.start()
+
+    def ask(self) -> None:
+        """Tell all hosts that this one has to leave. Returns before they have agreed."""
+        for host in range(self._num_hosts):
+            self._store.put(self._key("wake", host), str(self._host))
+
+    def is_time(self, call: int) -> bool:
+        """Whether the hosts stop here; waits while they are agreeing.
+
+        Args:
+            call: How many times the training has asked, this time included; 1, 2, 3, ... on every host.
+
+        Returns:
+            Whether to save and leave now, the same on all hosts.
+
+        Raises:
+            HostMissing: When the hosts could not agree.
+        """
+        with self._changed:
+            if self._told:
+                self._changed.wait_for(lambda: self._decided or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
+            self._calls = call
+            return self._stop_at is not None and call >= self._stop_at
+
+    def close(self) -> None:
+        """The training of this host is over; the others need not wait for it."""
+        with self._changed:
+            self._over = True
+        quietly(lambda: self._store.put(self._key("wake", self._host), _ENDED))
+        self._thread.join(self._timeout)
+
+    def _watch(self) -> None:
+        try:
+            self._store.get(self._key("wake", self._host), None)
+            with self._changed:
+                value = _ENDED if self._over else str(self._calls + 1)
+                self._told = not self._over
+            self._store.put(self._key("next", self._host), value)
+            if value == _ENDED:
+                return
+            stop_at = self._hear()
+        except BaseException as error:  # the training must not wait for a thread that is gone
+            with self._changed:
+                self._failure = error if self._told else None
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._stop_at, self._decided = stop_at, True
+            self._changed.notify_all()
+
+    def _hear(self) -> int | None:
+        """The highest of all hosts' numbers; None when the training of one is over, so that all just end."""
+        values = [self._store.get(self._key("next", host), self._timeout) for host in range(self._num_hosts)]
+        missing = [host for host, value in enumerate(values) if value is None]
+        if missing:
+            raise HostMissing(
+                f"Every host must take part in agreeing on a step to stop at. Received: missing hosts={missing} after "
+                f"{self._timeout:g} s. See in their logs why they do not answer."
+            )
+        return None if _ENDED in values else max(int(value or 0) for value in values)
+
+    def _key(self, what: str, host: int) -> str:
+        return f"{self._prefix}/{what}/{host}"
+
+
+def quietly(act: Callable[[], Any]) -> None:
+    """Do what is a courtesy to the other hosts; they may be gone."""
+    try:
+        act()
+    except Exception:  # whatever a lost connection raises
+        return

@@ -1,0 +1,150 @@
+"""The items of a run: all variables of its model, optimizer, metrics and whatever else it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from gpudist_core.checkpoints import names
+from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
+from gpudist_core.replicas import Replicas
+
+
+class Collector:
+    """Makes items of variables.
+
+    Args:
+        strategy: That of the run.
+        replicas: Its replicas.
+    """
+
+    def __init__(self, strategy: Any, replicas: Replicas) -> None:
+        self._strategy, self._replicas = strategy, replicas
+
+    def of_model(self, model: Any, optimizer: Any) -> dict[str, list[Item]]:
+        """The items of a model and of its optimizer, by group: `model`, `optimizer`."""
+        groups: dict[str, list[Item]] = {}
+        variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
+        found = names.of_variables(variables, names.Numbered())
+        if model is not None:
+            named = [*zip(found, variables, strict=True), *_attributes(model, variables)]
+            groups["model"] = [self.item(f"model/{name}", variable) for name, variable in named]
+        if optimizer is not None:
+            by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
+            slots = list(_unique(_variables_of(optimizer)))
+            called = names.of_slots(slots, by_path, names.Numbered())
+            shards = {names.path_of(v).replace("/", "_"): _shard_of(v) for v in variables}
+            groups["optimizer"] = [
+                self.item(f"optimizer/{name}", slot, shards.get(names.owner_of(names.path_of(slot), shards) or ""))
+                for name, slot in zip(called, slots, strict=True)
+            ]
+        return groups
+
+    def of_metrics(self, model: Any) -> list[Item]:
+        """The items of the metrics that a Keras model was compiled with."""
+        variables = list(_unique(getattr(model, "metrics_variables", ())))
+        called = names.of_variables(variables, names.Numbered())
+        return [self.item(f"metrics/{name}", variable) for name, variable in zip(called, variables, strict=True)]
+
+    def of_others(self, group: str, variables: Iterable[Any]) -> list[Item]:
+        """The items of variables, metrics, layers or random generators that the run names itself."""
+        kept = [variable for value in variables for variable in _variables_of(value)]
+        called = names.of_variables(kept, names.Numbered())
+        return [self.item(f"{group}/{name}", variable) for name, variable in zip(called, kept, strict=True)]
+
+    def item(self, name: str, variable: Any, owner: Any = None) -> Item:
+        """One item.
+
+        Args:
+            name: Its name.
+            variable: A Keras or TensorFlow variable, or the state of a random generator.
+            owner: How the table lies over the replicas that the variable is an optimizer's slot of, if it is one.
+
+        Returns:
+            The item.
+        """
+        from gpudist_core.upstream import models
+
+        replicas = self._replicas
+        if isinstance(variable, _State):
+            return self._per_replica(name, variable.variable)
+        shard = _shard_of(variable) or owner
+        variable = models.plain(variable)
+        check_kept(name, variable.dtype)
+        copies = self._strategy.experimental_local_results(variable)
+        if shard is not None and len(copies[0].shape) > shard.axis and copies[0].shape[shard.axis] == shard.height:
+            return Sliced(name, copies, replicas.first, shard)
+        if aggregation_on_read(variable) == "NONE":
+            return self._per_replica(name, variable)
+        return Whole(name, variable, copies, replicas.host == 0)
+
+    def _per_replica(self, name: str, variable: Any) -> Item:
+        replicas, copies = self._replicas, self._strategy.experimental_local_results(variable)
+        if hasattr(variable, "distribute_strategy"):
+            return PerReplica(name, copies, replicas.first, replicas.total)
+        return PerReplica(name, copies, 0, 1, writes=replicas.host == 0)
+
+
+class _State:
+    """The state of a random generator, which each replica advances by itself."""
+
+    def __init__(self, name: str, variable: Any) -> None:
+        self.name, self.variable = name, variable
+
+
+def _variables_of(value: Any) -> list[Any]:
+    """The variables in what a user calls worth keeping."""
+    import tensorflow as tf
+
+    if isinstance(value, tf.random.Generator):
+        return [_State("generator", value.state)]
+    if isinstance(value, Mapping):
+        return [v for inner in value.values() for v in _variables_of(inner)]
+    if isinstance(value, (list, tuple)):
+        return [v for inner in value for v in _variables_of(inner)]
+    variables = getattr(value, "variables", None)
+    return list(variables) if variables is not None and not isinstance(value, tf.Variable) else [value]
+
+
+def _shard_of(variable: Any) -> Any:
+    """How the table lies over the replicas that a variable holds the slices of; None for another variable."""
+    from gpudist_core.upstream import models
+
+    return getattr(variable, "_gpudist_shard", None) or getattr(models.plain(variable), "_gpudist_shard", None)
+
+
+def _unique(variables: Iterable[Any]) -> Iterator[Any]:
+    seen = set()
+    for variable in variables:
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            yield variable
+
+
+def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Plain tf.Variables and random generators in the attributes of layers, which Keras 3 does not count as variables."""
+    import tensorflow as tf
+
+    from gpudist_core.upstream import models, run_state
+
+    seen = {id(models.plain(variable)) for variable in known}
+    numbered = names.Numbered()
+    found = []
+    for layer in run_state.flat_layers(model):
+        for attribute, value in sorted(vars(layer).items()):
+            inside = [value] if isinstance(value, (tf.Variable, tf.random.Generator)) else _inside(value)
+            for one in inside:
+                if isinstance(one, (tf.Variable, tf.random.Generator)) and id(one) not in seen:
+                    seen.add(id(one))
+                    found.append((f"{numbered(str(layer.path or layer.name))}/{attribute}", one))
+    called = names.unique(name for name, _ in found)
+    return [
+        (name, _State(name, one.state) if isinstance(one, tf.random.Generator) else one)
+        for name, (_, one) in zip(called, found, strict=True)
+    ]
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (list, tuple)) else []

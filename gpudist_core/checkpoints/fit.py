@@ -1,0 +1,109 @@
+"""`Checkpoints` as a callback of Keras's `fit`, without importing Keras: it has the methods of `keras.callbacks.Callback`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from gpudist_core.checkpoints.restoring import Opened
+from gpudist_core.checkpoints.run import Run
+
+if TYPE_CHECKING:
+    from gpudist_core.checkpoints.checkpoints import Checkpoints
+
+
+class CallbackMethods:
+    """What Keras calls on every callback and this one does nothing in."""
+
+    def set_params(self, params: Any) -> None: ...
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+    def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
+    def on_test_begin(self, logs: Any = None) -> None: ...
+    def on_test_end(self, logs: Any = None) -> None: ...
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None: ...
+    def on_predict_begin(self, logs: Any = None) -> None: ...
+    def on_predict_end(self, logs: Any = None) -> None: ...
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None: ...
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+class Fit:
+    """One `fit` and where it stands.
+
+    Args:
+        checkpoints: What saves and restores.
+        run: What belongs to the run; filled in from the model where the user did not say.
+        model: The model that is trained.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
+        self._checkpoints, self._run, self._model = checkpoints, run, model
+        self._trained = 0
+        self._first_batch = 0
+        self._epoch, self._in_epoch = 0, False
+        self._from: Opened | None = None
+
+    def position(self) -> dict[str, Any]:
+        """Where `fit` stands, for the checkpoint: the epoch that is under way or comes next."""
+        return {"epoch": self._epoch, "in_epoch": self._in_epoch}
+
+    def taken(self, opened: Opened) -> None:
+        """Go on from a checkpoint."""
+        from gpudist_core.upstream import run_state
+
+        kept = opened.state("fit")
+        self._trained, self._epoch = opened.manifest.step, int(kept["epoch"])
+        self._from = opened if kept["in_epoch"] else None
+        run_state.begin_at(self._model, self._epoch)
+
+    def begin(self) -> None:
+        run, model = self._run, self._model
+        run.model = model if run.model is None else run.model
+        run.optimizer = getattr(model, "optimizer", None) if run.optimizer is None else run.optimizer
+        run.pipeline = getattr(model, "_gpudist_pipeline", None) if run.pipeline is None else run.pipeline
+        run.step = getattr(model, "_gpudist_step", None) if run.step is None else run.step
+        self._checkpoints._begin_fit(run.pipeline is not None)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._epoch, self._in_epoch = epoch, False
+        if self._from is not None:
+            self._restore_metrics(self._from)
+            self._from = None
+
+    def begin_batch(self, batch: int) -> None:
+        self._first_batch = batch
+
+    def end_batch(self, batch: int) -> None:
+        self._trained += batch - self._first_batch + 1
+        self._in_epoch = True
+        if self._checkpoints._is_time_to_leave():
+            self._checkpoints._leave(self._trained, save=self._run.pipeline is not None)
+        self._checkpoints._save_if_due(self._trained)
+
+    def end_epoch(self, epoch: int) -> None:
+        self._epoch, self._in_epoch = epoch + 1, False
+        if self._checkpoints._is_time_to_leave():
+            self._checkpoints._leave(self._trained)
+        self._checkpoints._save_epoch(self._trained)
+
+    def end(self) -> None:
+        from gpudist_core.upstream import run_state
+
+        run_state.begin_at(self._model, None)
+        self._checkpoints._save_rest(self._trained)
+        self._checkpoints.close()
+
+    def _restore_metrics(self, opened: Opened) -> None:
+        """Keras has just reset them; what they had counted of this epoch is put back."""
+        items = self._run.metrics()
+        kept = {name for name in opened.manifest.entries if name.startswith("metrics/")}
+        if {item.name for item in items} != kept:
+            warnings.warn(
+                f"The metrics begin anew in the middle of epoch {self._epoch + 1}: {opened.path.name} has others.",
+                stacklevel=2,
+            )
+            return
+        opened.assign(items)

@@ -1,0 +1,99 @@
+"""The folder of a run's checkpoints: names, what is whole, what was left over."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+_WHOLE = re.compile(r"step-(\d{8,})")
+_BEGUN, _REPLACED, _ASIDE = ".writing-", ".replaced-", ".set-aside"
+
+
+class Folder:
+    """A folder with one sub-folder for each checkpoint.
+
+    Args:
+        path: Where; it is made when the first checkpoint is saved.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints in it, the newest first."""
+        if not self.path.is_dir():
+            return []
+        found = (_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
+        return sorted((int(match[1]) for match in found if match), reverse=True)
+
+    def of(self, step: int) -> Path:
+        """Where the checkpoint of a step is."""
+        return self.path / f"step-{step:08}"
+
+    def begun(self, step: int) -> Path:
+        """Where the checkpoint of a step is while it is written."""
+        return self.path / f"{_BEGUN}{step:08}"
+
+    def begin(self, step: int) -> Path:
+        """Make an empty folder to write a checkpoint into."""
+        path = self.begun(step)
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def commit(self, step: int) -> Path:
+        """Give a checkpoint that was written its name; one of the same step is replaced."""
+        final, replaced = self.of(step), self.path / f"{_REPLACED}{step:08}"
+        sync(self.begun(step))
+        if final.exists():
+            final.rename(replaced)
+        self.begun(step).rename(final)
+        sync(self.path)
+        shutil.rmtree(replaced, ignore_errors=True)
+        return final
+
+    def abandon(self, step: int) -> None:
+        """Remove what was written of a checkpoint."""
+        shutil.rmtree(self.begun(step), ignore_errors=True)
+
+    def clean(self) -> None:
+        """Remove what a run that was killed left half done, and give back what it was about to replace."""
+        if not self.path.is_dir():
+            return
+        for entry in list(self.path.iterdir()):
+            if entry.name.startswith(_REPLACED):
+                final = self.of(int(entry.name.removeprefix(_REPLACED)))
+                if final.exists():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.rename(final)
+            elif entry.name.startswith(_BEGUN):
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def set_aside(self, step: int) -> None:
+        """Rename the checkpoint of a step that the run has not come from, so that no later start takes it for the newest."""
+        target = self.path / f"{self.of(step).name}{_ASIDE}"
+        if target.exists():
+            target = target.with_name(f"{target.name}-{time.time_ns()}")
+        self.of(step).rename(target)
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest."""
+        for step in self.steps()[keep:]:
+            # Renamed first: a checkpoint that is half removed must not be found.
+            doomed = self.begun(step)
+            shutil.rmtree(doomed, ignore_errors=True)
+            self.of(step).rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sync(folder: Path) -> None:
+    """Bring a folder's list of names to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

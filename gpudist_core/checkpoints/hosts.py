@@ -1,0 +1,151 @@
+"""The hosts of a run as far as checkpoints need them: exchanges, the shared folder, who locks it, who leaves last."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpudist_core.checkpoints.agreement import Agreement, quietly
+from gpudist_core.checkpoints.errors import FolderInUse
+from gpudist_core.checkpoints.exchange import Exchange, store_of_job
+from gpudist_core.checkpoints.folder import Folder
+from gpudist_core.checkpoints.lock import Lock
+from gpudist_core.errors import WrongUse
+
+_SEEN_WITHIN = 10.0  # seconds until a network file system shows what another host has made
+_GOODBYE = 10.0
+_opened = itertools.count()
+
+
+class Hosts:
+    """This host among those of the run.
+
+    Args:
+        host: Its number.
+        num_hosts: Hosts in all.
+        folder: Where the checkpoints are.
+        timeout: How long to wait for another host, in seconds.
+    """
+
+    def __init__(self, host: int, num_hosts: int, folder: Folder, timeout: float) -> None:
+        self.host, self.num_hosts = host, num_hosts
+        self._store = store_of_job(num_hosts)
+        self._prefix, self._timeout = f"gpudist/checkpoints/{next(_opened)}", timeout
+        self._folder = folder
+        self._lock: Lock | None = None
+        self.training = self._exchange("training")
+        self.writing = self._exchange("writing")
+
+    def _exchange(self, name: str) -> Exchange:
+        return Exchange(self._store, f"{self._prefix}/{name}", self.host, self.num_hosts, self._timeout)
+
+    def check_alike(self, **settings: Any) -> None:
+        """All hosts must have been given the same.
+
+        Args:
+            **settings: What this host was given.
+
+        Raises:
+            WrongUse: Where they differ.
+        """
+        told = self.training.all_gather("opening the checkpoints", settings)
+        for name in settings:
+            values = [each.get(name) for each in told]
+            if any(value != values[0] for value in values):
+                raise WrongUse(f"All hosts must give the same {name}", "Give the same on each host.", **{name: values})
+
+    def check_shared(self) -> None:
+        """All hosts must see the same folder.
+
+        Raises:
+            WrongUse: Where some do not see what the first one puts there.
+        """
+        if self._store is None:
+            return
+        path = self._folder.path
+        token = f".seen-by-all-{time.time_ns()}"
+        token, failure = self.training.all_gather(
+            "looking at the folder", [token, self._on_first(lambda: _touch(path / token))]
+        )[0]
+        if failure:
+            raise WrongUse(
+                "The folder of checkpoints must be one that can be written to",
+                "Name another one.",
+                folder=str(path),
+                error=failure,
+            )
+        seen = self.training.all_gather("looking at the folder", _appears(path / token))
+        if self.host == 0:
+            (path / token).unlink()
+        if not all(seen):
+            raise WrongUse(
+                "Several hosts need a folder that they share, such as one on a network file system",
+                "Mount one at the same place on every host.",
+                folder=str(path),
+                hosts_without_it=[host for host, sees in enumerate(seen) if not sees],
+            )
+
+    def claim(self) -> None:
+        """Lock the folder for this run and remove what a killed one left half done.
+
+        Raises:
+            FolderInUse: When another run writes into it.
+        """
+        failure = self.training.all_gather("locking the folder", self._on_first(self._take))[0]
+        if failure:
+            raise FolderInUse(failure)
+
+    def _take(self) -> None:
+        self._folder.path.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(self._folder.path)
+        self._lock.acquire()
+        self._folder.clean()
+
+    def _on_first(self, act: Callable[[], Any]) -> str:
+        if self.host == 0:
+            try:
+                act()
+            except (OSError, FolderInUse) as error:
+                return str(error)
+        return ""
+
+    def agreement(self) -> Agreement | None:
+        """How the hosts agree on when to stop; None where there is one."""
+        if self._store is None:
+            return None
+        return Agreement(self._store, f"{self._prefix}/stop", self.host, self.num_hosts, self._timeout)
+
+    def leave(self) -> None:
+        """Give the lock back; the first host, which keeps the store, waits for the others to be done with it."""
+        store = self._store
+        if store is not None and self.host > 0:
+            quietly(lambda: store.put(f"{self._prefix}/goodbye/{self.host}", ""))
+        elif store is not None:
+            until = time.monotonic() + _GOODBYE
+            for host in range(1, self.num_hosts):
+                left = max(0.001, until - time.monotonic())
+                quietly(functools.partial(store.get, f"{self._prefix}/goodbye/{host}", left))
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def _touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+def _appears(path: Path) -> bool:
+    until = time.monotonic() + _SEEN_WITHIN
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+        if path.parent.is_dir():
+            os.listdir(path.parent)  # makes a network file system look again
+    return True

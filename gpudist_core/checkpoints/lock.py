@@ -1,0 +1,150 @@
+"""One run at a time writes into a folder: a lock file with the process and its host, kept fresh while the run lives."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gpudist_core.checkpoints.errors import FolderInUse
+
+_NAME = ".lock"
+
+
+class Lock:
+    """A folder's lock.
+
+    A lock whose process is gone is taken over at once where it ran on this host, and after `patience` without a sign of life
+    where it ran on another.
+
+    Args:
+        folder: The folder; it must exist.
+        beat: Seconds between two signs of life.
+        patience: Seconds without one after which a run on another host is taken for dead.
+    """
+
+    def __init__(self, folder: Path, beat: float = 5.0, patience: float = 30.0) -> None:
+        self._path, self._beat, self._patience = folder / _NAME, beat, patience
+        self._folder = folder
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            FolderInUse: When another run that lives has it.
+        """
+        text = json.dumps(_myself())
+        while not self._create(text):
+            other = self._read()
+            if other is not None and other != _myself() and self._lives(other):
+                raise FolderInUse(
+                    f"Only one run may write its checkpoints into a folder. Received: folder={str(self._folder)!r}, in use by "
+                    f"process {other.get('pid')} on {other.get('host')}. End that run, or give this one a folder of its own."
+                )
+            self._remove(other)
+        self._thread = threading.Thread(target=self._keep_fresh, name="checkpoint lock", daemon=True)
+        self._thread.start()
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+            if self._read() == _myself():
+                self._path.unlink(missing_ok=True)
+
+    def _create(self, text: str) -> bool:
+        # Written beside and linked, so that nobody reads half a lock.
+        own = self._path.with_name(f"{_NAME}-{socket.gethostname()}-{os.getpid()}")
+        own.write_text(text, encoding="utf-8")
+        try:
+            os.link(own, self._path)
+        except FileExistsError:
+            return False
+        finally:
+            own.unlink()
+        return True
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            value = json.loads(self._path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def _remove(self, judged: dict[str, Any] | None) -> None:
+        """Take a dead run's lock away; whoever renames it first decides, and gives back one that was taken meanwhile."""
+        gone = self._path.with_name(f"{_NAME}-gone-{socket.gethostname()}-{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            self._path.rename(gone)
+            try:
+                if judged is not None and json.loads(gone.read_text(encoding="utf-8")) != judged:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(gone, self._path)
+            finally:
+                gone.unlink()
+
+    def _lives(self, other: dict[str, Any]) -> bool:
+        me = _myself()
+        if other.get("host") == me["host"] and other.get("boot") == me["boot"] and other.get("namespace") == me["namespace"]:
+            started = _started(int(other.get("pid", 0)))
+            return bool(started) and started == other.get("started")
+        return self._shows_life()
+
+    def _shows_life(self) -> bool:
+        """Whether a run on another host touches its lock while we look; no clock is compared with another host's."""
+        before, until = self._touched(), time.monotonic() + self._patience
+        while time.monotonic() < until:
+            if self._touched() != before:
+                return True
+            time.sleep(min(0.2, self._beat))
+        return False
+
+    def _touched(self) -> int:
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def _keep_fresh(self) -> None:
+        while not self._stop.wait(self._beat):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
+
+def _myself() -> dict[str, Any]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "namespace": _link("/proc/self/ns/pid"),
+        "started": _started(os.getpid()),
+    }
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty when there is none."""
+    after_name = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return after_name[19] if len(after_name) > 19 and after_name[0] != "Z" else ""
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

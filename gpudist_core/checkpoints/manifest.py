@@ -1,0 +1,116 @@
+"""The manifest of a checkpoint: `manifest.json`, which says what is in it, where, and how to know that it is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpudist_core.checkpoints.arrays import Piece
+from gpudist_core.checkpoints.errors import Damaged
+
+FORMAT = "gpudist.checkpoint/1"
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array.
+
+    Attributes:
+        shape: That of the whole array.
+        dtype: By its name.
+        axis: The axis along which the pieces lie one after the other; None where there is one piece.
+        pieces: Where the values are.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int | None
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are along the axis; 0 without one."""
+        return 0 if self.axis is None else self.shape[self.axis]
+
+    def as_json(self) -> dict[str, Any]:
+        pieces = [piece.as_json() for piece in self.pieces]
+        return {"shape": list(self.shape), "dtype": self.dtype, "axis": self.axis, "pieces": pieces}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Entry:
+        pieces = tuple(Piece.from_json(piece) for piece in value["pieces"])
+        return cls(tuple(value["shape"]), value["dtype"], value["axis"], pieces)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: After which step it was saved.
+        entries: Its arrays by name; a name begins with its group (`model`, `optimizer`, `metrics`, `state`, ...).
+        states: The states of the pipeline, the step and others, with their arrays replaced by names.
+        info: Topology, versions, time and reason: for people, not needed to restore.
+    """
+
+    step: int
+    entries: Mapping[str, Entry]
+    states: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        entries = {name: entry.as_json() for name, entry in self.entries.items()}
+        return {"format": FORMAT, "step": self.step, "info": dict(self.info), "states": dict(self.states), "arrays": entries}
+
+
+def write(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest and bring it to the disk."""
+    body = manifest.as_json()
+    write_json(folder / NAME, {**body, "crc32": _checksum(body)})
+
+
+def read(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest.
+
+    Args:
+        folder: The checkpoint.
+
+    Returns:
+        What it says.
+
+    Raises:
+        Damaged: When it is missing, is not what was written, or has a format that this version does not know.
+    """
+    try:
+        value = json.loads((folder / NAME).read_bytes())
+        known, crc32 = value["format"], value.pop("crc32", None)
+    except FileNotFoundError:
+        raise Damaged(f"{NAME} is missing") from None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise Damaged(f"{NAME} is not a manifest") from None
+    if crc32 != _checksum(value):
+        raise Damaged(f"{NAME} has other bytes than were written")
+    if known != FORMAT:
+        raise Damaged(f"{NAME} has format {known!r}, this version reads {FORMAT!r}")
+    entries = {name: Entry.from_json(entry) for name, entry in value["arrays"].items()}
+    return Manifest(value["step"], entries, value["states"], value["info"])
+
+
+def write_json(path: Path, value: Any) -> int:
+    """Write JSON and bring it to the disk; returns its checksum."""
+    data = json.dumps(value, indent=1, allow_nan=False).encode()
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return zlib.crc32(data)
+
+
+def _checksum(body: Any) -> int:
+    return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())

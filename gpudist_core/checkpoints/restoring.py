@@ -1,0 +1,147 @@
+"""Finding the newest checkpoint that is whole and fits, and giving its values back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.checkpoints import arrays, manifest, states
+from gpudist_core.checkpoints.errors import Damaged, Foreign
+from gpudist_core.checkpoints.items import Array, Item
+from gpudist_core.checkpoints.manifest import Entry, Manifest
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that was found whole.
+
+    Args:
+        path: Its folder.
+        manifest: What it says of itself.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    def assign(self, items: Iterable[Item]) -> None:
+        """Give its values to items that fit."""
+        for item in items:
+            entry = self.manifest.entries[item.name]
+            item.assign(functools.partial(rows_of, self.path, entry), entry.rows)
+
+    def state(self, name: str) -> Any:
+        """One of its states, arrays included; None where there is none."""
+        kept = self.manifest.states.get(name)
+        return None if kept is None else states.decode(kept, self.array)
+
+    def array(self, name: str) -> Array:
+        """A whole array by its name."""
+        entry = self.manifest.entries[name]
+        return np.array(rows_of(self.path, entry, 0, entry.rows))
+
+
+def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]) -> Opened:
+    """Open a checkpoint and see that all that this host needs of it is there, is whole and fits.
+
+    Args:
+        path: Its folder.
+        items: What will be restored.
+        needed_states: The states that will be.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        Damaged: When it is not what was written.
+        Foreign: When it is of something else.
+    """
+    opened = Opened(path, manifest.read(path))
+    _check_fits(opened.manifest, items, needed_states)
+    for item in items:
+        entry = opened.manifest.entries[item.name]
+        for start, stop in item.wanted(entry.rows):
+            _check_rows(path, item.name, entry, start, stop)
+    for name, entry in opened.manifest.entries.items():
+        if name.startswith(("state/", "random/")):
+            _check_rows(path, name, entry, 0, entry.rows)
+    return opened
+
+
+def rows_of(path: Path, entry: Entry, start: int, stop: int) -> Array:
+    """Rows of an array that may lie in several pieces; the whole array where it has no axis."""
+    if entry.axis is None:
+        return arrays.load(path, entry.pieces[0], entry.dtype, entry.shape)
+    found = []
+    for piece in _overlapping(entry, start, stop):
+        values = arrays.load(path, piece, entry.dtype, _shape(entry, piece.stop - piece.start))
+        rows = slice(max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start)
+        index = (*[slice(None)] * entry.axis, rows)
+        found.append(values[index])
+    return found[0] if len(found) == 1 else np.concatenate(found, entry.axis)
+
+
+def _overlapping(entry: Entry, start: int, stop: int) -> list[arrays.Piece]:
+    pieces = sorted(
+        (piece for piece in entry.pieces if piece.start < stop and piece.stop > start), key=lambda piece: piece.start
+    )
+    reached = start
+    for piece in pieces:
+        if piece.start > reached:
+            break
+        reached = max(reached, piece.stop)
+    if reached < stop:
+        raise Damaged(f"rows {reached} to {stop} of an array are missing")
+    return pieces
+
+
+def _shape(entry: Entry, rows: int) -> tuple[int, ...]:
+    assert entry.axis is not None
+    return (*entry.shape[: entry.axis], rows, *entry.shape[entry.axis + 1 :])
+
+
+def _check_rows(path: Path, name: str, entry: Entry, start: int, stop: int) -> None:
+    """Check the bytes that hold some rows; along another axis than the first, the whole pieces."""
+    if entry.axis is None:
+        arrays.check(path, name, entry.pieces[0])
+        return
+    for piece in _overlapping(entry, start, stop):
+        if entry.axis == 0 and piece.stop > piece.start:
+            row = piece.size // (piece.stop - piece.start)
+            first, last = max(start, piece.start) - piece.start, min(stop, piece.stop) - piece.start
+            arrays.check(path, name, piece, first * row, last * row)
+        else:
+            arrays.check(path, name, piece)
+
+
+def _check_fits(kept: Manifest, items: Sequence[Item], needed_states: Iterable[str]) -> None:
+    """Names, shapes and dtypes must be those of the run; groups that the run does not have are left alone."""
+    groups = {item.name.split("/")[0] for item in items}
+    there = {name for name in kept.entries if name.split("/")[0] in groups}
+    asked = {item.name: item for item in items}
+    problems = []
+    if only := sorted(there - asked.keys()):
+        problems.append(f"only the checkpoint has {_some(only)}")
+    if only := sorted(asked.keys() - there):
+        problems.append(f"only this run has {_some(only)}")
+    for name in sorted(there & asked.keys()):
+        item, entry = asked[name], kept.entries[name]
+        if not item.fits(entry.shape) or item.dtype != entry.dtype or (item.axis is None) != (entry.axis is None):
+            problems.append(f"{name} is {_kind(entry)} in the checkpoint and {_kind(item)} in this run")
+    missing = [name for name in needed_states if name not in kept.states]
+    if missing:
+        problems.append(f"it has no state of {_some(missing)}")
+    if problems:
+        raise Foreign("it is of something else: " + ", ".join(problems[:4]) + (", ..." if len(problems) > 4 else ""))
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _kind(value: Item | Entry) -> str:
+    return f"{value.dtype}{list(value.shape)}" + ("" if value.axis is None else " in slices")

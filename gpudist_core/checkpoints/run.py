@@ -1,0 +1,168 @@
+"""What of a run belongs into its checkpoints, and how it is taken out and put back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.checkpoints import random_state, states
+from gpudist_core.checkpoints.collect import Collector
+from gpudist_core.checkpoints.items import Constant, Item
+from gpudist_core.checkpoints.restoring import Opened
+from gpudist_core.checkpoints.saving import Held, Snapshot
+from gpudist_core.errors import WrongUse
+from gpudist_core.replicas import Replicas, replicas_of
+
+
+@dataclass
+class Run:
+    """The parts of a run, as far as they are known.
+
+    Attributes:
+        model: A Keras model or anything with `variables`.
+        optimizer: A Keras optimizer; that of `step` where there is one.
+        pipeline: Has `state()` and `restore(state)`.
+        step: A TrainStep.
+        extra: Variables, metrics, random generators, objects with `state()` and `restore(state)`, by names.
+        strategy: Where the variables were made.
+    """
+
+    model: Any = None
+    optimizer: Any = None
+    pipeline: Any = None
+    step: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Any = None
+
+    def complete(self) -> None:
+        """Fill in what follows from the rest."""
+        from gpudist_core.upstream import models
+
+        if self.step is not None:
+            self.model = getattr(self.step, "model", None) if self.model is None else self.model
+            self.optimizer = getattr(self.step, "optimizer", self.optimizer)
+            self.strategy = getattr(self.step, "strategy", None) if self.strategy is None else self.strategy
+        if self.strategy is None:
+            self.strategy = models.strategy_of(self.model)
+        if self.model is None and self.optimizer is None and not self.extra:
+            raise WrongUse(
+                "Checkpoints need something to keep", "Give model=..., step=... or extra={...}.", model=None, step=None
+            )
+
+    def replicas(self) -> Replicas:
+        """The replicas of the strategy; a coordinator of parameter servers counts as one."""
+        import tensorflow as tf
+
+        if isinstance(self.strategy, tf.distribute.experimental.ParameterServerStrategy):
+            return Replicas(1, 0, ("",), 0, 1)
+        return replicas_of(self.strategy)
+
+    def build(self) -> None:
+        """Make the variables that are still missing, so that they can take what was kept.
+
+        Raises:
+            WrongUse: Where the shapes of the model's variables are not known yet.
+        """
+        if self.model is not None and not getattr(self.model, "built", True):
+            raise WrongUse(
+                "A model must have its variables before they can be saved or restored",
+                "Give it an Input, call model.build(shape), or call it on a batch first.",
+                model=getattr(self.model, "name", type(self.model).__name__),
+            )
+        if self.optimizer is not None and not getattr(self.optimizer, "built", True):
+            trained = self.step.trained_variables if self.step is not None else self.model.trainable_variables
+            with self.strategy.scope():
+                self.optimizer.build(trained)
+
+    def items(self) -> list[Item]:
+        """All variables."""
+        collector = Collector(self.strategy, self.replicas())
+        groups = collector.of_model(self.model, self.optimizer)
+        known = list(getattr(self.model, "variables", ())) if self.model is not None else []
+        trained = getattr(self.step, "trained_variables", ()) if self.step is not None else ()
+        more = [variable for variable in trained if not any(variable is one for one in known)]
+        groups["trained"] = collector.of_others("trained", more)
+        for name, value in sorted(self.extra.items()):
+            if not _has_state(value):
+                groups[f"extra/{name}"] = collector.of_others(f"extra/{name}", [value])
+        return [item for group in groups.values() for item in group]
+
+    def metrics(self) -> list[Item]:
+        """The variables of the metrics that the model was compiled with."""
+        return Collector(self.strategy, self.replicas()).of_metrics(self.model)
+
+    def stateful(self) -> dict[str, Any]:
+        """The objects with `state()` and `restore(state)`, by name."""
+        found = {"pipeline": self.pipeline, "step": self.step if _has_state(self.step) else None}
+        found |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if _has_state(value)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None) -> Snapshot:
+        """Copy everything out of the way of the training; all hosts do it at the same step.
+
+        Args:
+            step: The step's number.
+            reason: Why it is saved.
+            fit: Where Keras's `fit` stands, None outside.
+
+        Returns:
+            This host's part.
+        """
+        replicas = self.replicas()
+        metrics = self.metrics() if fit is not None and fit["in_epoch"] else []
+        held = [Held.of(item) for item in [*self.items(), *metrics]]
+
+        def keep(is_mine: bool) -> Any:
+            return lambda name, values: held.append(Held.of(Constant(name, np.array(values), is_mine)))
+
+        kept = {
+            name: states.encode(value.state(), f"state/{name}", keep(replicas.host == 0))
+            for name, value in self.stateful().items()
+        }
+        if fit is not None:
+            kept["fit"] = dict(fit)
+        own = states.encode({"random": random_state.state()}, f"random/{replicas.host}", keep(True))
+        return Snapshot(step, held, kept, own, self._info(replicas, reason))
+
+    def restore(self, opened: Opened, items: list[Item]) -> None:
+        """Put everything back."""
+        opened.assign(items)
+        for name, value in self.stateful().items():
+            value.restore(opened.state(name))
+        hosts = opened.state("hosts")
+        host = self.replicas().host
+        random_state.restore(hosts[host if host < len(hosts) else 0]["random"])
+
+    def _info(self, replicas: Replicas, reason: str) -> dict[str, Any]:
+        return {
+            "reason": reason,
+            "saved_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "topology": {
+                "strategy": type(self.strategy).__name__,
+                "replicas": replicas.total,
+                "hosts": replicas.num_hosts,
+                "devices": list(replicas.devices),
+            },
+            "versions": _versions(),
+        }
+
+
+def _has_state(value: Any) -> bool:
+    return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+    import platform
+
+    found = {"python": platform.python_version()}
+    for name in ("gpudist", "tensorflow", "keras", "numpy"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:  # a copy of the sources has none
+            found[name] = "unknown"
+    return found

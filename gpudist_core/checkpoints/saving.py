@@ -1,0 +1,167 @@
+"""Writing one checkpoint: every host its own file, the first one the manifest and the name, all or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpudist_core.checkpoints import manifest as manifests
+from gpudist_core.checkpoints.arrays import DataFile
+from gpudist_core.checkpoints.errors import SaveFailed
+from gpudist_core.checkpoints.exchange import Exchange
+from gpudist_core.checkpoints.folder import Folder
+from gpudist_core.checkpoints.items import Array, Item
+from gpudist_core.checkpoints.manifest import Entry, Manifest
+
+Pieces = Sequence[tuple[int, int, Array]]
+
+
+@dataclass(frozen=True)
+class Held:
+    """One item's values on this host, copied out of the way of the training."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int | None
+    pieces: Pieces
+
+    @classmethod
+    def of(cls, item: Item) -> Held:
+        return cls(item.name, item.shape, item.dtype, item.axis, item.pieces())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this host writes of one checkpoint.
+
+    Attributes:
+        step: The step it belongs to.
+        held: The arrays; those without pieces here are another host's.
+        states: The states that all hosts share, arrays replaced by names.
+        own: The state of this host alone.
+        info: Topology, versions, time and reason.
+    """
+
+    step: int
+    held: Sequence[Held]
+    states: Mapping[str, Any]
+    own: Any
+    info: Mapping[str, Any]
+
+
+def write(snapshot: Snapshot, folder: Folder, exchange: Exchange, keep: int) -> Path:
+    """Write a checkpoint together with the other hosts.
+
+    Args:
+        snapshot: What this host has of it.
+        folder: Where to.
+        exchange: The hosts that write; the first makes the folder and gives it its name.
+        keep: How many checkpoints to leave, this one included.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        SaveFailed: When any host could not write; nothing of it is left.
+        HostMissing: When a host did not take part in time.
+    """
+    name = f"saving step {snapshot.step}"
+    is_first = exchange.host == 0
+    try:
+        _all_well(exchange, f"{name}: making its folder", snapshot.step, _try(is_first, lambda: folder.begin(snapshot.step)))
+        part, failure = 0, ""
+        try:
+            part = _write_part(snapshot, folder.begun(snapshot.step), exchange.host)
+        except OSError as error:
+            failure = _text(error)
+        parts = _all_well(exchange, f"{name}: writing", snapshot.step, failure, part)
+        _all_well(exchange, f"{name}: naming it", snapshot.step, _try(is_first, lambda: _finish(snapshot, folder, parts, keep)))
+    except BaseException:
+        if is_first:
+            folder.abandon(snapshot.step)
+        raise
+    return folder.of(snapshot.step)
+
+
+def _all_well(exchange: Exchange, what: str, step: int, failure: str, value: int = 0) -> list[int]:
+    """Tell the others whether this host is well; a failure of one is that of all."""
+    told = exchange.all_gather(what, [failure, value])
+    failures = {f"host {host}": text for host, (text, _) in enumerate(told) if text}
+    if failures:
+        raise SaveFailed(
+            f"A checkpoint must be written as a whole. Received: step={step}, "
+            + "; ".join(f"{host}: {text}" for host, text in failures.items())
+            + ". Nothing of it is left, the checkpoints before it are intact. Make room or mend the folder; training may go on."
+        )
+    return [number for _, number in told]
+
+
+def _try(is_mine: bool, act: Callable[[], object]) -> str:
+    try:
+        if is_mine:
+            act()
+    except OSError as error:
+        return _text(error)
+    return ""
+
+
+def _text(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"
+
+
+def _write_part(snapshot: Snapshot, path: Path, host: int) -> int:
+    """Write this host's data file and its part of the manifest; returns the part's checksum."""
+    data = DataFile(path / f"host-{host:03}.bin")
+    try:
+        entries = {
+            held.name: Entry(
+                held.shape, held.dtype, held.axis, tuple(data.add(values, start, stop) for start, stop, values in held.pieces)
+            )
+            for held in snapshot.held
+        }
+        data.close()
+    except BaseException:
+        data.abandon()
+        raise
+    described = {name: entry.as_json() for name, entry in entries.items() if entry.pieces}
+    return manifests.write_json(_part(path, host), {"arrays": described, "own": snapshot.own})
+
+
+def _part(path: Path, host: int) -> Path:
+    return path / f"host-{host:03}.json"
+
+
+def _read_part(path: Path, host: int, crc32: int) -> Any:
+    data = _part(path, host).read_bytes()
+    if zlib.crc32(data) != crc32:
+        raise OSError(f"host {host}'s part is not what it wrote: the hosts do not see the same folder")
+    return json.loads(data)
+
+
+def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int) -> None:
+    """On the first host: one manifest of all parts, then the name that makes it a checkpoint."""
+    path = folder.begun(snapshot.step)
+    entries: dict[str, Entry] = {}
+    told = [_read_part(path, host, crc32) for host, crc32 in enumerate(parts)]
+    for part in told:
+        for name, value in part["arrays"].items():
+            entry = Entry.from_json(value)
+            before = entries[name].pieces if name in entries else ()
+            entries[name] = Entry(entry.shape, entry.dtype, entry.axis, (*before, *entry.pieces))
+    states = {**snapshot.states, "hosts": [part["own"] for part in told]}
+    manifests.write(path, Manifest(snapshot.step, entries, states, snapshot.info))
+    for host in range(len(parts)):
+        _part(path, host).unlink()
+    for step in folder.steps():
+        if step > snapshot.step:
+            folder.set_aside(step)
+    folder.commit(snapshot.step)
+    with contextlib.suppress(OSError):  # what is one too many is removed the next time
+        folder.prune(keep)

@@ -1,0 +1,66 @@
+"""Nested states of numbers, texts and arrays, as JSON with the arrays beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import WrongUse
+
+_ARRAY = "$array"
+
+
+def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], None]) -> Any:
+    """Make JSON of a state.
+
+    Args:
+        value: Dicts with text keys, lists, tuples, numbers, texts, None, NumPy arrays and tensors.
+        name: Where it stands, for the arrays' names and for messages.
+        keep: Called with the name and the values of each array.
+
+    Returns:
+        What JSON can hold; tuples have become lists.
+
+    Raises:
+        WrongUse: For anything else.
+    """
+    if isinstance(value, Mapping):
+        return {_text(key, name): encode(inner, f"{name}/{key}", keep) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(inner, f"{name}/{i}", keep) for i, inner in enumerate(value)]
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    values = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    if values.dtype.kind in "OSUM" or values.dtype.hasobject:
+        raise WrongUse(
+            "A state must consist of numbers, texts, lists, dicts and arrays of numbers",
+            "Give another form of it in state().",
+            place=name,
+            type=type(value).__name__,
+        )
+    keep(name, values)
+    return {_ARRAY: name}
+
+
+def decode(value: Any, array: Callable[[str], np.ndarray[Any, Any]]) -> Any:
+    """The state that `encode` took apart; lists stay lists.
+
+    Args:
+        value: What `encode` returned.
+        array: Gives each array by its name.
+
+    Returns:
+        The state.
+    """
+    if isinstance(value, dict):
+        return array(value[_ARRAY]) if set(value) == {_ARRAY} else {key: decode(inner, array) for key, inner in value.items()}
+    return [decode(inner, array) for inner in value] if isinstance(value, list) else value
+
+
+def _text(key: Any, name: str) -> str:
+    if not isinstance(key, str):
+        raise WrongUse("The keys of a state must be texts", "Give another form of it in state().", place=name, key=key)
+    return key
