@@ -36,11 +36,8 @@ def slurm_tasks() -> Tasks | None:
         return None
     if missing := [name for name in _STEP if name not in os.environ]:
         raise WrongUse("A Slurm step says all about its tasks", _ADVICE, missing=missing)
-    rank, addresses = _rank(), _addresses()
-    if len(addresses) != int(number) or rank >= len(addresses):
-        raise WrongUse(
-            "The tasks of a Slurm step are those on its nodes", _ADVICE, **{name: os.environ[name] for name in _STEP}
-        )
+    addresses = _addresses()
+    rank = _rank(len(addresses))
     _check_node(addresses[rank])
     return Tasks({"worker": tuple(addresses)}, "worker", rank, "Slurm")
 
@@ -86,10 +83,10 @@ def _refuse_without_step() -> None:
         )
 
 
-def _rank() -> int:
+def _rank(number: int) -> int:
     text = os.environ["SLURM_PROCID"]
-    if not text.isdigit():
-        raise WrongUse("SLURM_PROCID is the number of this task", _ADVICE, SLURM_PROCID=text)
+    if not text.isdigit() or int(text) >= number:
+        raise WrongUse(f"SLURM_PROCID counts the {number} tasks of the step from 0", _ADVICE, SLURM_PROCID=text)
     return int(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -95,7 +96,7 @@ def _listening(address: str | None) -> Iterator[None]:
         server = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise Unavailable(
-            f"This task's port must be free. Received: address={address!r}, {error.strerror}. End the program that uses it, "
+            f"This task's port must be free. Received: address={address!r}, {os.strerror(error.errno or 0)}. End the program that uses it, "
             "one left over from an earlier run perhaps, or give this task another port."
         ) from error
     with server:

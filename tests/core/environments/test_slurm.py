@@ -1,0 +1,114 @@
+"""A Slurm step is read from its variables; one that is half set is refused."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gpudist_core.environments.slurm import own_gpus, slurm_tasks
+from gpudist_core.errors import WrongUse
+
+_STEP = {
+    "SLURM_JOB_ID": "3",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "n[2,10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURMD_NODENAME": "n10",
+}
+_ADVICE = "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine alone."
+
+
+@pytest.fixture(autouse=True)
+def _no_step_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, **changed: str | None) -> None:
+    for name, value in {**_STEP, **changed}.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+def test_the_tasks_of_a_step_are_workers_in_the_order_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch)
+    tasks = slurm_tasks()
+    assert tasks
+    assert tasks.jobs == {"worker": ("n2:10048", "n2:10049", "n10:10048")}
+    assert (tasks.role, tasks.index, tasks.source) == ("worker", 2, "Slurm")
+
+
+def test_two_jobs_on_one_node_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = set()
+    for job in range(1, 9):
+        _set(monkeypatch, SLURM_JOB_ID=str(job))
+        tasks = slurm_tasks()
+        assert tasks
+        addresses.update(tasks.jobs["worker"])
+    assert len(addresses) == 8 * 3
+
+
+def test_outside_slurm_and_in_a_step_of_one_task_it_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert slurm_tasks() is None
+    _set(monkeypatch, SLURM_STEP_NUM_TASKS="1")
+    assert slurm_tasks() is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            {"SLURM_PROCID": None, "SLURM_STEP_NODELIST": None},
+            "A Slurm step says all about its tasks. Received: missing=['SLURM_PROCID', 'SLURM_STEP_NODELIST']. " + _ADVICE,
+        ),
+        (
+            {"SLURM_STEP_NUM_TASKS": None},
+            "A Slurm allocation of several tasks trains on all of them when srun starts the program. "
+            "Received: SLURM_NTASKS='3', SLURM_STEP_NUM_TASKS=None. " + _ADVICE,
+        ),
+        (
+            {"SLURM_STEP_NUM_TASKS": "4"},
+            "The tasks of a Slurm step are those on its nodes. Received: SLURM_PROCID='2', SLURM_STEP_NUM_TASKS='4', "
+            "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='2,1'. " + _ADVICE,
+        ),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID is the number of this task. Received: SLURM_PROCID='x'. " + _ADVICE),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "two"},
+            "The variables of a Slurm step name its nodes and tasks. Received: "
+            "error='Invalid tasks-per-node list format \"two\": '. " + _ADVICE,
+        ),
+        (
+            {"SLURMD_NODENAME": "n2"},
+            (
+                "Task 2 of the step is on node n10 when Slurm gives out tasks node by node. Received: SLURMD_NODENAME='n2'. "
+                "Start by srun --distribution=block, or give the cluster: make_strategy(cluster=...)."
+            ),
+        ),
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], text: str
+) -> None:
+    _set(monkeypatch, **changed)
+    with pytest.raises(WrongUse) as raised:
+        slurm_tasks()
+    assert str(raised.value) == text
+
+
+def test_tasks_that_see_all_gpus_of_their_node_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = ["a", "b", "c", "d"]
+    assert own_gpus(gpus) == gpus
+    _set(monkeypatch, SLURM_PROCID="1", SLURM_LOCALID="1", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="4")
+    assert own_gpus(gpus) == ["c", "d"]
+    assert own_gpus(["a"]) == ["a"], "Slurm shows this task its own already"
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
+    with pytest.raises(WrongUse) as raised:
+        own_gpus(gpus[:3])
+    assert str(raised.value) == (
+        "The tasks of a Slurm step share the GPUs of their node evenly. Received: gpus=3, tasks=2. "
+        "Start by srun --gpus-per-task=..., or one task on each node."
+    )
