@@ -36,8 +36,8 @@ def slurm_tasks() -> Tasks | None:
         return None
     if missing := [name for name in _STEP if name not in os.environ]:
         raise WrongUse("A Slurm step says all about its tasks", _ADVICE, missing=missing)
+    rank = _rank(number)
     addresses = _addresses()
-    rank = _rank(len(addresses))
     _check_node(addresses[rank])
     return Tasks({"worker": tuple(addresses)}, "worker", rank, "Slurm")
 
@@ -83,9 +83,9 @@ def _refuse_without_step() -> None:
         )
 
 
-def _rank(number: int) -> int:
+def _rank(number: str) -> int:
     text = os.environ["SLURM_PROCID"]
-    if not text.isdigit() or int(text) >= number:
+    if not (text.isdigit() and number.isdigit() and int(text) < int(number)):
         raise WrongUse(f"SLURM_PROCID counts the {number} tasks of the step from 0", _ADVICE, SLURM_PROCID=text)
     return int(text)
 

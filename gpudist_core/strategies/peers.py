@@ -96,8 +96,8 @@ def _listening(address: str | None) -> Iterator[None]:
         server = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise Unavailable(
-            f"This task's port must be free. Received: address={address!r}, {os.strerror(error.errno or 0)}. End the program that uses it, "
-            "one left over from an earlier run perhaps, or give this task another port."
+            f"This task's port must be free. Received: address={address!r}, {os.strerror(error.errno or 0)}. End the program "
+            "that uses it, one left over from an earlier run perhaps, or give this task another port."
         ) from error
     with server:
         yield

@@ -19,7 +19,10 @@ _STEP = {
     "SLURM_STEP_TASKS_PER_NODE": "2,1",
     "SLURMD_NODENAME": "n10",
 }
-_ADVICE = "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine alone."
+_ADVICE = (
+    "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine "
+    "alone."
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,10 +75,11 @@ def test_outside_slurm_and_in_a_step_of_one_task_it_says_nothing(monkeypatch: py
         ),
         (
             {"SLURM_STEP_NUM_TASKS": "4"},
-            "The tasks of a Slurm step are those on its nodes. Received: SLURM_PROCID='2', SLURM_STEP_NUM_TASKS='4', "
-            "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='2,1'. " + _ADVICE,
+            "The variables of a Slurm step name its nodes and tasks. Received: "
+            "error='Requested 4 tasks but only 3 were assigned.'. " + _ADVICE,
         ),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID is the number of this task. Received: SLURM_PROCID='x'. " + _ADVICE),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='x'. " + _ADVICE),
+        ({"SLURM_PROCID": "3"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='3'. " + _ADVICE),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "two"},
             "The variables of a Slurm step name its nodes and tasks. Received: "

@@ -35,7 +35,10 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
         ({"cluster": _TWO}, f"The task of TF_CONFIG has a type and an index. Received: task=None. {_SHAPE}"),
         (
             _config({"worker": ["a:1"], "boss": ["b:1"]}),
-            "The jobs of TF_CONFIG are among chief, worker, ps, evaluator. Received: jobs=['boss']. Rename or remove the others.",
+            (
+                "The jobs of TF_CONFIG are among chief, worker, ps, evaluator. Received: jobs=['boss']. "
+                "Rename or remove the others."
+            ),
         ),
         (
             _config({"evaluator": ["a:1"]}),
@@ -55,7 +58,10 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
         ),
         (
             _config(_TWO, "ps"),
-            "The task type of TF_CONFIG is a job of its cluster. Received: type='ps', cluster=['worker']. Name one of its jobs.",
+            (
+                "The task type of TF_CONFIG is a job of its cluster. Received: type='ps', cluster=['worker']. "
+                "Name one of its jobs."
+            ),
         ),
         (
             _config(_TWO, index=2),
