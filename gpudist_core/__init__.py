@@ -18,25 +18,51 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpudist_core.checkpoints import (
+        CheckpointRefused,
+        Checkpoints,
+        FolderInUse,
+        HostMissing,
+        Preempted,
+        Restored,
+        SaveFailed,
+    )
     from gpudist_core.environments import Environment, environment
     from gpudist_core.errors import Unavailable, WrongUse
-    from gpudist_core.pipelines import Pipeline
+    from gpudist_core.keras_model import distributed
+    from gpudist_core.parameter_servers import CoordinatedTraining, PartitionedEmbedding, PartitionedTable, partition
+    from gpudist_core.pipelines import Distributed, Pipeline, UnknownLength
     from gpudist_core.replicas import Replicas, per_replica, replicas_of
-    from gpudist_core.static import Replicated, ShardedEmbedding, replicate, shard
+    from gpudist_core.static import Replicated, ShardedEmbedding, ShardedTable, replicate, shard
     from gpudist_core.steps import TrainStep
     from gpudist_core.strategies import make_strategy
 
 _PLACES = {
+    "CheckpointRefused": "checkpoints",
+    "Checkpoints": "checkpoints",
+    "CoordinatedTraining": "parameter_servers",
+    "Distributed": "pipelines",
     "Environment": "environments",
+    "FolderInUse": "checkpoints",
+    "HostMissing": "checkpoints",
+    "PartitionedEmbedding": "parameter_servers",
+    "PartitionedTable": "parameter_servers",
     "Pipeline": "pipelines",
+    "Preempted": "checkpoints",
     "Replicas": "replicas",
     "Replicated": "static",
+    "Restored": "checkpoints",
+    "SaveFailed": "checkpoints",
     "ShardedEmbedding": "static",
+    "ShardedTable": "static",
     "TrainStep": "steps",
     "Unavailable": "errors",
+    "UnknownLength": "pipelines",
     "WrongUse": "errors",
+    "distributed": "keras_model",
     "environment": "environments",
     "make_strategy": "strategies",
+    "partition": "parameter_servers",
     "per_replica": "replicas",
     "replicas_of": "replicas",
     "replicate": "static",
@@ -44,16 +70,31 @@ _PLACES = {
 }
 
 __all__ = [
+    "CheckpointRefused",
+    "Checkpoints",
+    "CoordinatedTraining",
+    "Distributed",
     "Environment",
+    "FolderInUse",
+    "HostMissing",
+    "PartitionedEmbedding",
+    "PartitionedTable",
     "Pipeline",
+    "Preempted",
     "Replicas",
     "Replicated",
+    "Restored",
+    "SaveFailed",
     "ShardedEmbedding",
+    "ShardedTable",
     "TrainStep",
     "Unavailable",
+    "UnknownLength",
     "WrongUse",
+    "distributed",
     "environment",
     "make_strategy",
+    "partition",
     "per_replica",
     "replicas_of",
     "replicate",
