@@ -1,0 +1,50 @@
+"""What `gpudist verify` says of one feature: a verdict for each column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.features.feature import FEATURES, TOPOLOGIES
+from emulate import verify
+from emulate.cluster import Preload
+
+PROGRAM = Path(__file__).resolve().parent / "program.py"
+SIDES = ("ours", "keras")
+CENTRAL = "1x2 central"  # CentralStorageStrategy on 1x2
+COLUMNS = (*TOPOLOGIES, CENTRAL)
+ALLOWED = {"keras": ("identical-dropout",), "ours": ()}
+
+
+def cells(name: str, side: str, preload: Preload | None = None, columns: Sequence[str] = COLUMNS) -> dict[str, Any]:
+    """The verdicts on one feature.
+
+    Args:
+        name: Its name.
+        side: `ours` or `keras`.
+        preload: A pre-loaded parent for all runs.
+        columns: Which columns.
+
+    Returns:
+        For each column the verdict, its first cause, and by how much it diverges, relative to the reference's value.
+    """
+    found = {}
+    if side == "keras" and FEATURES[name].sharded:
+        return {column: {"verdict": "none", "cause": None, "error": None} for column in columns}
+    for kind in ("auto", "central-storage"):
+        topologies = [c for c in columns if c != CENTRAL] if kind == "auto" else ["1x2"] * (CENTRAL in columns)
+        if topologies:
+            verdict = verify(PROGRAM, topologies, args=(name, side, kind), steps=12, allow=ALLOWED[side], preload=preload)
+            found |= {CENTRAL if kind != "auto" else run.topology: _cell(run) for run in verdict.runs}
+    return found
+
+
+def _cell(run: Any) -> dict[str, Any]:
+    first = run.first_divergence
+    deciding = [cause.code for cause in run.causes if not cause.allowed]
+    return {
+        "verdict": run.verdict,
+        "cause": deciding[0] if deciding else None,
+        "error": float(f"{first.error:.2g}") if first is not None and first.error is not None else None,
+    }
