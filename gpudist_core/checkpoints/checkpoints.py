@@ -275,6 +275,10 @@ class Checkpoints(CallbackMethods):
     def set_model(self, model: Any) -> None:
         self._fit = Fit(self, self._run, model)
 
+    def set_params(self, params: Any) -> None:
+        if self._fit is not None:
+            self._fit.batches = (params or {}).get("steps")
+
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit().begin()
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 class CallbackMethods:
     """What Keras calls on every callback and this one does nothing in."""
 
-    def set_params(self, params: Any) -> None: ...
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
     def on_batch_begin(self, batch: int, logs: Any = None) -> None: ...
@@ -37,12 +36,16 @@ class Fit:
         checkpoints: What saves and restores.
         run: What belongs to the run; filled in from the model where the user did not say.
         model: The model that is trained.
+
+    Attributes:
+        batches: How many an epoch has, as far as Keras knows.
     """
 
     def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
         self._checkpoints, self._run, self._model = checkpoints, run, model
         self._trained = 0
         self._first_batch = 0
+        self.batches: int | None = None
         self._epoch, self._in_epoch = 0, False
         self._from: Opened | None = None
 
@@ -77,7 +80,9 @@ class Fit:
         self._first_batch = batch
 
     def end_batch(self, batch: int) -> None:
-        self._trained += batch - self._first_batch + 1
+        # With several steps per call the last call of an epoch may have fewer than its number says.
+        last = batch if self.batches is None else min(batch, self.batches - 1)
+        self._trained += last - self._first_batch + 1
         self._in_epoch = True
         if self._checkpoints._is_time_to_leave():
             self._checkpoints._leave(self._trained, save=self._run.pipeline is not None)

@@ -129,10 +129,10 @@ class Run:
         return Snapshot(step, held, kept, own, self._info(replicas, reason))
 
     def restore(self, opened: Opened, items: list[Item]) -> None:
-        """Put everything back."""
-        opened.assign(items)
+        """Put everything back; first what may refuse its state."""
         for name, value in self.stateful().items():
             value.restore(opened.state(name))
+        opened.assign(items)
         hosts = opened.state("hosts")
         host = self.replicas().host
         random_state.restore(hosts[host if host < len(hosts) else 0]["random"])

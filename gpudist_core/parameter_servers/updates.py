@@ -26,16 +26,18 @@ class Updates:
 
     def __init__(self, optimizer: Any, variables: list[Any], clip: Clipping, check_finite: bool) -> None:
         self._optimizer, self._variables, self._clip, self._check_finite = optimizer, variables, clip, check_finite
-        self._add = tf.function(self._sum, autograph=False, reduce_retracing=True)
-        self._apply = tf.function(self._update, autograph=False, reduce_retracing=True)
+        self._traced: dict[int, Any] = {}
 
     def sum(self, parts: Sequence[Part]) -> Part:
         """The sums of several parts, added in the order given.
 
         Args:
             parts: What workers returned, without outputs of the model; at least one.
+
+        Returns:
+            Their sum.
         """
-        return parts[0] if len(parts) == 1 else self._add(list(parts))
+        return parts[0] if len(parts) == 1 else self._function(len(parts), self._sum, list(parts))
 
     def apply(self, part: Part) -> None:
         """Make one update.
@@ -43,7 +45,13 @@ class Updates:
         Args:
             part: The sums of all rows of the update.
         """
-        self._apply(part)
+        self._function(0, self._update, part)
+
+    def _function(self, key: int, function: Any, argument: Any) -> Any:
+        """Traced once, for any number of rows in sparse gradients."""
+        if key not in self._traced:
+            self._traced[key] = tf.function(function, autograph=False).get_concrete_function(_spec(argument))
+        return self._traced[key](argument)
 
     def _sum(self, parts: list[Part]) -> Part:
         return {name: _sum_of(name, [part[name] for part in parts]) for name in parts[0]}
@@ -59,9 +67,7 @@ class Updates:
 
     def _means(self, grads: Sequence[Any], count: Any) -> list[Any]:
         factor = tf.math.reciprocal_no_nan(count)
-        whole = [
-            _sparse(g, v.shape) if isinstance(g, (tuple, list)) else g for g, v in zip(grads, self._variables, strict=True)
-        ]
+        whole = [_gradient(g, v.shape) for g, v in zip(grads, self._variables, strict=True)]
         return [reduction.scale(g, factor) for g in whole]
 
 
@@ -72,13 +78,15 @@ def loss_of(part: Part) -> Any:
 
 
 def flattened(part: Part) -> dict[str, Any]:
-    """A part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; a gradient that is None is left out."""
+    """A part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; none where there is no gradient."""
     found: dict[str, Any] = {}
     for name, value in part.items():
         for i, gradient in enumerate(value if name.endswith("grads") else ()):
             if isinstance(gradient, (tuple, list)):
-                found |= {f"{name}/{i}/values": gradient[0].numpy(), f"{name}/{i}/indices": gradient[1].numpy()}
-            elif gradient is not None:
+                found |= {
+                    f"{name}/{i}/{half}": value.numpy() for half, value in zip(("values", "indices"), gradient, strict=False)
+                }
+            else:
                 found[f"{name}/{i}"] = gradient.numpy()
         if not name.endswith("grads"):
             found[name] = value.numpy()
@@ -91,7 +99,7 @@ def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
     def gradient(name: str) -> Any:
         if f"{name}/values" in arrays:
             return tuple(tf.convert_to_tensor(arrays[f"{name}/{half}"]) for half in ("values", "indices"))
-        return tf.convert_to_tensor(arrays[name]) if name in arrays else None
+        return tf.convert_to_tensor(arrays[name]) if name in arrays else ()
 
     names = {name.split("/")[0] for name in arrays} | {"grads"}
     return {
@@ -110,8 +118,6 @@ def _sum_of(name: str, values: list[Any]) -> Any:
 
 def _plus(one: Any, other: Any) -> Any:
     """The sum of what two workers sent for one variable: both have the same form, as they ran the same function."""
-    if one is None:
-        return None
     return tuple(tf.concat(pair, 0) for pair in zip(one, other, strict=True)) if isinstance(one, (tuple, list)) else one + other
 
 
@@ -132,5 +138,17 @@ def _checked(gradient: Any, name: str) -> Any:
     return reduction.with_values(gradient, values)
 
 
-def _sparse(pair: Any, shape: Any) -> Any:
-    return tf.IndexedSlices(pair[0], pair[1], tf.constant(shape.as_list(), pair[1].dtype))
+def _spec(argument: Any) -> Any:
+    """What a function is traced for."""
+    if isinstance(argument, tuple):
+        return tuple(tf.TensorSpec((None, *value.shape[1:]), value.dtype) for value in argument)
+    if isinstance(argument, dict):
+        return {name: _spec(value) for name, value in argument.items()}
+    return [_spec(value) for value in argument] if isinstance(argument, list) else tf.TensorSpec(argument.shape, argument.dtype)
+
+
+def _gradient(sent: Any, shape: Any) -> Any:
+    """A gradient as optimizers take it, of what a worker sent."""
+    if not isinstance(sent, (tuple, list)):
+        return sent
+    return tf.IndexedSlices(*sent, tf.constant(shape.as_list(), sent[1].dtype)) if sent else None

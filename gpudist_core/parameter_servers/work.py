@@ -1,4 +1,4 @@
-"""What a worker does: its part of one global batch, without a trace left behind, so that it may be done twice and counted once."""
+"""What a worker does: its part of one global batch, leaving no trace, so that it may be done twice and counted once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudist_core.steps import local
 from gpudist_core.upstream import coordination, losses, models, randomness
 
 Part = dict[str, Any]
-"""The sums of some rows: `grads` (a tensor, a pair (values, indices) or None for each variable), `loss`, `weight`; where the model has
-losses of its inputs besides `own_grads`, `own_loss` and `rows`, which are divided by rows instead."""
+"""The sums of some rows: `grads` (for each variable a tensor, a pair (values, indices), or () for none), `loss`, `weight`; where the
+model has losses of its inputs, besides `own_grads`, `own_loss` and `rows`, which are divided by rows instead."""
 
 
 class PartOfBatch(shares.Share):
@@ -126,7 +126,7 @@ class Work:
         if target is None:
             return []
         grads = local.unscaled_rows(share, tape.gradient(target, self._variables), scale)
-        return [(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        return [() if g is None else (g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in grads]
 
 
 def _written(function: Any) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -84,10 +85,10 @@ def server_lost(error: BaseException) -> Unavailable | None:
     restarted = isinstance(error, tf.errors.OpError) and "context_id" in str(error)
     if "/job:ps" not in str(error) or not (isinstance(error, gone) or restarted):
         return None
+    servers = sorted(set(re.findall(r"remote target (/job:ps/[^ ]*task:\d+)", str(error))))
     return Unavailable(
-        "A parameter server is lost, and with it the variables that it held. "
-        f"Received: {type(error).__name__}: {str(error).splitlines()[0][:200]}. "
-        "Restart all tasks and go on from the last checkpoint."
+        "A parameter server must stay up: the variables that it held are lost. "
+        f"Received: error={type(error).__name__}, servers={servers}. Restart all tasks and go on from the last checkpoint."
     )
 
 

@@ -18,6 +18,7 @@ from gpudist_core.pipelines.placing import placed
 from gpudist_core.pipelines.plan import Plan, Share
 from gpudist_core.pipelines.position import Position, restored, state_of
 from gpudist_core.pipelines.sources.access import Rows
+from gpudist_core.pipelines.weighting import label_component
 from gpudist_core.replicas import per_replica, replicas_of
 
 
@@ -29,17 +30,16 @@ class Rowwise:
     """
 
     def __init__(self, plan: Plan) -> None:
-        import tensorflow as tf
-
         places = [i for i, stage in enumerate(plan.stages) if stage.function is None]
         end = places[-1] if places else 0
         self._plan = plan
         self._cache = RowCache() if places else None
         self._before = Mapper([stage for stage in plan.stages[:end] if stage.function], plan.source.spec, 0)
         after = [stage for stage in plan.stages[end:] if stage.function]
-        self._after = Mapper(after, self._before.spec, len(plan.stages))
+        self._after = Mapper(after, self._before.spec, 0)
         self.spec = self._after.spec if plan.weighting is None else _with_weight(self._after.spec)
-        self._flat = len(tf.nest.flatten(self.spec))
+        by_class = plan.weighting is not None and plan.weighting.of_rows is None
+        self._label = label_component(plan.source.spec) if by_class else None
 
     def __call__(self, share: Share) -> Rows:
         """The rows of a share as they go to the replicas, flattened."""
@@ -59,7 +59,7 @@ class Rowwise:
     def _weights(self, share: Share) -> Any:
         weighting = self._plan.weighting
         assert weighting is not None
-        labels = None if share.parts is None else share.parts[weighting.component]
+        labels = None if share.parts is None or self._label is None else share.parts[self._label]
         return weighting.weights(share.rows, labels)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from gpudist_core.pipelines.sources.access import Rows
 
 # How many rows of one share are in work at the same time.
 _PARALLEL = 16
+# Bytes above which an array does not belong in a graph.
+_LARGE = 1 << 24
+_EMPTY = CellType()
 
 
 @dataclass(frozen=True)
@@ -41,20 +45,30 @@ class Mapper:
     Args:
         stages: The functions.
         row: The structure of a row, a `tf.TensorSpec` for each component.
-        first: The number of the first stage among all, so that each draws its own numbers.
+        first: How many random functions come before these, so that each draws its own numbers.
     """
 
     def __init__(self, stages: Sequence[Stage], row: Any, first: int) -> None:
         import tensorflow as tf
 
-        self._seeded = [first + i for i, stage in enumerate(stages) if stage.random]
+        for stage in stages:
+            _check_closure(stage.function)
+        self._seeded = [first + i for i in range(sum(stage.random for stage in stages))]
         self._stages = stages
+        self._all: Any = None
+        self.spec = row
+        if stages:
+            self._trace(row)
+
+    def _trace(self, row: Any) -> None:
+        import tensorflow as tf
+
         inputs = [*tf.nest.flatten(row), *(tf.TensorSpec((2,), tf.int32) for _ in self._seeded)]
         self._one = tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
         _check_draws(self._one)
         self.spec = _specs_of(self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
-        self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function() if stages else None
+        self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
 
     def _chain(self, row: Any) -> Callable[..., Any]:
         import tensorflow as tf
@@ -130,6 +144,23 @@ def _no_rows(spec: Any) -> Any:
 
 def _seed_pairs(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
     return keys.view(np.int32).reshape(-1, 2)
+
+
+def _check_closure(function: Any) -> None:
+    """TensorFlow copies an array from outside into the graph, slowly (256 MB in 17 s), and above 2 GB not at all."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    if code is None:
+        return
+    outside = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True) if cell != _EMPTY}
+    outside |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    large = {name: value.nbytes for name, value in outside.items() if isinstance(value, np.ndarray) and value.nbytes > _LARGE}
+    if large:
+        raise WrongUse(
+            f"A map function uses tensors from outside, not arrays, above {_LARGE} bytes",
+            "Make it a tensor, once, before: tf.constant(array).",
+            function=function.__name__,
+            nbytes=large,
+        )
 
 
 def _check_draws(concrete: Any) -> None:

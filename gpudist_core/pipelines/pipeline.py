@@ -14,7 +14,7 @@ from gpudist_core.pipelines.mapping import Stage
 from gpudist_core.pipelines.plan import Plan, Remainder
 from gpudist_core.pipelines.position import Position, state_of
 from gpudist_core.pipelines.sources import ArraySource, DatasetStream, FileRows, FileStream, GeneratorStream, RecordSource
-from gpudist_core.pipelines.weighting import Weighting, balancing, by_class
+from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, checked, label_component
 
 
 class Pipeline:
@@ -313,21 +313,10 @@ class Pipeline:
 
     def _labels(self, labels: Any, use: str) -> Any:
         self._check_counted(use)
-        if labels is None:
-            spec = self._plan.source.spec
-            if not (isinstance(self._plan.source, ArraySource) and isinstance(spec, tuple) and len(spec) > 1):
-                raise WrongUse("The class of each row is known", "Say labels=..., one for each row.", labels=labels, row=spec)
-            labels = self._plan.source.parts[1]
-        known = np.asarray(labels)
-        if known.shape != (self._plan.source.num_rows,) or known.dtype.kind not in "iu":
-            raise WrongUse(
-                "Labels are integers, one for each row",
-                "Give the number of each row's class: of one-hot labels the argmax.",
-                shape=known.shape,
-                dtype=known.dtype.name,
-                rows=self._plan.source.num_rows,
-            )
-        return known.astype(np.int64)
+        source = self._plan.source
+        if labels is None and not isinstance(source, ArraySource):
+            raise WrongUse("The class of each row is known", "Say labels=..., one for each row.", source=type(source).__name__)
+        return checked(source.parts[label_component(source.spec)] if labels is None else labels, (source.num_rows,))
 
     def _check_counted(self, use: str) -> None:
         if not self._plan.at_random:

@@ -36,7 +36,7 @@ def state_of(plan: Plan, position: Position) -> dict[str, Any]:
 
 def _identity(plan: Plan) -> dict[str, Any]:
     return {
-        "data": plan.source.fingerprint(),
+        "data": plan.source.fingerprint,
         "rows": -1 if plan.num_rows is None else plan.num_rows,
         "global_batch_size": plan.global_batch_size,
         "order": _order(plan),

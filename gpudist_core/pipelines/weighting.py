@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,39 +21,79 @@ class Weighting:
 
     Attributes:
         of_rows: The weight of each row of the data, or None.
-        of_classes: The weight of each class, or None.
-        component: Which component of a row is its class, where weights go by class and rows come in a stream.
+        of_classes: The weight of each class where rows come in a stream, whose second component is the class; or None.
     """
 
     of_rows: Floats | None
     of_classes: Mapping[int, float] | None = None
-    component: int = 1
 
-    def weights(self, rows: Integers, labels: Integers | None) -> Floats:
+    def weights(self, rows: Integers, labels: Any) -> Floats:
         """The weights of rows, by their numbers or by their classes."""
-        if self.of_rows is not None:
-            return self.of_rows[rows]
-        return by_class(np.asarray(labels), dict(self.of_classes or {}))
+        return by_class(labels, dict(self.of_classes or {})) if self.of_rows is None else self.of_rows[rows]
 
 
-def by_class(labels: Integers, weights: Mapping[int, float]) -> Floats:
+def label_component(row: Any) -> int:
+    """Which component, flattened, of rows of (x, y) is y.
+
+    Args:
+        row: The structure of a row.
+
+    Returns:
+        Its place.
+
+    Raises:
+        WrongUse: Rows are no such pairs, or y is no single tensor.
+    """
+    import tensorflow as tf
+
+    if not isinstance(row, tuple) or len(row) < 2 or len(tf.nest.flatten(row[1])) != 1:
+        raise WrongUse("The class is the second component of a row (x, y)", "Give such rows, or labels=....", row=row)
+    return len(tf.nest.flatten(row[0]))
+
+
+def checked(labels: Any, shape: tuple[int, ...] | None = None) -> Integers:
+    """Labels as integers.
+
+    Args:
+        labels: One for each row.
+        shape: The shape that they must have, if any.
+
+    Returns:
+        int64.
+
+    Raises:
+        WrongUse: They are no integers, or not one for each row.
+    """
+    found = np.asarray(labels)
+    if found.ndim != 1 or found.dtype.kind not in "iu" or (shape is not None and found.shape != shape):
+        raise WrongUse(
+            "Labels are integers, one for each row",
+            "Give the number of each row's class: of one-hot labels the argmax.",
+            shape=found.shape,
+            dtype=found.dtype.name,
+            rows=None if shape is None else shape[0],
+        )
+    return found.astype(np.int64)
+
+
+def by_class(labels: Any, weights: Mapping[int, float]) -> Floats:
     """The weight of each label.
 
     Args:
-        labels: Classes, of any shape.
+        labels: The class of each row.
         weights: The weight of each class.
 
     Returns:
-        float32, the shape of the labels.
+        float32.
 
     Raises:
         WrongUse: A class has no weight.
     """
-    known = np.array(sorted(weights), np.int64)
-    places = np.minimum(np.searchsorted(known, labels), len(known) - 1)
-    strange = np.unique(labels[known[places] != labels])
+    wanted, known = checked(labels), np.array(sorted(weights), np.int64)
+    strange = np.setdiff1d(wanted, known)
     if len(strange):
         raise WrongUse("Each class has a weight", "Give one for each class.", weights=dict(weights), without=strange.tolist())
+    places = np.searchsorted(known, wanted)
     return np.array([weights[int(label)] for label in known], np.float32)[places]
 
 

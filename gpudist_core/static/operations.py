@@ -96,7 +96,7 @@ def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> A
     of_all = exchange.give(flat)
     start, stop = info.span(replica)
     if info.axis == 0:
-        part = tf.matmul(of_all[:, start:stop], variable[: stop - start])
+        part = tf.matmul(of_all[:, start:stop], variable if stop - start == info.height else variable[: stop - start])
     else:
         part = _placed(tf.matmul(of_all, variable), info, 1, replica)
     result = tf.reshape(exchange.deal(part), tf.concat([tf.shape(x)[:-1], [cols]], 0))

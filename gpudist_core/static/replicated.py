@@ -3,6 +3,9 @@
 Each copy is a plain `tf.Variable` of its own on its device, and steps capture it by reference: nothing of it is in the graph,
 nothing is copied per step. A mirrored variable costs the same per step (64 MB on 1x4: both 0.2 ms); but it is not made
 under CentralStorageStrategy, is broadcast between hosts when it is made, and cannot be read in a `tf.data` map on the host.
+
+Rows are gathered from the tensor, not from the variable: once a variable's own sparse read has been used, every whole read
+of it is a copy (TensorFlow 2.21, 256 MB: 0.3 ms before, 50 ms after).
 """
 
 from __future__ import annotations
@@ -111,18 +114,6 @@ class Replicated:
     def value(self) -> Any:
         """The tensor here: the replica's own copy, by reference."""
         return self.variable.value()
-
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """Some rows; `tf.gather(table, indices)` calls it, so that only these rows are read.
-
-        Args:
-            indices: Row numbers, of any integer dtype and shape.
-            name: A name for the operation.
-
-        Returns:
-            A tensor of shape (*indices.shape, *shape[1:]).
-        """
-        return self.variable.sparse_read(indices, name=name)
 
     def numpy(self) -> NDArray[Any]:
         """The whole tensor in host memory."""

@@ -75,6 +75,10 @@ class ShardedTable:
         """This host's slices, each a `tf.Variable` on its device, in the order of the replicas."""
         return tuple(self.strategy.experimental_local_results(self._tf))
 
+    def _slice(self, replica: int) -> Any:
+        """A replica's own variable: a gather from the mirrored one would read, and so copy, all of it (TensorFlow 2.21)."""
+        return self.slices[replica - replicas_of(self.strategy).first]
+
     def _replica(self, what: str) -> int:
         replica = context.replica_in(self.strategy)
         if replica is None and self.info.total_replicas > 1:
@@ -111,7 +115,8 @@ class ShardedTable:
             A tensor of shape (*shape[:axis], *ids.shape, *shape[axis + 1:]).
         """
         axis = _axis(axis, self.shape)
-        return operations.gather(self._tf, self.info, self.shape[axis], ids, axis, self._replica("ShardedTable.gather"))
+        replica = self._replica("ShardedTable.gather")
+        return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
 
     @tf.autograph.experimental.do_not_convert
     def matmul(self, x: Any) -> Any:
@@ -129,7 +134,8 @@ class ShardedTable:
         size = getattr(x, "shape", (None,))[-1]
         if len(self.shape) != 2 or size != self.shape[0]:
             raise WrongUse("x @ table needs x of shape (..., rows)", "Mend the shapes.", x=size, table=self.shape)
-        return operations.matmul(self._tf, self.info, self.shape[1], x, self._replica("ShardedTable.matmul"))
+        replica = self._replica("ShardedTable.matmul")
+        return operations.matmul(self._slice(replica), self.info, self.shape[1], x, replica)
 
     def bytes_per_device(self) -> dict[str, int]:
         """What this host's slices occupy, in bytes, by the device's full name."""

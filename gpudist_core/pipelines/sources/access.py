@@ -29,6 +29,7 @@ class RowSource(Protocol):
     def take(self, rows: Integers) -> Rows:
         """The rows of these numbers; may be called by several threads at once."""
 
+    @property
     def fingerprint(self) -> str:
         """What tells these rows from others, whatever the machine."""
 
@@ -47,6 +48,7 @@ class StreamSource(Protocol):
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
         """All rows once, in chunks of at most `size`; the seed is None where their order is to stay."""
 
+    @property
     def fingerprint(self) -> str:
         """What tells these rows from others, whatever the machine."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,9 @@ class ArraySource:
             return [np.asarray(part[rows[0] : rows[-1] + 1]) for part in self._parts]
         return [np.asarray(np.take(part, rows, axis=0)) for part in self._parts]
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         chosen = np.unique(np.linspace(0, self.num_rows - 1, _SAMPLES).astype(np.int64))
         samples = [np.ascontiguousarray(part) for part in self.take(chosen)]
         content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in samples]

@@ -47,7 +47,9 @@ class FileRows:
             found = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
         return stacked(found, tf.nest.flatten(self.spec))
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files])
 
 
@@ -97,5 +99,7 @@ class FileStream:
             )
         return parts
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files])

@@ -6,6 +6,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,9 @@ class RecordSource:
             raise _damaged(path, offsets[wrong], "the data do not fit their checksum")
         return data
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files], self._offsets.tobytes(), self._lengths.tobytes())
 
 

@@ -63,7 +63,9 @@ class GeneratorStream:
             raise WrongUse("Each row has the structure of the signature", "Yield such rows.", row=row, signature=self.spec)
         return list(flat)
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         return digest(repr(self.spec), self.num_rows)
 
 
@@ -120,7 +122,9 @@ class DatasetStream:
                 return
             yield [np.asarray(part) for part in tf.nest.flatten(batch)]
 
+    @cached_property
     def fingerprint(self) -> str:
+        """What tells these rows from others."""
         return digest(repr(self.spec), self.num_rows)
 
 

@@ -1,0 +1,34 @@
+"""What gpudist_core costs beside what one writes by hand, and beside plain Keras: each pair in one host, taken in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks import training_sides as sides
+from benchmarks.figure import Figure
+from emulate.cluster import Cluster
+
+HAND = "the best loop by hand on tf.distribute"
+
+
+def figures() -> Iterator[Figure]:
+    """All figures about training."""
+    for topology in ("1x1", "1x4"):
+        name = topology.replace("x", "_")
+        yield _at_least(f"own_step_{name}", topology, sides.own_step, 0.97, f"{HAND}, the same batch")
+    yield _at_least("fit_1_4", "1x4", sides.fit, 2.5, "plain Keras fit")
+    yield _at_least("replicated_1_4", "1x4", sides.replicated, 0.97, "a mirrored variable by hand")
+    for topology in ("1x1", "1x4"):
+        name = topology.replace("x", "_")
+        yield _at_least(f"pipeline_{name}", topology, sides.pipeline, 1.0, "tf.data and experimental_distribute_dataset by hand")
+    with Cluster("1x4") as cluster:
+        ((peak, table),) = cluster.run(sides.sharded)
+    yield Figure("sharded_memory", peak / 1e9, 1.3, False, peak / 1e6, table / 1e6, "the table itself", unit="GB", of="MB")
+
+
+def _at_least(name: str, topology: str, measure: Callable[[], tuple[float, float]], goal: float, against: str) -> Figure:
+    with Cluster(topology) as cluster:
+        result: Any = cluster.run(measure)[0]
+    ours, theirs = result
+    return Figure(name, theirs / ours, goal, True, ours, theirs, against)

@@ -1,0 +1,580 @@
+"""What one host does with pipelines, to be looked at by the tests. Runs in a process with two devices."""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import json
+import resource
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MESSAGES = {
+    "global batch below the replicas": r"A global batch has at least one row for each replica \(the last of an epoch may have fewer\)\. "
+    r"Received: global_batch_size=1, replicas=2\. Make the global batch larger, or use fewer devices\.",
+    "global batch of nothing": r"A global batch has 1 or more rows\. Received: global_batch_size=0\. Give a count\.",
+    "arrays of different lengths": r"All arrays have equally many rows\. Received: shapes=\[\(5, 2\), \(4,\)\]\. Cut them to one length\.",
+    "no rows": r"There is at least one row\. Received: shapes=\[\(0, 2\)\]\. Give arrays with rows\.",
+    "a scalar": r"Each array has its rows along its first axis\. Received: shapes=\[\(\)\]\. .*",
+    "nothing but a dropped remainder": r"An epoch has at least one global batch\. Received: rows=5, global_batch_size=8, "
+    r"remainder='drop'\. .*",
+    "another remainder": r'The remainder is "keep" or "drop"\. Received: remainder=\'pad\'\. Say one of them\.',
+    "unknown length": r"A length is known where the rows are counted\. Received: source='GeneratorStream'\. Say rows=\.\.\. .*",
+    "other rows": r"A state is restored over the same data in the same order: `data` is what it was\. Received: data='.*', saved='.*'\. "
+    r"Make the pipeline as it was when the state was saved, or begin anew without restoring\.",
+    "another batch size": r"A state is .*: `global_batch_size` is what it was\. Received: global_batch_size=4, saved=2\. .*",
+    "another seed": r"A state is .*: `seed` is what it was\. Received: seed=1, saved=0\. .*",
+    "another order": r"A state is .*: `order` is what it was\. Received: order='shuffled', saved='as it stands'\. .*",
+    "no state": r"A state is what Pipeline\.state\(\) returned\. Received: state=\{'epoch': 1\}\. Give that\.",
+    "an empty generator": r"A generator yields at least one row\. .*",
+    "an empty stream": r"A stream gives as many rows as it is said to have, and at least one\. Received: rows=None, found=0\. .*",
+    "another count": r"A stream gives as many rows as it is said to have, and at least one\. Received: rows=6, found=5\. .*",
+    "a row of another shape": r"All rows have the same shape before they are batched\. Received: component=0, shapes=\[\(1,\), \(2,\)\], "
+    r"signature=\(1,\)\. Bring them to one shape where they are read\.",
+    "a row of another structure": r"Each row has the structure of the signature\. .*",
+    "no files": r"There is at least one file\. Received: files=\[\]\. .*",
+    "a missing file": r"Each file exists, on every host\. Received: missing=\['.*nothing\.tfrecord'\]\. Give paths that every host can read\.",
+    "a record cut off": r"A TFRecord file is a row of whole, uncompressed records\. Received: file='.*cut\.tfrecord', offset=40, "
+    r"found='the file ends before the record does'\. .*",
+    "a header cut off": r"A TFRecord .* file='.*header\.tfrecord', offset=40, found='the file ends before the record does'\. .*",
+    "a damaged length": r"A TFRecord .* file='.*length\.tfrecord', offset=20, found='the length does not fit its checksum'\. .*",
+    "damaged data": r"A TFRecord .* file='.*data\.tfrecord', offset=20, found='the data do not fit their checksum'\. .*",
+    "a compressed file": r"A TFRecord .* file='.*zipped\.tfrecord', offset=0, found='it looks compressed'\. .*",
+    "files without records": r"There is at least one record\. Received: files=\['.*empty\.tfrecord'\]\. Give files with records\.",
+    "a file of unequal arrays": r"A file's reader returns arrays with equally many rows, along their first axes\. Received: file='.*', "
+    r"shapes=\[\(2,\), \(3,\)\]\. .*",
+    "a dataset without end": r"A dataset ends\. .* Leave repeat\(\) out: each iteration of a pipeline is one epoch\.",
+    "an empty dataset": r"There is at least one row\. .*",
+    "a dataset that varies": r"A dataset gives the same rows in the same order each time, on every host\. Received: "
+    r"shuffles=\['unseeded'\]\. .*",
+    "ragged rows": r"The components of a row are dense tensors\. .*",
+    "a batched dataset of scalars": r"An element of a batched dataset has its rows along the first axes\. .*",
+    "a map that is none": r"A map is a function of a row\. Received: function=3\. Give a function\.",
+    "a map that draws": r"A map function is a function of the row, the same on every topology\. Received: "
+    r"operations=\['RandomUniform'\]\. For a random one say map\(function, random=True\): .*",
+    "a map that counts": r"A map function is .* Received: operations=\['AssignAddVariableOp'\]\. .*",
+    "a map with a large array": r"A map function uses tensors from outside, not arrays, above 16777216 bytes\. Received: function='use', "
+    r"nbytes=\{'table': 24000000\}\. Make it a tensor, once, before: tf\.constant\(array\)\.",
+    "a map to rows of many shapes": r"A map function returns rows of one shape\. .*",
+    "a ragged map": r"A map function returns dense tensors\. .*",
+    "a random map before the cache": r"What is cached is the same in each epoch\. .* Call cache\(\) before the random map\.",
+    "a random map before the cache, said later": r"What is cached is the same in each epoch\. .*",
+    "a buffer for arrays": r"Rows at random access are shuffled as a whole\. Received: shuffle=100\. .*",
+    "no buffer for a stream": r"A stream is shuffled in a buffer of some rows\. Received: shuffle=True\. Say how many: shuffle=10_000\.",
+    "prefetching of less than nothing": r"Prefetching is for 0 or more batches\. Received: batches=-1\. Give a count\.",
+    "a balanced stream": r"balanced\(\) needs rows at random access\. Received: source='GeneratorStream'\. .*",
+    "balanced rows of nothing": r"An epoch has 1 or more rows\. Received: rows=0\. Give a count\.",
+    "unknown classes": r"The class of each row is known\. Received: source='RecordSource'\. Say labels=\.\.\., one for each row\.",
+    "no pairs": r"The class is the second component of a row \(x, y\)\. .*",
+    "labels that are no classes": r"Labels are integers, one for each row\. Received: shape=\(5, 2\), dtype='float32', rows=5\. .*",
+    "a class without a weight": r"Each class has a weight\. Received: weights=\{0: 1\.0\}, without=\[1\]\. Give one for each class\.",
+    "a class of a stream without a weight": r"Each class has a weight\. Received: weights=\{0: 1\.0\}, without=\[1\]\. .*",
+    "too few weights": r"There is one weight for each row\. Received: shape=\(3,\), rows=5\. Give as many as rows\.",
+    "weights of another kind": r'Weights are numbers or "balanced"\. Received: weights=\'even\'\. Say one of them\.',
+    "weights of what is no pair": r"Weights are added to rows of \(x, y\)\. .*",
+    "a loop in a tf.function": r"A pipeline is iterated in Python\. Received: inside='tf\.function'\. .*",
+    "an iterator after a new one": r"Only the last iteration of a pipeline goes on, and none goes on after a restore\. Received: "
+    r"iteration=1, last=2\. .*",
+    "an iterator after a restore": r"Only the last iteration .*",
+}
+
+TRACEBACKS = {
+    "map, tracing": ["in broken_while_traced", "KeyError: 'no such key'"],
+    "map, running": ["InvalidArgumentError", "the row is bad"],
+    "map in Python": ["row 3 is bad", "in broken_python"],
+    "generator": ["in broken_rows", "OSError: the disk is gone"],
+    "reader": ["in broken_reader", "OSError: no such sector"],
+}
+
+X = np.arange(10, dtype=np.float32).reshape(5, 2)
+Y = np.array([0, 1, 0, 1, 0])
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that the tests look at."""
+    strategy = _strategy()
+    return {
+        "messages": _messages(folder, strategy),
+        "tracebacks": _tracebacks(folder, strategy),
+        "threads": _threads(strategy),
+        "prefetched": _prefetched(strategy),
+        "interrupted": _interrupted(strategy),
+        "after a failure": _after_a_failure(strategy),
+        "left": _left(),
+        "left at the end": _left_at_the_end(),
+        "evaluation": _evaluation(),
+        "calls": _calls(),
+        "bytes of a memory map": _memory_map(folder),
+        "lengths": _lengths(),
+        "element_spec": _element_spec(),
+        "shuffles": _shuffles(),
+    }
+
+
+def _strategy() -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy()
+
+
+def _one() -> Any:
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy()
+
+
+def _arrays(**changes: Any) -> Any:
+    from gpudist_core.pipelines import Pipeline
+
+    return Pipeline.from_arrays((X, Y), **{"global_batch_size": 2, **changes})
+
+
+def _generator(make: Callable[[], Any] = lambda: zip(X, Y, strict=True), **changes: Any) -> Any:
+    from gpudist_core.pipelines import Pipeline
+
+    return Pipeline.from_generator(make, **{"global_batch_size": 2, **changes})
+
+
+def _consume(pipeline: Any, strategy: Any = None) -> list[Any]:
+    return list(pipeline.distribute(strategy or _one()))
+
+
+def _messages(folder: Path, strategy: Any) -> dict[str, str]:
+    found = {}
+    for name, function in _mistakes(folder, strategy).items():
+        try:
+            function()
+        except ValueError as error:
+            assert type(error).__mro__[-4].__name__ == "ValueError" or "WrongUse" in str(type(error).__mro__), type(error)
+            found[name] = str(error)
+        else:
+            found[name] = "nothing was raised"
+    return found
+
+
+def _mistakes(folder: Path, strategy: Any) -> dict[str, Callable[[], Any]]:
+    return {**_wrong_sources(folder), **_wrong_records(folder), **_wrong_stages(), **_wrong_order(folder, strategy)}
+
+
+def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    dataset = tf.data.Dataset.range(5)
+    (folder / "a.bin").touch()
+
+    def from_dataset(dataset: Any, **changes: Any) -> Any:
+        return Pipeline.from_dataset(dataset, global_batch_size=2, **changes)
+
+    return {
+        "global batch of nothing": lambda: _arrays(global_batch_size=0),
+        "arrays of different lengths": lambda: Pipeline.from_arrays((X, Y[:4]), global_batch_size=2),
+        "no rows": lambda: Pipeline.from_arrays(X[:0], global_batch_size=2),
+        "a scalar": lambda: Pipeline.from_arrays(3.0, global_batch_size=2),
+        "nothing but a dropped remainder": lambda: _arrays(global_batch_size=8, remainder="drop"),
+        "another remainder": lambda: _arrays(remainder="pad"),
+        "unknown length": lambda: len(_generator()),
+        "an empty generator": lambda: _consume(_generator(lambda: iter(()))),
+        "an empty stream": lambda: _consume(_generator(lambda: iter(()), signature=tf.TensorSpec(()))),
+        "another count": lambda: _consume(_generator(rows=6)),
+        "a row of another shape": lambda: _consume(_generator(lambda: iter([X[0, :1], X[1]]))),
+        "a row of another structure": lambda: _consume(_generator(lambda: iter([(1, 2), (1,)]))),
+        "no files": lambda: Pipeline.from_files([], np.load, global_batch_size=2),
+        "a file of unequal arrays": lambda: _consume(
+            Pipeline.from_files(folder / "a.bin", lambda _: (X[:2, 0], Y[:3]), global_batch_size=2)
+        ),
+        "a dataset without end": lambda: from_dataset(dataset.repeat()),
+        "an empty dataset": lambda: from_dataset(dataset.take(0)),
+        "a dataset that varies": lambda: from_dataset(dataset.shuffle(3).map(lambda x: x)),
+        "ragged rows": lambda: from_dataset(dataset.ragged_batch(2).map(tf.ragged.range)),
+        "a batched dataset of scalars": lambda: from_dataset(dataset, batched=True),
+    }
+
+
+def _wrong_records(folder: Path) -> dict[str, Callable[[], Any]]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    def damage(name: str, change: Callable[[bytearray], Any], compression: str = "") -> Callable[[], Any]:
+        path = str(folder / f"{name}.tfrecord")
+        with tf.io.TFRecordWriter(path, compression) as writer:
+            for record in (b"aaaa", b"bbbb", b"cccc"):
+                writer.write(record)
+        content = bytearray(Path(path).read_bytes())
+        change(content)
+        Path(path).write_bytes(content)
+        return lambda: _consume(Pipeline.from_tfrecord(path, global_batch_size=2))
+
+    def flip(place: int) -> Callable[[bytearray], Any]:
+        return lambda content: content.__setitem__(place, content[place] ^ 4)
+
+    return {
+        "a missing file": lambda: Pipeline.from_tfrecord(folder / "nothing.tfrecord", global_batch_size=2),
+        "a record cut off": damage("cut", lambda content: content.__delitem__(slice(55, None))),
+        "a header cut off": damage("header", lambda content: content.__delitem__(slice(45, None))),
+        "a damaged length": damage("length", flip(20)),
+        "damaged data": damage("data", flip(33)),
+        "a compressed file": damage("zipped", lambda _: None, "GZIP"),
+        "files without records": damage("empty", lambda content: content.clear()),
+        "unknown classes": lambda: (
+            damage("whole", lambda _: None)(),
+            Pipeline.from_tfrecord(folder / "whole.tfrecord", global_batch_size=2).balanced(),
+        ),
+    }
+
+
+def _wrong_stages() -> dict[str, Callable[[], Any]]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    counter = tf.Variable(0)
+    table = np.zeros(3_000_000)
+
+    def use(x: Any, y: Any) -> Any:
+        return table[0] + tf.cast(x, tf.float64), y
+
+    def augment(x: Any, y: Any, seed: Any) -> Any:
+        return x, y
+
+    def mapped(function: Any) -> Callable[[], Any]:
+        return lambda: _consume(_arrays().map(function))
+
+    return {
+        "a map that is none": mapped(3),
+        "a map that draws": mapped(lambda x, y: (x + tf.random.uniform([2]), y)),
+        "a map that counts": mapped(lambda x, y: (x, y + tf.cast(counter.assign_add(1), tf.int64))),
+        "a map with a large array": mapped(use),
+        "a map to rows of many shapes": mapped(lambda x, y: (x[: y + 1], y)),
+        "a ragged map": mapped(lambda x, y: (tf.ragged.range([y]), y)),
+        "a random map before the cache": lambda: _arrays().map(augment, random=True).cache(),
+        "a random map before the cache, said later": lambda: _arrays().map(augment, random=True).prefetch(1).cache(),
+        "a buffer for arrays": lambda: _arrays().shuffle(100),
+        "no buffer for a stream": lambda: _generator().shuffle(),
+        "prefetching of less than nothing": lambda: _arrays().prefetch(-1),
+        "a balanced stream": lambda: _generator().balanced(),
+        "balanced rows of nothing": lambda: _arrays().balanced(rows=0),
+        "no pairs": lambda: Pipeline.from_arrays(X, global_batch_size=2).balanced(),
+        "labels that are no classes": lambda: _arrays().balanced(X),
+        "a class without a weight": lambda: _arrays().weights({0: 1.0}),
+        "a class of a stream without a weight": lambda: _consume(_generator().weights({0: 1.0})),
+        "too few weights": lambda: _arrays().weights([1, 2, 3]),
+        "weights of another kind": lambda: _arrays().weights("even"),
+        "weights of what is no pair": lambda: _consume(Pipeline.from_arrays(X, global_batch_size=2).weights(np.ones(5))),
+    }
+
+
+def _wrong_order(folder: Path, strategy: Any) -> dict[str, Callable[[], Any]]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    state = json.loads(json.dumps(_arrays().state()))
+
+    @tf.function
+    def loop() -> None:
+        for _ in _arrays().distribute(_one()):
+            pass
+
+    def two_iterations() -> None:
+        data = _arrays().distribute(_one())
+        first = iter(data)
+        next(first)
+        next(iter(data))
+        next(first)
+
+    def restored() -> None:
+        data = _arrays()
+        batches = iter(data.distribute(_one()))
+        next(batches)
+        data.restore(state)
+        next(batches)
+
+    return {
+        "global batch below the replicas": lambda: _arrays(global_batch_size=1).distribute(strategy),
+        "other rows": lambda: Pipeline.from_arrays((X + 1, Y), global_batch_size=2).restore(state),
+        "another batch size": lambda: _arrays(global_batch_size=4).restore(state),
+        "another seed": lambda: _arrays(seed=1).restore(state),
+        "another order": lambda: _arrays(shuffle=True).restore(state),
+        "no state": lambda: _arrays().restore({"epoch": 1}),
+        "a loop in a tf.function": loop,
+        "an iterator after a new one": two_iterations,
+        "an iterator after a restore": restored,
+    }
+
+
+def _tracebacks(folder: Path, strategy: Any) -> dict[str, str]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    def broken_while_traced(x: Any, y: Any) -> Any:
+        raise KeyError("no such key")
+
+    def broken_while_running(x: Any, y: Any) -> Any:
+        tf.debugging.assert_less(x[0], 5.0, "the row is bad")
+        return x, y
+
+    def broken_python(row: Any) -> Any:
+        if row == 6:
+            raise ValueError("row 3 is bad")
+        return row
+
+    def broken_rows() -> Any:
+        yield X[0], Y[0]
+        raise OSError("the disk is gone")
+
+    def broken_reader(path: str) -> Any:
+        raise OSError("no such sector")
+
+    in_python = _arrays().map(lambda x, y: (tf.ensure_shape(tf.numpy_function(broken_python, [x[0]], tf.float32), []), y))
+    (folder / "one").touch()
+    broken = {
+        "map, tracing": lambda: _consume(_arrays().map(broken_while_traced), strategy),
+        "map, running": lambda: _consume(_arrays().map(broken_while_running), strategy),
+        "map in Python": lambda: _consume(in_python, strategy),
+        "generator": lambda: _consume(_generator(broken_rows), strategy),
+        "reader": lambda: _consume(Pipeline.from_files(folder / "one", broken_reader, global_batch_size=2), strategy),
+    }
+    found = {}
+    for name, function in broken.items():
+        try:
+            function()
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+def _lookahead_threads() -> list[str]:
+    gc.collect()
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gpudist")]
+
+
+def _threads(strategy: Any) -> dict[str, list[str]]:
+    import tensorflow as tf
+
+    def faulty_map(x: Any, y: Any) -> Any:
+        tf.debugging.assert_less(x[0], 5.0)
+        return x, y
+
+    def faulty_rows() -> Any:
+        yield X[0], Y[0]
+        raise OSError
+
+    def left() -> None:
+        for _ in _arrays().distribute(strategy):
+            assert _lookahead_threads()
+            break
+
+    def fails(pipeline: Any, error: type[BaseException], raises: type[BaseException] | None = None) -> None:
+        try:
+            for _ in pipeline.distribute(strategy):
+                if raises is not None:
+                    raise raises
+        except error:
+            return
+        raise AssertionError("nothing was raised")
+
+    cases = {
+        "left": left,
+        "error in a map": lambda: fails(_arrays().map(faulty_map), tf.errors.InvalidArgumentError),
+        "error in a generator": lambda: fails(_generator(faulty_rows), OSError),
+        "error in the loop": lambda: fails(_arrays(), RuntimeError, RuntimeError),
+        "interrupt": lambda: fails(_arrays(), KeyboardInterrupt, KeyboardInterrupt),
+        "to the end": lambda: _consume(_arrays(), strategy) and None,
+    }
+    found = {}
+    for name, function in cases.items():
+        function()
+        found[name] = _lookahead_threads()
+    return found
+
+
+def _prefetched(strategy: Any) -> list[list[str]]:
+    """The devices of two batches that are there while only the first was asked for."""
+    data = _arrays(global_batch_size=2).distribute(strategy)
+    batches = iter(data)
+    next(batches)
+    shared = batches._batches._shared
+    deadline = time.monotonic() + 60
+    while len(shared._results) < 2 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    ready = [shared._results[number][0] for number in sorted(shared._results)]
+    assert [part.numpy().tolist() for part in strategy.experimental_local_results(ready[0][1])] == [[0], [1]]
+    return [[value.device.split("device:")[1] for value in strategy.experimental_local_results(batch[0])] for batch in ready]
+
+
+def _interrupted(strategy: Any) -> str:
+    go_on = threading.Event()
+
+    def slow() -> Any:
+        yield X[0], Y[0]
+        yield X[1], Y[1]
+        _thread.interrupt_main()
+        go_on.wait(60)
+        yield X[2], Y[2]
+
+    try:
+        for _ in _generator(slow, signature=None).distribute(strategy):
+            pass
+    except KeyboardInterrupt:
+        go_on.set()
+        return "KeyboardInterrupt"
+    return "nothing"
+
+
+def _after_a_failure(strategy: Any) -> list[Any]:
+    """Rows of each batch, where reading row 3 fails once."""
+    failures = [OSError("once")]
+
+    def rows() -> Any:
+        for number in range(6):
+            if number == 3 and failures:
+                raise failures.pop()
+            yield X[0], number
+
+    import tensorflow as tf
+
+    signature = (tf.TensorSpec((2,)), tf.TensorSpec((), tf.int64))
+    data = _generator(rows, signature=signature).distribute(strategy)
+    found: list[Any] = []
+    for _ in range(2):
+        try:
+            for batch in data:
+                found.append([int(value[0]) for value in strategy.experimental_local_results(batch[1])])
+        except OSError:
+            continue
+    return found
+
+
+def _numbers(limit: int | None = None, **changes: Any) -> tuple[Any, Callable[[], list[Any]]]:
+    from gpudist_core.pipelines import Pipeline
+
+    data = Pipeline.from_arrays(np.arange(5), global_batch_size=2, **changes)
+    distributed = data.distribute(_one())
+    return data, lambda: [batch.numpy().tolist() for batch in distributed]
+
+
+def _left() -> dict[str, Any]:
+    data, epoch = _numbers()
+    distributed, epochs = data.distribute(_one()), [data.epoch]
+    for batch in distributed:
+        first = batch.numpy().tolist()
+        break
+    epochs.append(data.epoch)
+    rest = epoch()
+    epochs.append(data.epoch)
+    after = epoch()
+    return {"first": first, "rest": rest, "next": after, "epochs": [*epochs, data.epoch]}
+
+
+def _left_at_the_end() -> dict[str, Any]:
+    """Rows of two epochs, the first counted by hand and left at its last batch; then the epoch."""
+    found = {}
+    for name, data in {"arrays": _arrays(), "stream": _generator()}.items():
+        distributed, counts = data.distribute(_one()), []
+        batches = iter(distributed)
+        counts.append(sum(len(next(batches)[1]) for _ in range(3)))
+        counts.append(sum(len(batch[1]) for batch in distributed))
+        found[name] = [*counts, data.epoch]
+    return found
+
+
+def _evaluation() -> dict[str, Any]:
+    data, _ = _numbers()
+    distributed = data.distribute(_one())
+    batches = iter(distributed)
+    next(batches)
+    rows = [[batch.numpy().tolist()[0] for batch in distributed.epoch_batches(0, start)][:1] for start in (2, 1)]
+    return {"rows": rows, "position": (data.state()["epoch"], data.state()["batch"])}
+
+
+def _calls() -> dict[str, int]:
+    """How often a map was called in two epochs of five rows, and a generator."""
+    import tensorflow as tf
+
+    calls: list[int] = []
+    starts: list[int] = []
+
+    def count(x: Any, y: Any) -> Any:
+        def called(value: Any) -> Any:
+            calls.append(1)
+            return value
+
+        return x, tf.ensure_shape(tf.numpy_function(called, [y], tf.int64), [])
+
+    def rows() -> Any:
+        starts.append(1)
+        yield from zip(X, Y, strict=True)
+
+    def times(pipeline: Any) -> int:
+        calls.clear()
+        data = pipeline.distribute(_one())
+        first, second = list(data), list(data)
+        assert sorted(_labels(first)) == sorted(_labels(second)) == [0, 0, 0, 1, 1]
+        return len(calls)
+
+    signature = (tf.TensorSpec((2,)), tf.TensorSpec((), tf.int64))
+    found = {
+        "cached": times(_arrays(shuffle=True).map(count).cache()),
+        "not cached": times(_arrays(shuffle=True).map(count)),
+    }
+    times(_generator(rows, signature=signature).cache())
+    return {**found, "generator": len(starts)}
+
+
+def _labels(batches: list[Any]) -> list[int]:
+    return [int(label) for batch in batches for label in batch[1]]
+
+
+def _memory_map(folder: Path) -> int:
+    """Bytes by which the most memory that this process had grows, where some rows of 200 MB are read."""
+    from gpudist_core.pipelines import Pipeline
+
+    np.lib.format.open_memmap(folder / "large.npy", "w+", np.float32, (50_000, 1000)).flush()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    data = Pipeline.from_arrays(np.load(folder / "large.npy", mmap_mode="r"), global_batch_size=100, shuffle=True)
+    for _, batch in zip(range(5), data.distribute(_one()), strict=False):
+        assert batch.shape == (100, 1000)
+    return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def _lengths() -> dict[str, int]:
+    import tensorflow as tf
+
+    from gpudist_core.pipelines import Pipeline
+
+    return {
+        "kept": len(_arrays()),
+        "dropped": len(_arrays(remainder="drop").distribute(_one())),
+        "counted generator": len(_generator(rows=5)),
+        "dataset": len(Pipeline.from_dataset(tf.data.Dataset.range(5), global_batch_size=2)),
+        "list": len(list(_generator().distribute(_one()))),
+    }
+
+
+def _element_spec() -> list[Any]:
+    spec = _arrays().map(lambda x, y: (x, y)).weights("balanced").element_spec
+    return [(tuple(part.shape), part.dtype.name) for part in spec]
+
+
+def _shuffles() -> list[list[str]]:
+    import tensorflow as tf
+
+    from gpudist_core.upstream.datasets import shuffles_that_vary
+
+    rows = tf.data.Dataset.range(5)
+    return [
+        shuffles_that_vary(rows.shuffle(3).batch(2)),
+        shuffles_that_vary(rows.shuffle(3, seed=1).map(lambda x: x)),
+        shuffles_that_vary(rows.shuffle(3, seed=1, reshuffle_each_iteration=False)),
+        shuffles_that_vary(tf.data.Dataset.zip(rows.shuffle(3), rows.shuffle(3, seed=1))),
+    ]

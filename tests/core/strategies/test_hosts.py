@@ -1,0 +1,197 @@
+"""On several hosts: one model on all, from TF_CONFIG, Slurm or a cluster given, and a word when a host is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.core.conftest import OnHosts
+from tests.emulate.devices.hosts import ROOT, free_ports
+
+
+def _made(source: str) -> Any:
+    import json
+    import os
+
+    import tensorflow as tf
+
+    import gpudist_core as gd
+    from tests.core.strategies.sums import error_of, total
+
+    config = json.loads(os.environ["TF_CONFIG"])
+    cluster: Any = None
+    if source != "TF_CONFIG":
+        del os.environ["TF_CONFIG"]
+    if source == "Slurm":
+        rank = str(config["task"]["index"])
+        step = {"PROCID": rank, "LOCALID": rank, "NTASKS": "2", "STEP_NUM_TASKS": "2", "JOB_ID": "7"}
+        nodes = {"STEP_NODELIST": "localhost", "STEP_TASKS_PER_NODE": "2", "GPUS_ON_NODE": "4"}
+        os.environ |= {f"SLURM_{name}": value for name, value in {**step, **nodes}.items()} | {"SLURMD_NODENAME": "localhost"}
+    elif source == "resolver":
+        spec = tf.train.ClusterSpec(config["cluster"])
+        task = config["task"]
+        cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=task["type"], task_id=task["index"])
+    elif source == "dictionary":
+        cluster = config
+    here = gd.environment(cluster)
+    lonely = error_of(gd.make_strategy, "mirrored", cluster=cluster)
+    fewer = error_of(gd.make_strategy, cluster=cluster, devices=1)
+    packed = error_of(gd.make_strategy, cluster=cluster, all_reduce="hierarchical")
+    servers = error_of(gd.make_strategy, "parameter-server", cluster=cluster)
+    strategy = gd.make_strategy(cluster=cluster, bytes_per_pack=10_000)
+    again = gd.make_strategy(cluster=cluster)
+    return str(here), total(strategy), total(again), [lonely, fewer, packed, servers]
+
+
+@pytest.mark.parametrize(
+    ("topology", "source"), [("2x2", "TF_CONFIG"), ("2x1", "resolver"), ("2x1", "dictionary"), ("2x2", "Slurm")]
+)
+def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source: str) -> None:
+    number = int(topology[-1])
+    devices = "2 devices (GPU:0, GPU:1)" if number == 2 else "1 device (GPU:0)"
+    says = source if source in ("TF_CONFIG", "Slurm") else "the cluster given"
+    for host, (here, sums, again, errors) in enumerate(on_hosts(topology, _made, source)):
+        assert here == f"multi-worker: worker, host {host} of 2, {devices}, says {says}"
+        assert sums == again == [number * (2 * number + 1.0)] * number
+        assert errors == [
+            (
+                "WrongUse",
+                (f"In a cluster of 2 tasks all train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
+                "its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS)."),
+            ),
+            (
+                "WrongUse",
+                "The hosts of a cluster use all their devices. Received: devices=1. Hide some by tf.config.set_visible_devices.",
+            ),
+            (
+                "WrongUse",
+                ("Several hosts sum by a ring or by NCCL. Received: all_reduce='hierarchical'. "
+                'Use all_reduce="auto", "ring" or "nccl".'),
+            ),
+            (
+                "WrongUse",
+                ("A cluster without ps tasks is for a multi-worker strategy. Received: kind='parameter-server', jobs=['worker']. "
+                "Leave kind out, or change the cluster."),
+            ),
+        ]
+
+
+def test_a_host_that_never_starts_is_an_error_that_names_it(on_hosts: OnHosts) -> None:
+    def missing() -> Any:
+        import json
+        import os
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import error_of
+
+        config = json.loads(os.environ["TF_CONFIG"])
+        if config["task"]["index"] == 2:
+            return None
+        return config["cluster"]["worker"][2], *error_of(gd.make_strategy, timeout_seconds=1)
+
+    *alive, gone = on_hosts("3x1", missing)
+    assert gone is None
+    for address, kind, text in alive:
+        assert kind == "Unavailable"
+        assert f"of 2 others 1 never answered: worker 2 at {address} (Connection refused). Start the program there too" in text
+
+
+def test_a_host_that_stays_away_from_a_sum_is_an_error(on_hosts: OnHosts) -> None:
+    def lazy() -> Any:
+        import time
+
+        import tensorflow as tf
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import total
+
+        strategy = gd.make_strategy(timeout_seconds=1)
+        if strategy.cluster_resolver.task_id == 1:
+            time.sleep(4)
+            return "stayed away"
+        try:
+            return total(strategy)
+        except tf.errors.OpError as error:
+            return type(error).__name__
+
+    assert on_hosts("2x1", lazy) == ["DeadlineExceededError", "stayed away"]
+
+
+def test_a_runtime_that_is_up_already_is_named(on_hosts: OnHosts) -> None:
+    def late() -> Any:
+        import tensorflow as tf
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import error_of
+
+        tf.constant(1.0)
+        return error_of(gd.make_strategy)
+
+    expected = (
+        "A strategy of several hosts is made before TensorFlow's runtime is up. Received: kind='multi-worker'. "
+        "Call make_strategy() before the first tensor, variable, model or list of logical devices."
+    )
+    assert on_hosts("2x1", late) == [("WrongUse", expected)] * 2
+
+
+def test_one_worker_alone_trains_on_its_own_devices(on_hosts: OnHosts) -> None:
+    def alone() -> Any:
+        import gpudist_core as gd
+        from tests.core.strategies.sums import total
+
+        config = {"cluster": {"worker": ["localhost:10000"]}, "task": {"type": "worker", "index": 0}}
+        strategies = [gd.make_strategy(kind, cluster=config) for kind in ("multi-worker", "auto")]
+        return [(type(strategy).__name__, total(strategy)) for strategy in strategies]
+
+    assert on_hosts("1x2", alone) == [[("CollectiveAllReduceStrategy", [3.0] * 2), ("MirroredStrategy", [3.0] * 2)]]
+
+
+def test_parameter_servers_are_there_when_the_chief_has_its_strategy(on_hosts: OnHosts) -> None:
+    def program() -> Any:
+        import tensorflow as tf
+
+        import gpudist_core as gd
+
+        here = str(gd.environment())
+        strategy = gd.make_strategy()
+        with strategy.scope():
+            count = tf.Variable(1.0)
+        return here, type(strategy).__name__, count.device, float(count)
+
+    chief, *others = on_hosts("2x1+1ps", program)
+    here, name, device, value = chief
+    assert here == "parameter-server: chief, host 0 of 2, 1 device (GPU:0), says TF_CONFIG"
+    assert (name, value) == ("ParameterServerStrategyV2", 1.0)
+    assert device.startswith("/job:ps/replica:0/task:0")
+    assert others == [None] * 3
+
+
+_PROGRAM = """
+import gpudist_core as gd
+print(gd.environment())
+from tests.core.strategies.sums import total
+print(total(gd.make_strategy(timeout_seconds=100)))
+"""
+
+
+def test_plain_processes_that_tf_config_joins_need_no_emulator() -> None:
+    addresses = [f"localhost:{port}" for port in free_ports(2)]
+    processes = []
+    for index in range(2):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", _PROGRAM]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    try:
+        for index, process in enumerate(processes):
+            out, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors[-3000:]
+            assert out == f"multi-worker: worker, host {index} of 2, 1 device (CPU:0), says TF_CONFIG\n[3.0]\n"
+    finally:
+        for process in processes:
+            process.kill()
