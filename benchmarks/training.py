@@ -21,7 +21,9 @@ def figures() -> Iterator[Figure]:
     yield _at_least("replicated_1_4", "1x4", sides.replicated, 0.97, "a mirrored variable by hand")
     for topology in ("1x1", "1x4"):
         name = topology.replace("x", "_")
-        yield _at_least(f"pipeline_{name}", topology, sides.pipeline, 1.0, "tf.data and experimental_distribute_dataset by hand")
+        yield _at_least(
+            f"pipeline_{name}", topology, sides.pipeline, 1.0, "tf.data and experimental_distribute_dataset by hand"
+        )
     with Cluster("1x4") as cluster:
         ((peak, table),) = cluster.run(sides.sharded)
     yield Figure("sharded_memory", peak / 1e9, 1.3, False, peak / 1e6, table / 1e6, "the table itself", unit="GB", of="MB")

@@ -17,7 +17,7 @@ def distributed(strategy: Any, batch: Any) -> Any:
 
     Args:
         strategy: The strategy.
-        batch: A global batch, the same on all hosts: arrays and tensors with the rows along their first axes, and None; or one that
+        batch: A global batch, the same on all hosts: arrays, tensors with the rows along their first axes, None; or one that
             is distributed already.
 
     Returns:
@@ -98,7 +98,9 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
         if leaf is None:
             continue
         parts = strategy.experimental_local_results(leaf)
-        if len(parts) == strategy.num_replicas_in_sync and all(isinstance(part, tf.Tensor) and part.shape.rank for part in parts):
+        if len(parts) == strategy.num_replicas_in_sync and all(
+            isinstance(part, tf.Tensor) and part.shape.rank for part in parts
+        ):
             return tuple(int(part.shape[0]) for part in parts)
         return None
     return None

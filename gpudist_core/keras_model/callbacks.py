@@ -13,7 +13,7 @@ from gpudist_core.keras_model.logs import Logs
 from gpudist_core.upstream import trainer
 
 
-class ProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
+class ProgressBar(keras.callbacks.ProgbarLogger):
     """Keras's progress bar, which asks for the logs only when it is about to draw them."""
 
     SECONDS = 0.05
@@ -38,10 +38,10 @@ class ProgressBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]
         return True
 
 
-class Callbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
+class Callbacks(keras.callbacks.CallbackList):
     """A list that calls, in each step, the callbacks that have something to do there.
 
-    Keras calls in threads of its own where it can, and reads all logs in every step. Here a callback gets logs of this very step,
+    Keras calls in threads of its own where it can and reads all logs in every step. Here a callback gets logs of this step,
     in the thread of the loop; logs that it keeps are computed before the next step changes them.
 
     Args:

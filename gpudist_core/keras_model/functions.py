@@ -28,7 +28,7 @@ class StepFunction:
         step: From one replica's data to its logs.
         own: Whether the step is the user's.
         draws: As in `distributed`.
-        hold: Makes a context in which an optimizer adds up gradients, with whether it only does that; None without accumulation.
+        hold: Makes a context in which an optimizer adds up gradients, told whether only that; None without accumulation.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, hold: Any = None) -> None:

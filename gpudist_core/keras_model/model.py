@@ -28,7 +28,7 @@ class DistributedModel:
     _gpudist_results: Any = None
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Keras's compile; metrics, losses and optimizers are made in the strategy's scope, and optimizers sum gradients first."""
+        """Keras's compile; what it makes is made in the strategy's scope, and optimizers sum gradients first."""
         me: Any = self
         with me.distribute_strategy.scope():
             super().compile(*args, **kwargs)  # type: ignore[misc]
@@ -54,6 +54,10 @@ class DistributedModel:
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Keras's fit. `x` may be a `gd.Pipeline`; the batch size is that of the global batch.
 
+        Args:
+            *args: Keras's.
+            **kwargs: Keras's.
+
         Returns:
             Keras's `History`.
         """
@@ -70,6 +74,10 @@ class DistributedModel:
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Keras's evaluate; every row counts once.
 
+        Args:
+            *args: Keras's.
+            **kwargs: Keras's.
+
         Returns:
             What Keras's returns.
         """
@@ -82,6 +90,10 @@ class DistributedModel:
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Keras's predict; rows come in order, on every host all of them.
+
+        Args:
+            *args: Keras's.
+            **kwargs: Keras's.
 
         Returns:
             What Keras's returns.
@@ -159,7 +171,11 @@ class DistributedModel:
         if not trainer.needs_build(self):
             return
         strategy = me.distribute_strategy
-        spec = iterator.source.spec if iterator is not None else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
+        spec = (
+            iterator.source.spec
+            if iterator is not None
+            else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
+        )
         with strategy.scope():
             trainer.build(self, spec)
 
@@ -204,5 +220,3 @@ class DistributedModel:
             object.__setattr__(self, "_gpudist_results", Results(self, me.distribute_strategy))
         with self._gpudist_results.summed():
             return dict(super().get_metrics_result())  # type: ignore[misc]
-
-

@@ -191,7 +191,7 @@ def _of_arrays(arrays: Any, batch_size: int, *, shuffle: bool, seed: int) -> Pip
 def _dense(leaf: Any) -> bool:
     import tensorflow as tf
 
-    return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf, "dtype", None) != object
+    return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf.dtype, "kind", "") != "O"
 
 
 def _prepared(leaf: Any) -> Any:
@@ -199,6 +199,6 @@ def _prepared(leaf: Any) -> Any:
     import keras
 
     array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
-    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array
-
-
+    return (
+        array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array
+    )

@@ -29,16 +29,16 @@ _T = TypeVar("_T")
 class CoordinatedTraining:
     """The training step of `TrainStep`, with parameter servers: asynchronous, or in lock-step with the result of one device.
 
-    Workers read the variables from the servers, compute the gradients of the rows they are sent, and send them back; they change
+    Workers read the variables from the servers, compute the gradients of the rows sent to them, send them back; they change
     nothing. The coordinator applies each result once. So a worker may die at any moment: its work is done again by another and
     counted once, and `optimizer.iterations` is exactly the number of updates. The price is that gradients pass through the
     coordinator's network, once in and once out (those of embeddings are sparse and small).
 
-    - `lock-step`: each global batch is cut into one part for each worker; the parts' sums are added in their order, divided by the weight
-      of all rows, clipped and applied: the result of one device, within rounding.
-    - `asynchronous`: each global batch is the work of one worker, and is applied when it arrives; meanwhile the others go on with
-      variables that may be older by as many updates as there are other workers. The order of the updates depends on timing, their
-      number does not. A layer that changes its own state in the forward pass (BatchNormalization's moving averages) does so on the
+    - `lock-step`: each global batch is cut into a part for each worker; the parts' sums are added in order, divided by the
+      weight of all rows, clipped and applied: the result of one device, within rounding.
+    - `asynchronous`: each global batch is the work of one worker, applied when it arrives; meanwhile the others go on with
+      variables that may be older by as many updates as there are other workers. The order of updates depends on timing, their
+      number does not. A layer that changes its state in the forward pass (BatchNormalization's moving averages) does so on the
       worker: once for each time the work is done.
 
     Example:
@@ -157,7 +157,7 @@ class CoordinatedTraining:
         return self.train([batch])[0]
 
     def flush(self) -> None:
-        """Make the update of the batches that are pending, if any: at the end of the data, where their number does not divide."""
+        """Make the update of the batches that are pending, if any: at the end of data whose batches do not divide."""
         if self._pending:
             self._outside_scope(self._apply_pending)
 
@@ -207,7 +207,7 @@ class CoordinatedTraining:
         for batch in map(_checked, batches):
             self._build(batch)
             parts = self._send(0, 0, batch, self._workers.num_workers)
-            arrived = {}
+            arrived: dict[Any, Any] = {}
             while self._workers.under_way:
                 arrived.update(self._workers.results())
             found.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
@@ -266,6 +266,7 @@ class CoordinatedTraining:
 
     def _apply_pending(self) -> None:
         assert self._updates is not None
+        assert self._sums is not None
         self._updates.apply(self._sums)
         self._sums, self._pending = None, 0
         self._num_updates += 1

@@ -14,8 +14,8 @@ from gpudist_core.steps import local
 from gpudist_core.upstream import coordination, losses, models, randomness
 
 Part = dict[str, Any]
-"""The sums of some rows: `grads` (for each variable a tensor, a pair (values, indices), or () for none), `loss`, `weight`; where the
-model has losses of its inputs, besides `own_grads`, `own_loss` and `rows`, which are divided by rows instead."""
+"""The sums of some rows: `grads` (for each variable a tensor, a pair (values, indices), () for none), `loss`, `weight`; where
+the model has losses of its inputs, besides `own_grads`, `own_loss` and `rows`, which are divided by rows instead."""
 
 
 class PartOfBatch(shares.Share):
@@ -64,6 +64,9 @@ class Work:
     def traced(self, batch: tuple[Any, ...], place: dict[str, Any], parts: int) -> Any:
         """The concrete function for batches of this shape.
 
+        Returns:
+            A `ConcreteFunction`.
+
         Args:
             batch: (x, y) or (x, y, weight).
             place: `rows`, `first`, `total`, `part` (int32) and `item` (int64): scalar tensors.
@@ -90,7 +93,7 @@ class Work:
         if written:
             raise WrongUse(
                 "A lock-step model must not change variables in its forward pass",
-                'Replace the layer (BatchNormalization by LayerNormalization or GroupNormalization), or use schedule="asynchronous".',
+                'Replace the layer (BatchNormalization by LayerNormalization, say), or use schedule="asynchronous".',
                 variables=written,
             )
 

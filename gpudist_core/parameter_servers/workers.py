@@ -1,4 +1,4 @@
-"""Work sent to the workers of a ClusterCoordinator, and its results; a lost worker's work goes to another, a lost server is an error."""
+"""Work sent to the workers of a ClusterCoordinator, and its results; a lost worker's work goes to another."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class Workers:
     def results(self) -> Iterator[tuple[Any, Any]]:
         """What has arrived, at least one, with its key.
 
+        Yields:
+            The key and the result.
+
         Raises:
             Unavailable: When nothing arrived in time.
         """
@@ -59,7 +62,8 @@ class Workers:
             arrived = [self._arrived.get(timeout=self._timeout)]
         except queue.Empty:
             raise Unavailable(
-                f"A worker must finish its work in time. Received: timeout_seconds={self._timeout}, workers={self.num_workers}, "
+                f"A worker must finish its work in time. Received: timeout_seconds={self._timeout}, workers={self.num_workers}"
+                ", "
                 f"under_way={self.under_way}. Restart the workers, or give them more time."
             ) from None
         with contextlib.suppress(queue.Empty):
@@ -102,7 +106,7 @@ def _bring(remote: Any, key: Any, arrived: queue.SimpleQueue[Any]) -> None:
 def _result(remote: Any) -> Any:
     """The result, once it is there; or the error of the work itself.
 
-    A worker may die when its result is known but not copied yet. TensorFlow then does the work again; until it has, copying raises
+    A worker may die when its result is known but not copied yet. TensorFlow does the work again; until it has, copying raises
     another error each time, while the error of the work stays the same object.
     """
     last: BaseException | None = None

@@ -49,7 +49,6 @@ class Mapper:
     """
 
     def __init__(self, stages: Sequence[Stage], row: Any, first: int) -> None:
-        import tensorflow as tf
 
         for stage in stages:
             _check_closure(stage.function)

@@ -9,6 +9,7 @@ with tf.distribute in one step, and Keras 3 does not know it (`keras.distributio
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import PIECE_BYTES, Source, numeric, source_of
+from gpudist_core.upstream import static as upstream
 
 Array = NDArray[Any]
 Initializer = Callable[[int, tuple[int, ...]], Any]
@@ -218,7 +220,7 @@ class ShardedTable:
         """The whole table in order, on every host: (start along the axis, values); with several hosts all of them call it.
 
         Args:
-            chunk: How many rows along the axis at once; about 16 MiB of them unless given.
+            chunk: How many rows along the axis at once; about 4 MiB of them unless given.
 
         Yields:
             The pieces.
@@ -338,8 +340,14 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
     lay = info.slice_shape(shape)
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
     check_room(dict.fromkeys(replicas.devices, size), _TOO_LARGE)
-    with strategy.scope():
+    with strategy.scope(), _each_its_own(strategy, lay, source.dtype):
         return ShardedTable(create(lay), strategy, info, shape)
+
+
+def _each_its_own(strategy: Any, lay: tuple[int, ...], dtype: Any) -> Any:
+    if strategy.num_replicas_in_sync == 1:
+        return contextlib.nullcontext()
+    return upstream.unmirrored(strategy, lambda: tf.zeros(lay, dtype))
 
 
 def initialize(table: ShardedTable, initializer: Initializer) -> None:

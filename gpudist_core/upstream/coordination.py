@@ -44,6 +44,9 @@ class Seeds:
 def reading_seeds(item: Any) -> Iterator[Seeds]:
     """While this thread traces: Keras's seed generators are read and not advanced.
 
+    Yields:
+        What was read.
+
     Args:
         item: As in `Seeds`.
     """
@@ -87,6 +90,9 @@ def _install_seeds() -> None:
 
 def parts_of(variable: Any) -> list[Any]:
     """The variables that a variable is partitioned into; the variable itself where it is not.
+
+    Returns:
+        The parts, in order.
 
     Args:
         variable: A Keras variable or a `tf.Variable`, perhaps a ShardedVariable by the strategy's partitioner.

@@ -1,10 +1,10 @@
 """Keras 3's trainer, taught to see one replica's rows as if they were the batch, and batches that are distributed already.
 
 What is wrong in Keras 3.15 on several replicas: `TFEpochIterator` lets tf.distribute cut and shard the data;
-`_maybe_symbolic_build` adds up the parts of the first batch, which fails where they are not equally long (and on several hosts);
+`_maybe_symbolic_build` adds up the parts of the first batch, which fails where they are not equally long, and on hosts;
 `reduce_per_replica` averages what each replica takes for the metric; `Mean.update_state` counts a scalar once for each replica.
 
-Inside `row_means` every scalar that a replica computes is a mean over its own rows: a Keras loss, a `reduce_mean`, a regulariser.
+Inside `row_means` every scalar that a replica computes is a mean over its rows: a Keras loss, a `reduce_mean`, a regulariser.
 Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of
 them times the fraction, and metrics count them by it.
 """
@@ -128,7 +128,10 @@ def _weighted_scalar(share: shares.Share, value: Any, weights: Any = None, mask:
     given = {name: w for name, w in (("sample_weight", weights), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
         raise WrongUse(
-            "A loss must return one value for each row where rows have weights or a mask", "Leave out its mean.", shape=(), **given
+            "A loss must return one value for each row where rows have weights or a mask",
+            "Leave out its mean.",
+            shape=(),
+            **given,
         )
     for weight in given.values():
         value *= tf.reduce_mean(tf.cast(weight, value.dtype))
@@ -317,4 +320,5 @@ def seed() -> int | None:
     """What `keras.utils.set_random_seed` was last told, if anything."""
     from keras.src.utils import rng_utils
 
-    return rng_utils.get_random_seed()
+    told: int | None = rng_utils.get_random_seed()
+    return told

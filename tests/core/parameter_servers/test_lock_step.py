@@ -83,7 +83,9 @@ def _compare(build: Any, **options: Any) -> dict[str, Any]:
         "metric": float(metric.result() - its_metric.result()),
         "updates": (training.num_updates, int(training.optimizer.iterations), int(step.optimizer.iterations)),
         "servers": {v.value.device[-16:] for v in [*model.weights, *optimizer.variables]},
-        "slots": [v.value.device == s.value.device for v, s in zip(model.trainable_weights, optimizer.variables[2:], strict=False)],
+        "slots": [
+            v.value.device == s.value.device for v, s in zip(model.trainable_weights, optimizer.variables[2:], strict=False)
+        ],
     }
 
 

@@ -99,7 +99,9 @@ def strategy_here() -> Any:
 def on_replicas(folder: str, names: Any = None) -> Any:
     """For some pipelines, two epochs, each batch and replica of this host: the rows, checked to be on the replica's device."""
     strategy = strategy_here()
-    made = {name: pipeline.distribute(strategy) for name, pipeline in pipelines(folder).items() if names is None or name in names}
+    made = {
+        name: pipeline.distribute(strategy) for name, pipeline in pipelines(folder).items() if names is None or name in names
+    }
     return {name: [epoch_of(distributed) for _ in range(2)] for name, distributed in made.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 
 import numpy as np
@@ -32,13 +33,13 @@ def test_shares_are_all_rows_and_as_equal_as_can_be(rows: int, total: int) -> No
 @given(rows=st.integers(0, 1000), hosts=st.integers(1, 8), devices=st.integers(1, 8))
 def test_the_cuts_of_all_hosts_are_the_shares(rows: int, hosts: int, devices: int) -> None:
     ends = [cuts(rows, hosts * devices, range(host * devices, (host + 1) * devices)) for host in range(hosts)]
-    assert [b - a for found in ends for a, b in zip(found, found[1:], strict=False)] == shares(rows, hosts * devices)
+    assert [b - a for found in ends for a, b in itertools.pairwise(found)] == shares(rows, hosts * devices)
     assert ends[0][0] == 0
     assert [found[-1] for found in ends] == [*(found[0] for found in ends[1:]), rows]
 
 
 def test_a_share_is_of_rows_for_replicas() -> None:
-    with pytest.raises(WrongUse, match="A share is of 0 or more rows, for 1 or more replicas. Received: rows=3, total=0."):
+    with pytest.raises(WrongUse, match=r"A share is of 0 or more rows, for 1 or more replicas\. Received: rows=3, total=0\."):
         shares(3, 0)
 
 

@@ -26,7 +26,9 @@ def test_the_next_batches_are_on_each_device_before_they_are_asked_for(host: dic
     assert host["prefetched"] == [["GPU:0", "GPU:1"]] * 2 or host["prefetched"] == [["CPU:0", "CPU:1"]] * 2
 
 
-@pytest.mark.parametrize("how", ["left", "error in a map", "error in a generator", "error in the loop", "interrupt", "to the end"])
+@pytest.mark.parametrize(
+    "how", ["left", "error in a map", "error in a generator", "error in the loop", "interrupt", "to the end"]
+)
 def test_no_thread_is_left(how: str, host: dict[str, Any]) -> None:
     assert host["threads"][how] == []
 
@@ -85,5 +87,3 @@ def test_every_refusal_has_a_test(host: dict[str, Any]) -> None:
 
 def test_upstream_still_tells_shuffles_that_vary(host: dict[str, Any]) -> None:
     assert host["shuffles"] == [["unseeded"], ["reshuffled"], [], ["unseeded", "reshuffled"]]
-
-

@@ -1,4 +1,4 @@
-"""Each kind of pipeline: the same global batches in the same order on every topology, every row once, each share on its device."""
+"""Each kind of pipeline: the same global batches on every topology, every row once, each share on its device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,17 @@ ALL = None
 SOME = ("arrays", "eagerly", "a dict")
 TOPOLOGIES = {"1x3": (3, ALL), "2x2": (4, ALL), "2x1": (2, SOME), "1x8": (8, SOME)}
 RESTORED = ("arrays", "balanced", "three record files", "files", "generator", "dataset", "cached", "weights")
-ONCE = {"arrays", "memory map", "in order", "one record file", "three record files", "a file a row", "files", "generator", "dataset"}
+ONCE = {
+    "arrays",
+    "memory map",
+    "in order",
+    "one record file",
+    "three record files",
+    "a file a row",
+    "files",
+    "generator",
+    "dataset",
+}
 
 
 @pytest.fixture(scope="module")
@@ -164,5 +174,3 @@ def _go_on(folder: str, states: Any) -> Any:
         found[name] = [every_source.epoch_of(pipeline.distribute(strategy))]
         assert (pipeline.state()["epoch"], pipeline.state()["batch"]) == (2, 0), name
     return found
-
-

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a message is easier to read on one line)
 """On several hosts: one model on all, from TF_CONFIG, Slurm or a cluster given, and a word when a host is missing."""
 
 from __future__ import annotations
@@ -61,8 +62,10 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
         assert errors == [
             (
                 "WrongUse",
-                (f"In a cluster of 2 tasks all train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
-                "its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS)."),
+                (
+                    f"In a cluster of 2 tasks all train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
+                    "its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS)."
+                ),
             ),
             (
                 "WrongUse",
@@ -70,13 +73,17 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
             ),
             (
                 "WrongUse",
-                ("Several hosts sum by a ring or by NCCL. Received: all_reduce='hierarchical'. "
-                'Use all_reduce="auto", "ring" or "nccl".'),
+                (
+                    "Several hosts sum by a ring or by NCCL. Received: all_reduce='hierarchical'. "
+                    'Use all_reduce="auto", "ring" or "nccl".'
+                ),
             ),
             (
                 "WrongUse",
-                ("A cluster without ps tasks is for a multi-worker strategy. Received: kind='parameter-server', jobs=['worker']. "
-                "Leave kind out, or change the cluster."),
+                (
+                    "A cluster without ps tasks is for a multi-worker strategy. Received: kind='parameter-server', jobs=['worker']. "
+                    "Leave kind out, or change the cluster."
+                ),
             ),
         ]
 

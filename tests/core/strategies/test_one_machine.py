@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (a message is easier to read on one line)
 """On one machine: the strategy fits the devices, sums as wished, and leaves the other strategies of the process alone."""
 
 from __future__ import annotations
@@ -121,13 +122,17 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "one-device", "devices": 2}, "One device is one. Received: devices=2, kind='one-device'. Name one."),
     (
         {"devices": 3, "all_reduce": "hierarchical"},
-        ("TensorFlow's HierarchicalCopyAllReduce sums an even number of devices: of an odd one it loses a device. Received: "
-        "devices=('CPU:0', 'CPU:1', 'CPU:2'). Use all_reduce=\"one-device\" or \"auto\", or an even number of devices."),
+        (
+            "TensorFlow's HierarchicalCopyAllReduce sums an even number of devices: of an odd one it loses a device. Received: "
+            "devices=('CPU:0', 'CPU:1', 'CPU:2'). Use all_reduce=\"one-device\" or \"auto\", or an even number of devices."
+        ),
     ),
     (
         {"devices": 2, "all_reduce": "nccl"},
-        ("NCCL sums over GPUs that are each a piece of hardware of their own. Received: devices=('CPU:0', 'CPU:1'). "
-        'Use all_reduce="auto", which reduces to one device here.'),
+        (
+            "NCCL sums over GPUs that are each a piece of hardware of their own. Received: devices=('CPU:0', 'CPU:1'). "
+            'Use all_reduce="auto", which reduces to one device here.'
+        ),
     ),
     (
         {"all_reduce": "tree"},
@@ -135,8 +140,10 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"kind": "tpu"},
-        ("The kind of a strategy is one of auto, one-device, mirrored, central-storage, multi-worker, parameter-server. "
-        "Received: kind='tpu'. Choose one of them."),
+        (
+            "The kind of a strategy is one of auto, one-device, mirrored, central-storage, multi-worker, parameter-server. "
+            "Received: kind='tpu'. Choose one of them."
+        ),
     ),
     (
         {"kind": "central-storage", "all_reduce": "ring"},
@@ -144,8 +151,10 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"bytes_per_pack": 100},
-        ("On one machine a ring alone sums in packs of bytes. Received: bytes_per_pack=100, all_reduce='auto'. "
-        'Leave bytes_per_pack out, or use all_reduce="ring".'),
+        (
+            "On one machine a ring alone sums in packs of bytes. Received: bytes_per_pack=100, all_reduce='auto'. "
+            'Leave bytes_per_pack out, or use all_reduce="ring".'
+        ),
     ),
     (
         {"bytes_per_pack": 0, "all_reduce": "ring"},
@@ -154,8 +163,10 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ({"timeout_seconds": -1}, "timeout_seconds is a positive number, or None. Received: timeout_seconds=-1. Leave it out."),
     (
         {"kind": "multi-worker"},
-        ("A cluster is said by TF_CONFIG, by a Slurm step or by the argument cluster. Received: kind='multi-worker'. "
-        "Say it, or leave kind out."),
+        (
+            "A cluster is said by TF_CONFIG, by a Slurm step or by the argument cluster. Received: kind='multi-worker'. "
+            "Say it, or leave kind out."
+        ),
     ),
     (
         {"cluster": 3},

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from collections.abc import Hashable
+from typing import Any, TypeVar, cast
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model.model import DistributedModel
@@ -18,7 +19,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
 
     Args:
         model: A Keras model, made in the strategy's scope.
-        draws: What a layer's dropout or noise depends on: `replica` for other draws on each replica, `row` for draws that belong
+        draws: What a layer's dropout or noise depends on: `replica` for other draws on each, `row` for draws that belong
             to the row's place in the global batch, so that they are the same on every topology.
         synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
 
@@ -36,7 +37,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
     trainer.install()
     if not isinstance(model, DistributedModel):
-        model.__class__ = _distributed_class(type(model))
+        model.__class__ = _distributed_class(cast(Hashable, type(model)))
     object.__setattr__(model, "_gpudist_draws", draws)
     if synchronize_batch_norm:
         batch_norm.synchronize(model)
