@@ -47,8 +47,6 @@ def unmirrored(strategy: Any, initial_value: Callable[[], Any]) -> Any:
     devices = strategy.extended.worker_devices
 
     def mirrored(next_creator: Any, **kwargs: Any) -> Any:
-        if "colocate_with" in kwargs or not hasattr(strategy.extended, "_use_merge_call"):
-            return next_creator(**kwargs)
         return distribute.create_mirrored_variable(
             strategy, copies, distribute.VARIABLE_CLASS_MAPPING, distribute.VARIABLE_POLICY_MAPPING, **kwargs
         )
