@@ -1,0 +1,144 @@
+"""What the tests of static tensors run on hosts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+TABLE = np.random.default_rng(0).normal(size=(11, 6)).astype(np.float32)
+IDS = [np.array(ids) for ids in ([[3, 3], [10, 0], [5, 3]], np.zeros((0, 2), int), [[1], [9], [9], [3], [4]], [[2]])]
+ROWS = [np.random.default_rng(n).normal(size=(n, 11)).astype(np.float32) for n in (2, 0, 3, 1)]
+
+
+def strategy() -> Any:
+    import tensorflow as tf
+
+    if "TF_CONFIG" in os.environ:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MirroredStrategy()
+
+
+def sharded(axis: int) -> dict[str, Any]:
+    """Lookup, gather along the other axis and matmul, with their gradients, each replica with its own number of rows."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = strategy()
+    replicas = gd.replicas_of(where)
+    table = gd.shard(TABLE, where, axis, trainable=True, name="table")
+    ids = gd.per_replica(where, [tf.constant(IDS[r], tf.int64) for r in replicas.local])
+    rows = gd.per_replica(where, [tf.constant(ROWS[r]) for r in replicas.local])
+
+    def step(ids: Any, x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = table.lookup(ids), table.gather(ids % 6, axis=1), table.matmul(x)
+            loss = tf.reduce_sum(found[0] ** 2) + tf.reduce_sum(tf.sin(found[1])) + tf.reduce_sum(found[2] ** 3)
+        gradient, of_x = tape.gradient(loss, [table.variable, x])
+        return *found, tf.convert_to_tensor(gradient), of_x
+
+    results = [where.experimental_local_results(one) for one in tf.function(lambda: where.run(step, args=(ids, rows)))()]
+    table.assign_rows(4, TABLE.take([4, 5], axis) + 1)
+    return {
+        "results": {r: [np.asarray(one[k]) for one in results] for k, r in enumerate(replicas.local)},
+        "info": table.info,
+        "bytes": table.bytes_per_device(),
+        "devices": [one.device for one in table.slices],
+        "table": table.as_numpy(),
+        "slices": list(table.state_slices()),
+    }
+
+
+def expected(replicas: int) -> dict[str, Any]:
+    """The same on one device, with plain TensorFlow: the total loss is the sum over the replicas' rows."""
+    import tensorflow as tf
+
+    table, xs = tf.Variable(TABLE), [tf.Variable(x) for x in ROWS[:replicas]]
+    with tf.GradientTape() as tape:
+        found = [(tf.gather(table, i), tf.gather(table, i % 6, axis=1), x @ table) for i, x in zip(IDS, xs, strict=False)]
+        loss = tf.add_n([tf.reduce_sum(a**2) + tf.reduce_sum(tf.sin(b)) + tf.reduce_sum(c**3) for a, b, c in found])
+    gradient, *of_x = tape.gradient(loss, [table, *xs])
+    values = [[np.asarray(one) for one in replica] for replica in found]
+    return {"found": values, "gradient": np.asarray(tf.convert_to_tensor(gradient)), "of_x": [np.asarray(x) for x in of_x]}
+
+
+def replicated(kind: str) -> dict[str, Any]:
+    """A table of chunks, used in a step and in a `tf.data` map, and updated."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    central = tf.distribute.experimental.CentralStorageStrategy
+    where = {
+        "mirrored": strategy,
+        "central": lambda: central(compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"),
+        "default": tf.distribute.get_strategy,
+    }[kind]()
+    with where.scope():
+        table = gd.replicate((TABLE[start : start + 4] for start in range(0, 11, 4)), where, shape=TABLE.shape)
+
+    @tf.function
+    def step() -> Any:
+        return where.run(lambda: (tf.gather(table, [2, 5]), table * 2.0, tf.ones([1, 11]) @ table, table.value, table[3]))
+
+    outcome = [[np.asarray(v) for v in where.experimental_local_results(one)] for one in step()]
+    size = len(step.get_concrete_function().graph.as_graph_def().SerializeToString())
+    table.update_rows(2, np.ones((1, 6)))
+    after = [np.asarray(v) for v in where.experimental_local_results(step()[0])]
+    rows = list(tf.data.Dataset.range(11).map(lambda k: table[k] + tf.gather(table, k)).as_numpy_iterator())
+    devices = [copy.device for copy in table.copies]
+    return {"step": outcome, "after": after, "map": rows, "bytes": table.bytes_per_device(), "devices": devices, "graph": size}
+
+
+def refusals() -> dict[str, str]:
+    """Bad input, by what is wrong with it."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = strategy()
+    table, copies = gd.shard(TABLE, where), gd.replicate(TABLE, where)
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    calls: dict[str, Any] = {
+        "axis": lambda: gd.shard(TABLE, where, axis=2),
+        "strings": lambda: gd.replicate(np.array(["a"]), where),
+        "too few": lambda: gd.shard(iter([TABLE[:4]]), where, shape=(11, 6)),
+        "too many": lambda: gd.replicate(iter([TABLE, TABLE]), where, shape=(11, 6)),
+        "no shape": lambda: gd.replicate(iter([TABLE]), where),
+        "other width": lambda: gd.replicate(iter([TABLE[:, :2]]), where, shape=(11, 6)),
+        "no rows": lambda: gd.shard(TABLE[:0], where),
+        "outside": lambda: table.lookup([1]),
+        "other strategy": lambda: other.run(lambda: copies + 1.0),
+        "in a step": lambda: where.run(tf.function(lambda: copies.assign(TABLE))),
+        "rows": lambda: table.assign_rows(10, TABLE[:2]),
+        "update": lambda: copies.update_rows(-1, TABLE[:2]),
+        "large": lambda: gd.shard(None, where, shape=(1 << 44, 4), initializer=lambda start, shape: np.zeros(shape)),
+        "large copy": lambda: gd.replicate(iter(()), where, shape=(1 << 44, 4)),
+        "id": lambda: tf.function(lambda: where.run(lambda: table.lookup([11])))(),
+        "x": lambda: where.run(lambda: table.matmul(tf.ones([2, 3]))),
+        "not a strategy": lambda: gd.replicate(TABLE, "GPU:0"),
+    }
+    found = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def few_rows() -> Any:
+    """A table with fewer rows than replicas, filled by an initializer, through a Keras layer."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = strategy()
+    with where.scope():
+        layer = gd.ShardedEmbedding(3, 2, where, seed=7)
+    run = tf.function(lambda: where.run(lambda: layer(tf.constant([[0, 2], [1, 1]]))))
+    looked = [np.asarray(one) for one in where.experimental_local_results(run())]
+    return looked, layer.table.as_numpy(), len(layer.trainable_variables)

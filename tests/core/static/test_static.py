@@ -1,0 +1,108 @@
+"""Static tensors: one resident copy on each device, or one slice of a table on each, right in value and gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudist_core.static.info import ShardInfo
+from tests.core.conftest import OnHosts
+from tests.core.static import on_host
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("topology", ["1x1", "1x4", "2x2"])
+def test_a_sharded_table_computes_what_the_whole_one_does(on_hosts: OnHosts, topology: str, axis: int) -> None:
+    hosts = on_hosts(topology, on_host.sharded, axis)
+    by_replica = {r: values for host in hosts for r, values in host["results"].items()}
+    [one] = on_hosts("1x1", on_host.expected, len(by_replica))
+    for r, (*found, gradient, of_x) in by_replica.items():
+        for ours, theirs in zip([*found, of_x], [*one["found"][r], one["of_x"][r]], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+        low, high = hosts[0]["info"].span(r)
+        whole = one["gradient"].take(range(low, high), axis)
+        np.testing.assert_allclose(gradient.take(range(high - low), axis), whole, rtol=1e-4, atol=1e-3)
+        assert not gradient.take(range(high - low, gradient.shape[axis]), axis).any(), "padding is never trained"
+
+
+@pytest.mark.parametrize("topology", ["1x4", "2x2"])
+def test_each_device_has_one_slice_and_every_host_can_read_the_table(on_hosts: OnHosts, topology: str) -> None:
+    changed = on_host.TABLE.copy()
+    changed[[4, 5]] += 1
+    hosts = on_hosts(topology, on_host.sharded, 0)
+    for host in hosts:
+        np.testing.assert_array_equal(host["table"], changed)
+        assert list(host["bytes"]) == host["devices"]
+        assert set(host["bytes"].values()) == {3 * 6 * 4}
+    parts = sorted(((start, rows) for host in hosts for start, rows in host["slices"]), key=lambda part: part[0])
+    np.testing.assert_array_equal(np.concatenate([rows for _, rows in parts]), changed)
+
+
+@pytest.mark.parametrize(
+    ("topology", "kind"), [("1x2", "mirrored"), ("1x2", "central"), ("1x1", "default"), ("2x2", "mirrored")]
+)
+def test_a_replicated_tensor_is_there_once_on_each_device(on_hosts: OnHosts, topology: str, kind: str) -> None:
+    table = on_host.TABLE
+    changed = table.copy()
+    changed[2] = 1
+    for host in on_hosts(topology, on_host.replicated, kind):
+        assert host["bytes"] == dict.fromkeys(host["devices"], table.nbytes)
+        assert len(set(host["devices"])) == (1 if kind == "default" else 2)
+        for values, whole in zip(host["step"], [table[[2, 5]], table * 2, table.sum(0)[None], table, table[3]], strict=True):
+            assert len(values) == len(host["devices"])
+            for one in values:
+                np.testing.assert_allclose(one, whole, rtol=1e-5, atol=1e-5)
+        for one in host["after"]:
+            np.testing.assert_array_equal(one, changed[[2, 5]])
+        np.testing.assert_array_equal(np.stack(host["map"]), 2 * changed)
+
+
+REFUSALS = {
+    "axis": r"WrongUse: The axis must be one of the tensor's. Received: axis=2, shape=(11, 6). Axes count from 0.",
+    "strings": "WrongUse: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",
+    "too few": "WrongUse: Chunks must have as many rows as shape says. Received: rows=4, shape=(11, 6). They have fewer.",
+    "too many": "WrongUse: Chunks must have as many rows as shape says. Received: rows=22, shape=(11, 6). They have more.",
+    "no shape": "WrongUse: A table that is filled from chunks needs its whole shape. Received: shape=None. Give",
+    "other width": "WrongUse: A chunk must have the table's shape but for its rows. Received: chunk=(11, 2), shape=(11, 6).",
+    "no rows": "WrongUse: A table needs a row to split. Received: shape=(0, 6), axis=0. Give it rows.",
+    "outside": "WrongUse: ShardedTable.gather needs all replicas of the table's own strategy at once. Received: strategy=",
+    "other strategy": "WrongUse: A replicated tensor must be used in steps of its own strategy. Received: strategy=",
+    "rows": "WrongUse: Rows to assign must be rows of the table. Received: start=10, values=(2, 6), table=(11, 6). Mend",
+    "update": "WrongUse: Rows to update must be rows of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",
+    "large": "Unavailable: A static tensor must fit where it is kept. Received: needed=281474976710656 bytes (",
+    "large copy": "Unavailable: A static tensor must fit where it is kept. Received: needed=562949953421312 bytes",
+    "id": "InvalidArgumentError: ",
+    "x": "WrongUse: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Mend the shapes.",
+    "not a strategy": "WrongUse: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
+}
+
+
+def test_what_cannot_be_meant_is_refused_with_the_values(on_hosts: OnHosts) -> None:
+    [found] = on_hosts("1x2", on_host.refusals)
+    for name, start in REFUSALS.items():
+        assert found[name].startswith(start), (name, found[name])
+    assert "Replicated.assign is for between steps" in found["in a step"]
+    assert "An id must be a row of the table: 0 <= id < 11." in found["id"]
+
+
+def test_with_fewer_rows_than_replicas_the_last_hold_none_and_values_are_those_of_one_device(on_hosts: OnHosts) -> None:
+    tables: list[Any] = []
+    for topology in ("1x1", "1x4"):
+        [(looked, table, weights)] = on_hosts(topology, on_host.few_rows)
+        for one in looked:
+            np.testing.assert_array_equal(one, table[[[0, 2], [1, 1]]])
+        assert weights == 1
+        tables.append(table)
+    np.testing.assert_array_equal(*tables)
+
+
+@given(st.integers(1, 100), st.integers(1, 12))
+def test_every_row_lies_in_one_slice(rows: int, replicas: int) -> None:
+    info = ShardInfo(0, rows, replicas)
+    spans = [info.span(r) for r in range(replicas)]
+    assert [row for low, high in spans for row in range(low, high)] == list(range(rows))
+    assert all(high - low <= info.height for low, high in spans)
