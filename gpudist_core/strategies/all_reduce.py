@@ -36,7 +36,7 @@ def check_all_reduce(name: str) -> None:
 def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: int) -> Any:
     """The cross-device operation of a MirroredStrategy.
 
-    TensorFlow's own default, a collective, loses its key inside `while` and `cond` (several steps in one call, an optimizer
+    TensorFlow's own default, a collective, can lose its key inside `while` and `cond` (several steps in one call, an optimizer
     built while tracing), and one failed collective poisons the process; so it is never chosen here without a wish.
 
     Args:

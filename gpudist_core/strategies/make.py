@@ -39,7 +39,7 @@ def make_strategy(
             has no GPU. Clusters use all.
         all_reduce: How replicas are summed. `auto`: NCCL on GPUs of one machine, reduction to one device on CPUs and on
             parts of one GPU, a ring between hosts. By wish `nccl`, `ring`, `one-device`, or `hierarchical`
-            (an even number of devices). A ring on one machine does not work inside loops of a tf.function.
+            (an even number of devices). A ring on one machine may fail inside loops of a tf.function.
         bytes_per_pack: A ring, or NCCL between hosts, sums gradients in packs of so many bytes; None for all in one.
         timeout_seconds: How long to wait for the other hosts, at the start and in each collective, before it is an error;
             None to wait for ever.

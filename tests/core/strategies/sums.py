@@ -25,7 +25,7 @@ def total(strategy: Any, repeats: int = 0) -> list[float]:
         return tf.stack(strategy.experimental_local_results(strategy.run(replica)))
 
     def several() -> Any:
-        start = (tf.constant(0), tf.zeros([len(strategy.experimental_local_results(strategy.run(replica)))]))
+        start = (tf.constant(0), tf.zeros([len(strategy.extended.worker_devices)]))
         _, sums = tf.while_loop(lambda i, _: i < repeats, lambda i, sums: (i + 1, sums + step()), start)
         return sums / repeats
 

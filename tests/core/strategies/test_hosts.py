@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +27,7 @@ def _made(source: str) -> Any:
 
     config = json.loads(os.environ["TF_CONFIG"])
     cluster: Any = None
-    if source != "TF_CONFIG":
-        del os.environ["TF_CONFIG"]
-    if source == "Slurm":
-        rank = str(config["task"]["index"])
-        step = {"PROCID": rank, "LOCALID": rank, "NTASKS": "2", "STEP_NUM_TASKS": "2", "JOB_ID": "7"}
-        nodes = {"STEP_NODELIST": "localhost", "STEP_TASKS_PER_NODE": "2", "GPUS_ON_NODE": "4"}
-        os.environ |= {f"SLURM_{name}": value for name, value in {**step, **nodes}.items()} | {"SLURMD_NODENAME": "localhost"}
-    elif source == "resolver":
+    if source == "resolver":
         spec = tf.train.ClusterSpec(config["cluster"])
         task = config["task"]
         cluster = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type=task["type"], task_id=task["index"])
@@ -49,13 +43,11 @@ def _made(source: str) -> Any:
     return str(here), total(strategy), total(again), [lonely, fewer, packed, servers]
 
 
-@pytest.mark.parametrize(
-    ("topology", "source"), [("2x2", "TF_CONFIG"), ("2x1", "resolver"), ("2x1", "dictionary"), ("2x2", "Slurm")]
-)
+@pytest.mark.parametrize(("topology", "source"), [("2x2", "TF_CONFIG"), ("2x1", "resolver"), ("2x1", "dictionary")])
 def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source: str) -> None:
     number = int(topology[-1])
     devices = "2 devices (GPU:0, GPU:1)" if number == 2 else "1 device (GPU:0)"
-    says = source if source in ("TF_CONFIG", "Slurm") else "the cluster given"
+    says = source if source == "TF_CONFIG" else "the cluster given"
     for host, (here, sums, again, errors) in enumerate(on_hosts(topology, _made, source)):
         assert here == f"multi-worker: worker, host {host} of 2, {devices}, says {says}"
         assert sums == again == [number * (2 * number + 1.0)] * number
@@ -69,7 +61,10 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
             ),
             (
                 "WrongUse",
-                "The hosts of a cluster use all their devices. Received: devices=1. Hide some by tf.config.set_visible_devices.",
+                (
+                    "The hosts of a cluster use all their devices. Received: devices=1. "
+                    "Hide some by tf.config.set_visible_devices."
+                ),
             ),
             (
                 "WrongUse",
@@ -81,7 +76,8 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
             (
                 "WrongUse",
                 (
-                    "A cluster without ps tasks is for a multi-worker strategy. Received: kind='parameter-server', jobs=['worker']. "
+                    "A cluster without ps tasks is for a multi-worker strategy. Received: "
+                    "kind='parameter-server', jobs=['worker']. "
                     "Leave kind out, or change the cluster."
                 ),
             ),
@@ -186,19 +182,31 @@ print(total(gd.make_strategy(timeout_seconds=100)))
 """
 
 
-def test_plain_processes_that_tf_config_joins_need_no_emulator() -> None:
-    addresses = [f"localhost:{port}" for port in free_ports(2)]
+def _told_by_tf_config(index: int, ports: list[int]) -> dict[str, str]:
+    addresses = [f"localhost:{port}" for port in ports]
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}})}
+
+
+def _told_by_slurm(index: int, ports: list[int]) -> dict[str, str]:
+    rank, job = str(index), str(ports[0])  # the ports of a step follow from the number of its job
+    step = {"PROCID": rank, "LOCALID": rank, "NTASKS": "2", "STEP_NUM_TASKS": "2", "JOB_ID": job}
+    nodes = {"STEP_NODELIST": "localhost", "STEP_TASKS_PER_NODE": "2"}
+    return {f"SLURM_{name}": value for name, value in {**step, **nodes}.items()} | {"SLURMD_NODENAME": "localhost"}
+
+
+@pytest.mark.parametrize(("told", "says"), [(_told_by_tf_config, "TF_CONFIG"), (_told_by_slurm, "Slurm")])
+def test_plain_processes_find_each_other_without_the_emulator(told: Callable[..., dict[str, str]], says: str) -> None:
+    ports = free_ports(2)
     processes = []
     for index in range(2):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **told(index, ports), "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-c", _PROGRAM]
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     try:
         for index, process in enumerate(processes):
             out, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors[-3000:]
-            assert out == f"multi-worker: worker, host {index} of 2, 1 device (CPU:0), says TF_CONFIG\n[3.0]\n"
+            assert out == f"multi-worker: worker, host {index} of 2, 1 device (CPU:0), says {says}\n[3.0]\n"
     finally:
         for process in processes:
             process.kill()

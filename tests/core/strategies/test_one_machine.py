@@ -1,4 +1,3 @@
-# ruff: noqa: E501 (a message is easier to read on one line)
 """On one machine: the strategy fits the devices, sums as wished, and leaves the other strategies of the process alone."""
 
 from __future__ import annotations
@@ -170,7 +169,10 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"cluster": 3},
-        "A cluster is a cluster resolver, a tf.train.ClusterSpec or a dictionary like TF_CONFIG. Received: cluster=3. Pass one.",
+        (
+            "A cluster is a cluster resolver, a tf.train.ClusterSpec or a dictionary like TF_CONFIG. Received: cluster=3. "
+            "Pass one."
+        ),
     ),
 ]
 
