@@ -22,6 +22,7 @@ class Share:
 
     Attributes:
         rows: The same.
+        added_losses: What each layer, by its id, has added to the loss.
     """
 
     def __init__(self, rows: Any, replica: Any = None, counts: Any = None) -> None:
@@ -29,6 +30,7 @@ class Share:
 
         context = tf.distribute.get_replica_context()
         self.rows = rows
+        self.added_losses: dict[int, list[Any]] = {}
         self._replicas = 1 if context is None else int(context.num_replicas_in_sync)
         here = 0 if context is None else context.replica_id_in_sync_group
         self._replica = here if replica is None else replica

@@ -72,8 +72,8 @@ def ours(feature: Feature, kind: str) -> None:
         model, optimizer = model_of(feature, strategy), optimizer_of(feature)
         if feature.style != "own step":
             model = gd.distributed(model, draws=feature.draws)
-            metrics = feature.metrics(keras) if feature.metrics else []
-            model.compile(optimizer, loss, weighted_metrics=[], metrics=metrics, **feature.compile)
+            metrics = feature.metrics(keras) if feature.metrics else None
+            model.compile(optimizer, loss, metrics=metrics, **feature.compile)
     if feature.style == "own step":
         step = gd.TrainStep(model, optimizer, loss, draws=feature.draws)
         for _ in range(EPOCHS):
@@ -90,8 +90,8 @@ def plain(feature: Feature, kind: str) -> None:
     with strategy.scope():
         model, optimizer = model_of(feature, strategy), optimizer_of(feature)
         if feature.style != "own step":
-            metrics = feature.metrics(keras) if feature.metrics else []
-            model.compile(optimizer, loss, weighted_metrics=[], metrics=metrics, **feature.compile)
+            metrics = feature.metrics(keras) if feature.metrics else None
+            model.compile(optimizer, loss, metrics=metrics, **feature.compile)
     if feature.style == "own step":
         plain_loop(feature, strategy, model, optimizer)
     else:

@@ -252,11 +252,11 @@ class CoordinatedTraining:
         """Make use of a batch's results, here alone and once; returns its loss."""
         assert self._updates is not None
         outputs = [part["y_pred"] for part in parts if self.metrics]
-        whole = self._updates.sum([{name: value for name, value in part.items() if name != "y_pred"} for part in parts])
+        whole = self._updates.of_batch([{name: value for name, value in part.items() if name != "y_pred"} for part in parts])
         if outputs:
             y_pred = tf.nest.map_structure(lambda *values: tf.concat(values, 0), *outputs)
             self._update_metrics(batch[1], y_pred, batch[2] if len(batch) > 2 else None)
-        self._sums = whole if self._sums is None else self._updates.sum([self._sums, whole])
+        self._sums = whole if self._sums is None else self._updates.sum(self._sums, whole)
         self._pending += 1
         if self._pending >= self.accumulate:
             self._apply_pending()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from gpudist_core.gradients import reduction
 from gpudist_core.gradients.clipping import Clipping
-from gpudist_core.parameter_servers.work import Part
+from gpudist_core.parameter_servers.work import Part, sendable
 from gpudist_core.upstream import optimizers
 
 
@@ -26,18 +26,34 @@ class Updates:
 
     def __init__(self, optimizer: Any, variables: list[Any], clip: Clipping, check_finite: bool) -> None:
         self._optimizer, self._variables, self._clip, self._check_finite = optimizer, variables, clip, check_finite
-        self._traced: dict[int, Any] = {}
+        self._traced: dict[str, Any] = {}
 
-    def sum(self, parts: Sequence[Part]) -> Part:
-        """The sums of several parts, added in the order given.
+    def of_batch(self, parts: Sequence[Part]) -> Part:
+        """The sums of one batch, in which the model's losses of its inputs have the weight of the batch's rows.
 
         Args:
-            parts: What workers returned, without outputs of the model; at least one.
+            parts: What workers returned, in the order of their rows, without outputs of the model; at least one.
+
+        Returns:
+            `grads`, `loss` and `weight`.
+        """
+        if len(parts) == 1 and "own_grads" not in parts[0]:
+            return parts[0]
+        whole: Part = self._function(f"batch of {len(parts)}", self._whole, list(parts))
+        return whole
+
+    def sum(self, one: Part, other: Part) -> Part:
+        """The sums of two batches, or more, together.
+
+        Args:
+            one: What `of_batch` or `sum` returned.
+            other: The same.
 
         Returns:
             Their sum.
         """
-        return parts[0] if len(parts) == 1 else self._function(len(parts), self._sum, list(parts))
+        together: Part = self._function("sum", _added, [one, other])
+        return together
 
     def apply(self, part: Part) -> None:
         """Make one update.
@@ -45,36 +61,37 @@ class Updates:
         Args:
             part: The sums of all rows of the update.
         """
-        self._function(0, self._update, part)
+        self._function("update", self._update, part)
 
-    def _function(self, key: int, function: Any, argument: Any) -> Any:
+    def _function(self, key: str, function: Any, argument: Any) -> Any:
         """Traced once, for any number of rows in sparse gradients."""
         if key not in self._traced:
             self._traced[key] = tf.function(function, autograph=False).get_concrete_function(_spec(argument))
         return self._traced[key](argument)
 
-    def _sum(self, parts: list[Part]) -> Part:
-        return {name: _sum_of(name, [part[name] for part in parts]) for name in parts[0]}
+    def _whole(self, parts: list[Part]) -> Part:
+        whole = _added(parts)
+        if "own_grads" not in whole:
+            return whole
+        units = tf.math.divide_no_nan(whole["weight"], whole["rows"])
+        shapes = [v.shape for v in self._variables]
+        grads, own = ([_gradient(*pair) for pair in zip(whole[name], shapes, strict=True)] for name in ("grads", "own_grads"))
+        together = [_together(g, reduction.scale(o, units)) for g, o in zip(grads, own, strict=True)]
+        return {"grads": sendable(together), "loss": whole["loss"] + whole["own_loss"] * units, "weight": whole["weight"]}
 
     def _update(self, part: Part) -> None:
-        grads = self._means(part["grads"], part["weight"])
-        if "own_grads" in part:
-            grads = [_total(*pair) for pair in zip(grads, self._means(part["own_grads"], part["rows"]), strict=True)]
+        factor = tf.math.reciprocal_no_nan(part["weight"])
+        sums = [_gradient(g, v.shape) for g, v in zip(part["grads"], self._variables, strict=True)]
+        grads = [reduction.scale(g, factor) for g in sums]
         if self._check_finite:
             grads = [_checked(g, v.name) for g, v in zip(grads, self._variables, strict=True)]
         with optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip):
             self._optimizer.apply(grads, self._variables)
 
-    def _means(self, grads: Sequence[Any], count: Any) -> list[Any]:
-        factor = tf.math.reciprocal_no_nan(count)
-        whole = [_gradient(g, v.shape) for g, v in zip(grads, self._variables, strict=True)]
-        return [reduction.scale(g, factor) for g in whole]
-
 
 def loss_of(part: Part) -> Any:
-    """The loss of the rows that a part is the sum of: a float32 scalar."""
-    loss = tf.math.divide_no_nan(part["loss"], part["weight"])
-    return loss if "own_loss" not in part else loss + tf.math.divide_no_nan(part["own_loss"], part["rows"])
+    """The loss of the batches that a part is the sum of: a float32 scalar."""
+    return tf.math.divide_no_nan(part["loss"], part["weight"])
 
 
 def flattened(part: Part) -> dict[str, Any]:
@@ -110,6 +127,10 @@ def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
     }
 
 
+def _added(parts: list[Part]) -> Part:
+    return {name: _sum_of(name, [part[name] for part in parts]) for name in parts[0]}
+
+
 def _sum_of(name: str, values: list[Any]) -> Any:
     if name.endswith("grads"):
         return [functools.reduce(_plus, grads) for grads in zip(*values, strict=True)]
@@ -121,14 +142,28 @@ def _plus(one: Any, other: Any) -> Any:
     return tuple(tf.concat(pair, 0) for pair in zip(one, other, strict=True)) if isinstance(one, (tuple, list)) else one + other
 
 
-def _total(one: Any, other: Any) -> Any:
-    """The sum of two gradients of one variable, sparse where both are."""
+def _together(one: Any, other: Any) -> Any:
+    """The sum of two gradients of one variable, sparse where both are; slices of the same rows of the data stay one."""
     if one is None or other is None:
         return one if other is None else other
-    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values, indices = (tf.concat([getattr(one, name), getattr(other, name)], 0) for name in ("values", "indices"))
-        return tf.IndexedSlices(values, indices, one.dense_shape)
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+    if not (isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices)):
+        return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+    # Keras's optimizers square each slice for itself: two slices where one device has one would be another step.
+    as_many = tf.equal(tf.size(one.indices), tf.size(other.indices))
+    values, indices = tf.cond(
+        as_many,
+        lambda: tf.cond(
+            tf.reduce_all(tf.equal(one.indices, other.indices)),
+            lambda: (one.values + other.values, one.indices),
+            lambda: _both(one, other),
+        ),
+        lambda: _both(one, other),
+    )
+    return tf.IndexedSlices(values, indices, one.dense_shape)
+
+
+def _both(one: Any, other: Any) -> tuple[Any, Any]:
+    return tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
 
 
 def _checked(gradient: Any, name: str) -> Any:

@@ -129,7 +129,12 @@ class Work:
         if target is None:
             return []
         grads = local.unscaled_rows(share, tape.gradient(target, self._variables), scale)
-        return [() if g is None else (g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+        return sendable(grads)
+
+
+def sendable(grads: list[Any]) -> list[Any]:
+    """Gradients as a `Part` has them: RemoteValue takes no None."""
+    return [() if g is None else (g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in grads]
 
 
 def _written(function: Any) -> list[str]:

@@ -17,7 +17,8 @@ class RowCache:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._known = np.zeros(0, bool)
+        # Numbers of rows may be far apart: where each lies is looked up.
+        self._places: dict[int, int] = {}
         self._parts: Rows = []
 
     def get(self, rows: Integers, make: Callable[[Integers], Rows]) -> Rows:
@@ -30,35 +31,31 @@ class RowCache:
         Returns:
             The rows, flattened.
         """
+        numbers = rows.tolist()
         with self._lock:
-            self._grow(int(rows.max(initial=-1)) + 1)
-            missing = np.flatnonzero(~self._known[rows])
-        if len(missing) or not len(rows):
-            made = [np.asarray(part) for part in make(missing)]
-            if not len(rows):
-                return made
-            with self._lock:
-                self._keep(rows[missing], made)
+            missing = np.array([i for i, number in enumerate(numbers) if number not in self._places], np.int64)
+        if not numbers:
+            return make(missing)
+        made = [np.asarray(part) for part in make(missing)] if len(missing) else []
         with self._lock:
-            return [part[rows] for part in self._parts]
+            if made:
+                self._keep([numbers[i] for i in missing], made)
+            places = [self._places[number] for number in numbers]
+            return [part[places] for part in self._parts]
 
-    def _grow(self, length: int) -> None:
-        old = len(self._known)
-        if length <= old:
-            return
-        new = max(length, 2 * old)
-        self._known = _longer(self._known, new, zero=True)
-        self._parts = [_longer(part, new) for part in self._parts]
-
-    def _keep(self, rows: Integers, made: Rows) -> None:
+    def _keep(self, numbers: list[int], made: Rows) -> None:
+        # Another thread may have made the same rows meanwhile: then they are the same, and lie where it put them.
+        for number in numbers:
+            self._places.setdefault(number, len(self._places))
         if not self._parts:
-            self._parts = [np.empty((len(self._known), *part.shape[1:]), part.dtype) for part in made]
+            self._parts = [np.empty((0, *part.shape[1:]), part.dtype) for part in made]
+        if len(self._places) > len(self._parts[0]):
+            self._parts = [_longer(part, max(len(self._places), 2 * len(part))) for part in self._parts]
         for part, values in zip(self._parts, made, strict=True):
-            part[rows] = values
-        self._known[rows] = True
+            part[[self._places[number] for number in numbers]] = values
 
 
-def _longer(part: Any, length: int, zero: bool = False) -> Any:
-    longer = (np.zeros if zero else np.empty)((length, *part.shape[1:]), part.dtype)
+def _longer(part: Any, length: int) -> Any:
+    longer = np.empty((length, *part.shape[1:]), part.dtype)
     longer[: len(part)] = part
     return longer

@@ -49,7 +49,6 @@ class Mapper:
     """
 
     def __init__(self, stages: Sequence[Stage], row: Any, first: int) -> None:
-
         for stage in stages:
             _check_closure(stage.function)
         self._seeded = [first + i for i in range(sum(stage.random for stage in stages))]
@@ -109,6 +108,9 @@ class Mapper:
 
         Returns:
             The mapped rows, flattened.
+
+        Raises:
+            WrongUse: Where the mapped rows have different shapes.
         """
         import tensorflow as tf
 
@@ -117,8 +119,15 @@ class Mapper:
         if not len(rows):
             return [_no_rows(spec) for spec in tf.nest.flatten(self.spec)]
         seeds = [_seed_pairs(words(seed, AUGMENTATION, number, epoch, rows, repeats)) for number in self._seeded]
-        with tf.device("CPU:0"):
-            return list(self._all(*(tf.convert_to_tensor(part) for part in [*parts, *seeds])))
+        try:
+            with tf.device("CPU:0"):
+                return list(self._all(*(tf.convert_to_tensor(part) for part in [*parts, *seeds])))
+        except tf.errors.InvalidArgumentError as error:
+            # What map_fn says of rows that it cannot stack names nothing that the user wrote.
+            if "TensorListStack" not in error.message:
+                raise
+            shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
+            raise WrongUse("A map function returns rows of one shape", "Pad or crop them in the map.", shapes=shapes) from error
 
 
 def _tensor(value: Any) -> Any:

@@ -212,7 +212,8 @@ class Pipeline:
     def cache(self) -> Pipeline:
         """Keep the rows in memory as the maps before this call made them; maps after it run in each epoch.
 
-        A host keeps the rows that it has met, which with shuffling are all in the end.
+        A host keeps the mapped rows that it has met, which with shuffling are all in the end; of a stream it keeps all rows
+        besides, as they were read, so that it is read once.
 
         Returns:
             The pipeline.
@@ -226,7 +227,8 @@ class Pipeline:
                 "Call cache() before the random map.",
                 maps=[stage.function for stage in self._plan.stages if stage.random],
             )
-        return self._with(stages=(*self._plan.stages, Stage(None)))
+        source = self._plan.source if self._plan.at_random else self._plan.source.keeping()
+        return self._with(source=source, stages=(*self._plan.stages, Stage(None)))
 
     def shuffle(self, buffer: int | None = None) -> Pipeline:
         """Give each epoch an order of its own, by the seed.

@@ -130,7 +130,7 @@ class Plan:
     def _global_batches(self, epoch: int) -> Iterator[Rows]:
         """The global batches of a stream; the first component is the number of each row in the stream."""
         source: StreamSource = self.source
-        chunks = _numbered(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
+        chunks = _counted(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
         if self.buffer:
             chunks = shuffled_chunks(chunks, self.buffer, self.seed, epoch)
         for batch in rebatched(chunks, self.global_batch_size):
@@ -138,10 +138,10 @@ class Plan:
                 yield batch
 
 
-def _numbered(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
+def _counted(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
     count = 0
     for chunk in chunks:
-        yield [np.arange(count, count + len(chunk[0])), *chunk]
+        yield chunk
         count += len(chunk[0])
     if count == 0 or (expected is not None and count != expected):
         raise WrongUse(

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import added_losses
 
 
 @functools.cache
@@ -19,6 +20,7 @@ def install() -> None:
     """Teach Keras's losses about shares; outside a step of ours they do what they did."""
     from keras.src.losses import loss
 
+    added_losses.install()
     originals = loss.reduce_weighted_values, loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
 
     def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:

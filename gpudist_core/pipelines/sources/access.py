@@ -46,7 +46,13 @@ class StreamSource(Protocol):
         """How many there are, if that is known."""
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
-        """All rows once, in chunks of at most `size`; the seed is None where their order is to stay."""
+        """All rows once, in chunks of at most `size`, each with the numbers of its rows before its components.
+
+        A row has the same number in each epoch, whatever its place; the seed is None where the order is to stay.
+        """
+
+    def keeping(self) -> StreamSource:
+        """The same rows, kept in memory when they have been read once."""
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -82,8 +82,14 @@ class FileStream:
         numbers = range(len(self._files)) if seed is None else permutation(len(self._files), seed, FILES, epoch).tolist()
         for number in numbers:
             parts = self._rows(self._files[number])
+            # The same number in each epoch, whatever the order of the files and the length of the others.
+            numbered = [np.arange(len(parts[0])) + (number << 32), *parts]
             for start in range(0, len(parts[0]), size):
-                yield [part[start : start + size] for part in parts]
+                yield [part[start : start + size] for part in numbered]
+
+    def keeping(self) -> FileStream:
+        """The same rows, each file of which is read once."""
+        return FileStream(self._files, cache(self._read))
 
     def _rows(self, path: str) -> Rows:
         import tensorflow as tf

@@ -46,14 +46,19 @@ class GeneratorStream:
         import tensorflow as tf
 
         specs = tf.nest.flatten(self.spec)
-        rows = iter(self._make())
+        rows, count = iter(self._make()), 0
         try:
             while chunk := [self._flat(row, specs) for row in islice(rows, size)]:
-                yield stacked(chunk, specs)
+                yield [np.arange(count, count + len(chunk)), *stacked(chunk, specs)]
+                count += len(chunk)
         finally:
             # The generator's own `finally` runs now, not when it is collected.
             if hasattr(rows, "close"):
                 rows.close()
+
+    def keeping(self) -> KeptStream:
+        """The same rows, kept in memory when they have been read once."""
+        return KeptStream(self)
 
     def _flat(self, row: Any, specs: list[Any]) -> list[Any]:
         import tensorflow as tf
@@ -67,6 +72,44 @@ class GeneratorStream:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return digest(repr(self.spec), self.num_rows)
+
+
+class KeptStream:
+    """The rows of a stream, read to the end once and then kept in memory, all of them on every host.
+
+    Args:
+        stream: The rows, always in the same order.
+    """
+
+    def __init__(self, stream: GeneratorStream | DatasetStream) -> None:
+        self._stream = stream
+        self._chunks: list[Rows] | None = None
+        self.num_rows = stream.num_rows
+
+    @property
+    def spec(self) -> Any:
+        """The structure of one row."""
+        return self._stream.spec
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells these rows from others."""
+        return self._stream.fingerprint
+
+    def keeping(self) -> KeptStream:
+        """Itself."""
+        return self
+
+    def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
+        if self._chunks is not None:
+            yield from self._chunks
+            return
+        chunks = []
+        for chunk in self._stream.chunks(size, seed, epoch):
+            chunks.append(chunk)
+            yield chunk
+        # Only what was read to the end is all.
+        self._chunks = chunks
 
 
 class DatasetStream:
@@ -113,6 +156,7 @@ class DatasetStream:
 
         rows = self._dataset.rebatch(size) if self._batched else self._dataset.batch(size)
         # Each chunk may be asked for by another thread, and a device scope belongs to one.
+        count = 0
         with tf.device("CPU:0"):
             batches = iter(rows.prefetch(1))
         while True:
@@ -120,7 +164,13 @@ class DatasetStream:
                 batch = next(batches, None)
             if batch is None:
                 return
-            yield [np.asarray(part) for part in tf.nest.flatten(batch)]
+            parts = [np.asarray(part) for part in tf.nest.flatten(batch)]
+            yield [np.arange(count, count + len(parts[0])), *parts]
+            count += len(parts[0])
+
+    def keeping(self) -> KeptStream:
+        """The same rows, kept in memory when they have been read once."""
+        return KeptStream(self)
 
     @cached_property
     def fingerprint(self) -> str:
