@@ -84,7 +84,7 @@ def _compare(build: Any, **options: Any) -> dict[str, Any]:
         "updates": (training.num_updates, int(training.optimizer.iterations), int(step.optimizer.iterations)),
         "servers": {v.value.device[-16:] for v in [*model.weights, *optimizer.variables]},
         "slots": [
-            v.value.device == s.value.device for v, s in zip(model.trainable_weights, optimizer.variables[2:], strict=False)
+            v.value.device == s.value.device for v, s in zip(model.trainable_weights, optimizer.variables[2::2], strict=False)
         ],
     }
 
