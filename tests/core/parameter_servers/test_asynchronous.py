@@ -1,0 +1,156 @@
+"""Asynchronously every batch is applied once; a partitioned variable is trained whole; what cannot be meant is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.core.conftest import OnHosts
+from tests.core.parameter_servers.programs import data, linear
+
+
+def _counted(strategy: Any) -> dict[str, Any]:
+    """A gradient that does not depend on the weights, so that none lost and none twice shows in them."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    x = np.random.default_rng(0).integers(-8, 8, (300, 4)).astype("float32")
+    rows = gd.Pipeline.from_arrays((x, np.zeros(300, "float32")), global_batch_size=4, shuffle=True, seed=1)
+    with strategy.scope():
+        model, optimizer = linear(), keras.optimizers.SGD(1.0)
+    training = gd.CoordinatedTraining(model, optimizer, lambda y, y_pred: y_pred[:, 0])
+    counts = [len(training.train(rows, 50)), len(training.train(rows)), len(training.train(rows, 100)), rows.epoch]
+    seen = gd.Pipeline.from_arrays((x, np.zeros(300, "float32")), global_batch_size=4, shuffle=True, seed=1)
+    here = seen.distribute(tf.distribute.OneDeviceStrategy("/job:chief/task:0/device:CPU:0"))
+    # 50 and 25 of the first epoch, 75 of the second, 25 of the third.
+    applied = [
+        batch[0].numpy() for epoch, count in ((0, 75), (1, 75), (2, 25)) for batch in list(here.epoch_batches(epoch))[:count]
+    ]
+    expected = -sum(rows.sum(0) / 4 for rows in applied)
+    missed = np.abs(model.get_weights()[0][:, 0] - expected).max()
+    return {"counts": counts, "updates": [training.num_updates, int(optimizer.iterations)], "missed": float(missed)}
+
+
+def _partitioned(strategy: Any) -> dict[str, Any]:
+    """Plain variables in parts: by `partition`, and by the strategy's own partitioner for a Keras layer."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import gpudist_core as gd
+    from gpudist_core.parameter_servers import partition
+
+    values = np.arange(14, dtype="float32").reshape(7, 2)
+
+    class Model(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = partition(values, strategy)
+
+        def __call__(self, ids: Any) -> Any:
+            return self.table.lookup(ids)
+
+    with strategy.scope():
+        model, optimizer = Model(), keras.optimizers.SGD(1.0)
+    training = gd.CoordinatedTraining(
+        model, optimizer, lambda y, rows: tf.reduce_sum(rows, -1), schedule="lock-step", strategy=strategy
+    )
+    training.train([(np.array([6, 0, 6, 3]), np.zeros(4))])
+    expected = values.copy()
+    expected[[0, 3]] -= 0.25
+    expected[6] -= 0.5
+    servers = [part.device for part in model.table.parts]
+    return {"equal": bool((model.table.as_numpy() == expected).all()), "servers": len(set(servers)), "parts": len(servers)}
+
+
+def _message(action: Any) -> str:
+    import gpudist_core as gd
+
+    try:
+        action()
+    except (gd.WrongUse, gd.Unavailable) as error:
+        return str(error)
+    return "nothing"
+
+
+def _wrong(strategy: Any) -> dict[str, str]:
+    import keras
+
+    import gpudist_core as gd
+
+    x, y = data(8)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with strategy.scope():
+        layers = [keras.Input((6,)), keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(3)]
+        model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
+    outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="outer")])
+    lock_step = gd.CoordinatedTraining(model, optimizer, loss, schedule="lock-step")
+    return {
+        "writes": _message(lambda: lock_step.train([(x, y)])),
+        "outside": _message(lambda: gd.CoordinatedTraining(outside, optimizer, loss, strategy=strategy)),
+        "batch": _message(lambda: lock_step.train([x])),
+        "steps": _message(lambda: lock_step.train([], -1)),
+        "short": _message(lambda: lock_step.train([], 2)),
+        "schedule": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, schedule="bulk")),
+        "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
+        "state": _message(lambda: lock_step.restore({"pending": 3, "sums": {}})),
+        "parts": _message(lambda: gd.PartitionedEmbedding(3, 2, parts=4)),
+    }
+
+
+def _on_chief() -> dict[str, Any]:
+    import gpudist_core as gd
+
+    strategy = gd.make_strategy()
+    return {"counted": _counted(strategy), "partitioned": _partitioned(strategy), "wrong": _wrong(strategy)}
+
+
+def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
+    found = on_hosts("2x1+2ps", _on_chief)[0]
+    assert found["counted"] == {"counts": [50, 25, 100, 2], "updates": [175, 175], "missed": 0.0}
+    assert found["partitioned"] == {"equal": True, "servers": 2, "parts": 2}
+    wrong = found["wrong"]
+    assert wrong["writes"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=[")
+    assert "moving_mean" in wrong["writes"]
+    assert wrong["writes"].endswith(
+        '(BatchNormalization by LayerNormalization, say), or use schedule="asynchronous".'
+    )
+    assert wrong["outside"].startswith(
+        "The model must be made in the scope of the ParameterServerStrategy. Received: variable="
+    )
+    assert wrong["batch"] == (
+        "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
+    )
+    assert wrong["steps"] == "The number of steps must not be negative. Received: steps=-1. None means the rest of the epoch."
+    assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")
+    assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'. Choose one of them."
+    assert wrong["accumulate"].startswith(
+        "The number of batches that make one update must be positive. Received: accumulate=0."
+    )
+    assert wrong["state"].startswith(
+        "The state must come from a training that accumulates as many batches. Received: pending=3,"
+    )
+    assert wrong["parts"].startswith("A table has at least one row in each part. Received: rows=3, parts=4.")
+
+
+def _without_servers() -> list[str]:
+    import keras
+
+    import gpudist_core as gd
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    return [
+        _message(lambda: gd.CoordinatedTraining(model, keras.optimizers.SGD(), "mse")),
+        _message(lambda: gd.PartitionedEmbedding(5, 2)),
+    ]
+
+
+def test_without_servers_it_says_what_else_there_is(on_hosts: OnHosts) -> None:
+    training, table = on_hosts("1x1", _without_servers)[0]
+    assert training.startswith(
+        "Coordinated training needs a model made in the scope of a ParameterServerStrategy. Received: strategy="
+    )
+    assert training.endswith("use TrainStep with other strategies.")
+    assert table.startswith("A table is divided among the servers of a ParameterServerStrategy. Received: strategy=")
