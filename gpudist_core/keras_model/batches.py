@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,24 @@ from gpudist_core.pipelines.shares import cuts
 from gpudist_core.replicas import Replicas, per_replica, replicas_of
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A batch that is on the replicas. Where each host has one replica it is of plain tensors, which cannot say so.
+
+    Attributes:
+        value: The batch, as `Strategy.run` takes it.
+    """
+
+    value: Any
+
+
 def distributed(strategy: Any, batch: Any) -> Any:
     """A batch as `Strategy.run` takes it.
 
     Args:
         strategy: The strategy.
         batch: A global batch, the same on all hosts: arrays, tensors with the rows along their first axes, None; or one that
-            is distributed already.
+            is distributed already (`Placed`, or of `PerReplica`).
 
     Returns:
         The structure with a `PerReplica` in the place of each tensor; tensors where there is one replica.
@@ -28,6 +40,8 @@ def distributed(strategy: Any, batch: Any) -> Any:
     """
     import tensorflow as tf
 
+    if isinstance(batch, Placed):
+        return batch.value
     batch = tf.nest.map_structure(_value, batch)
     leaves = tf.nest.flatten(batch)
     if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in leaves):

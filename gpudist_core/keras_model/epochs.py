@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from gpudist_core.keras_model.batches import Placed
 from gpudist_core.keras_model.sources import Source
 
 
@@ -41,7 +42,7 @@ class Epochs:
         self.source.begin()
         if self._iterator is None or self.steps_per_epoch is None:
             self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
-            self._iterator = self.source.epoch()
+            self._iterator = map(Placed, self.source.epoch())
         self.step, self.first_step = self.first_step, 0
         stop = self.steps_per_epoch or self.source.num_batches
         while stop is None or self.step < stop:
