@@ -1,0 +1,40 @@
+"""The recipes: what people write is found out with its own cause first, and as it should be it is equivalent."""
+
+from __future__ import annotations
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.report import render
+from fixtures.manifest import ALSO_ASKED, RECIPES, AlsoAsked, Recipe
+
+FEW = ("1x4", "2x2")
+"""Of one host and of several hosts one topology each: benchmarks/features has the others."""
+ONE_REPLICA_A_HOST = "K2"
+"""Its batches are of plain tensors on `2x1`, as nowhere else."""
+
+
+def _few(topologies: tuple[str, ...]) -> list[str]:
+    return [one for one in FEW if one in topologies] or [topologies[0]]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.id)
+def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe, preload: Preload) -> None:
+    wanted = {_few(expected.topologies)[0]: expected for expected in recipe.expected}
+    verdict = emulate.verify(recipe.as_asked, list(wanted), timeout=60, preload=preload)
+    for run in verdict.runs:
+        expected = wanted[run.topology]
+        assert run.verdict in expected.verdicts, render(verdict)
+        assert run.causes, render(verdict)
+        assert run.causes[0].code == expected.cause, render(verdict)
+
+
+@pytest.mark.parametrize("program", (*RECIPES, *ALSO_ASKED), ids=lambda program: program.name)
+def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe | AlsoAsked, preload: Preload) -> None:
+    path = program.as_it_should_be if isinstance(program, Recipe) else program.path
+    hosts = ["2x1"] if isinstance(program, Recipe) and program.id == ONE_REPLICA_A_HOST else []
+    verdict = emulate.verify(path, [*_few(program.topologies), *hosts], timeout=60, preload=preload)
+    for run in verdict.runs:
+        assert (run.verdict, run.causes) == ("equivalent", ()), render(verdict)
+        assert run.samples.reference == run.samples.seen > 0
