@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import randomness, trainer
+from gpudist_core.upstream import layer_losses, randomness, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -83,14 +84,16 @@ class StepFunction:
         if only_holds not in self._compiled:
 
             def one(data: Any, counts: Any) -> Any:
-                with watched(trainer.metrics_of(self._model)):
-                    return self._strategy.run(self._on_replica, args=(data, counts), kwargs={"only_holds": only_holds})
+                # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
+                on_replica = functools.partial(self._on_replica, counts, only_holds)
+                with watched(trainer.metrics_of(self._model)), layer_losses.apart(self._model):
+                    return self._strategy.run(on_replica, args=(data,))
 
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[only_holds] = one if self._model.run_eagerly else compiled
         return self._compiled[only_holds]
 
-    def _on_replica(self, data: Any, counts: Any, *, only_holds: bool) -> Any:
+    def _on_replica(self, counts: Any, only_holds: bool, data: Any) -> Any:
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
