@@ -55,7 +55,7 @@ def environment(cluster: Any = None) -> Environment:
     Example:
         >>> import gpudist_core as gd
         >>> print(gd.environment())
-        one-device: worker, 1 host, 1 device (CPU:0), says this machine
+        one-device: worker, 1 host, 1 device (...PU:0), says this machine
     """
     tasks = find_tasks(cluster)
     devices = local_devices()

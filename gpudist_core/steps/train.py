@@ -97,6 +97,7 @@ class TrainStep:
         optimizers.check(optimizer)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
+        models.check_strategy(self.strategy)
         self.model, self.metrics = model, list(metrics)
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._replicas = replicas_of(self.strategy)

@@ -1,7 +1,7 @@
 """Losses that layers add while they are called (`add_loss`, activity regularisers), kept apart for each replica.
 
-Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the others in
-the middle of a step, the next one's call clears what it added, and it then reads the loss of another replica.
+Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the
+others in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
 """
 
 from __future__ import annotations

@@ -29,6 +29,23 @@ def strategy_of(model: Any) -> Any:
     return tf.distribute.get_strategy()
 
 
+def check_strategy(strategy: Any) -> None:
+    """Refuse a strategy whose workers this process cannot step together.
+
+    Args:
+        strategy: The step's strategy.
+
+    Raises:
+        WrongUse: For a `ParameterServerStrategy`, under which this process alone would train.
+    """
+    if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+        raise WrongUse(
+            "With parameter servers the coordinator sends the work to the workers",
+            "Use gd.CoordinatedTraining instead of gd.TrainStep.",
+            strategy=type(strategy).__name__,
+        )
+
+
 def check_scope(strategy: Any, model: Any, optimizer: Any) -> None:
     """Refuse a model or an optimizer that was made outside the strategy's scope: its variables would be counted N times.
 
