@@ -16,7 +16,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import layer_losses, randomness, trainer
+from gpudist_core.upstream import randomness, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -86,7 +86,7 @@ class StepFunction:
             def one(data: Any, counts: Any) -> Any:
                 # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
                 on_replica = functools.partial(self._on_replica, counts, only_holds)
-                with watched(trainer.metrics_of(self._model)), layer_losses.apart(self._model):
+                with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)

@@ -30,7 +30,7 @@ def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe,
         assert run.causes[0].code == expected.cause, render(verdict)
 
 
-@pytest.mark.parametrize("program", (*RECIPES, *ALSO_ASKED), ids=lambda program: program.name)
+@pytest.mark.parametrize("program", [*RECIPES, *ALSO_ASKED], ids=lambda program: program.name)
 def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe | AlsoAsked, preload: Preload) -> None:
     path = program.as_it_should_be if isinstance(program, Recipe) else program.path
     hosts = ["2x1"] if isinstance(program, Recipe) and program.id == ONE_REPLICA_A_HOST else []
