@@ -1,0 +1,91 @@
+"""Keras's `fit` with checkpoints: what is killed or told to leave in the middle of an epoch goes on there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulate.errors import ProgramFailed
+
+OnHosts = Callable[..., list[Any]]
+
+
+def fit(folder: str, end: str = "", calls: int = 0, every: int | None = 4, together: int = 1, pipeline: bool = True) -> Any:
+    """Fit three epochs of ten batches; after some calls host 0 is killed, or the last host told to leave."""
+    import os
+    import signal
+
+    import keras
+    import tensorflow as tf
+
+    import gpudist_core as gd
+    from gpudist_core.replicas import replicas_of
+    from tests.core.checkpoints.training import strategy_here, values_of
+
+    keras.utils.set_random_seed(3)
+    strategy, rng = strategy_here(), np.random.default_rng(0)
+    rows, labels = rng.normal(size=(93, 4)).astype("float32"), rng.integers(0, 3, 93)
+    data: Any = gd.Pipeline.from_arrays((rows, labels), global_batch_size=10, shuffle=True, seed=4)
+    if not pipeline:
+        data = tf.data.Dataset.from_tensor_slices((rows, labels)).batch(10)
+    with strategy.scope():
+        layers = [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
+        model = gd.distributed(keras.Sequential(layers), draws="row")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"], steps_per_execution=together)
+    checkpoints = gd.Checkpoints(folder, keep=2, every=every)
+    replicas = replicas_of(strategy)
+
+    class Ending(keras.callbacks.Callback):
+        calls = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.calls += 1
+            if self.calls == calls and end == "kill" and replicas.host == 0:
+                checkpoints.wait()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.calls == calls and end == "tell" and replicas.host == replicas.num_hosts - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        history = model.fit(data, epochs=3, callbacks=[Ending(), checkpoints], verbose=0).history
+    except gd.Preempted as error:
+        return error.step, error.path is not None, str(error)
+    except ValueError as error:
+        return str(error)
+    names = sorted(path.name for path in checkpoints.saved())
+    return history, values_of(strategy, [*model.variables, *model.optimizer.variables]), names
+
+
+@pytest.mark.parametrize(("after", "together"), [("1x2", 1), ("2x1", 3)])
+def test_fit_goes_on_in_the_middle_of_an_epoch(on_hosts: OnHosts, tmp_path: Path, after: str, together: int) -> None:
+    whole, weights, names = on_hosts("1x2", fit, str(tmp_path / "whole"))[0]
+    assert names == ["step-00000028", "step-00000030"]
+    with pytest.raises(ProgramFailed, match="signal 9"):
+        on_hosts("1x2", fit, str(tmp_path / "killed"), "kill", 15)
+    left = on_hosts(after, fit, str(tmp_path / "killed"), "tell", 1, 4, together)
+    assert len({step for step, _, _ in left}) == 1
+    rest, others, _ = on_hosts(after, fit, str(tmp_path / "killed"))[0]
+    # The epoch that was cut has the metrics of all its batches.
+    left_over = len(rest["loss"])
+    np.testing.assert_allclose(rest["accuracy"], whole["accuracy"][-left_over:])
+    np.testing.assert_allclose(rest["loss"], whole["loss"][-left_over:], rtol=1e-5)
+    for name, value in weights.items():
+        np.testing.assert_allclose(others[name], value, rtol=0, atol=0 if after == "1x2" else 1e-6)
+
+
+def test_without_a_position_in_the_data_epochs_are_what_is_kept(on_hosts: OnHosts, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    assert (
+        "needs a position in the data to go on from. Received: every=4" in on_hosts("1x2", fit, folder, "", 0, 4, 1, False)[0]
+    )
+    step, has_earlier, text = on_hosts("1x2", fit, folder, "tell", 13, None, 1, False)[0]
+    assert (step, has_earlier) == (13, True)
+    assert text.endswith("step-00000010.")
+    history, _, names = on_hosts("1x2", fit, folder, "", 0, None, 1, False)[0]
+    assert len(history["loss"]) == 2
+    assert names == ["step-00000020", "step-00000030"]
