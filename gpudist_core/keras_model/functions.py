@@ -29,18 +29,18 @@ class StepFunction:
         step: From one replica's data to its logs.
         own: Whether the step is the user's.
         draws: As in `distributed`.
-        hold: Makes a context in which an optimizer adds up gradients, told whether only that; None without accumulation.
+        accumulations: Of the model's optimizers; None where no gradients are made.
     """
 
-    def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, hold: Any = None) -> None:
+    def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, accumulations: Any = None) -> None:
         self._model = model
         self._step = step
         self._own = own
         self._draws = draws
-        self._hold = hold
+        self._accumulations = accumulations
         self._strategy = model.distribute_strategy
         self._several_hosts = replicas_of(self._strategy).num_hosts > 1
-        self._compiled: dict[bool, Any] = {}
+        self._compiled: dict[tuple[bool, ...], Any] = {}
         self._results: Results | None = None
         self._plan: dict[str, tuple[Any, Any]] = {}
 
@@ -59,8 +59,8 @@ class StepFunction:
         outputs = None
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             batch = batches.distributed(self._strategy, batch)
-            only_holds = self._hold.next() if self._hold is not None else False
-            outputs = self._function(only_holds)(batch, _counts_of(self._strategy, batch))
+            only_hold = () if self._accumulations is None else self._accumulations.next()
+            outputs = self._function(only_hold)(batch, _counts_of(self._strategy, batch))
         if outputs is None:
             raise StopIteration
         values, sums = outputs
@@ -80,27 +80,27 @@ class StepFunction:
             self._results = Results(self._model, self._strategy)
         return self._results
 
-    def _function(self, only_holds: bool) -> Any:
-        if only_holds not in self._compiled:
+    def _function(self, only_hold: tuple[bool, ...]) -> Any:
+        if only_hold not in self._compiled:
 
             def one(data: Any, counts: Any) -> Any:
                 # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
-                on_replica = functools.partial(self._on_replica, counts, only_holds)
+                on_replica = functools.partial(self._on_replica, counts, only_hold)
                 with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
-            self._compiled[only_holds] = one if self._model.run_eagerly else compiled
-        return self._compiled[only_holds]
+            self._compiled[only_hold] = one if self._model.run_eagerly else compiled
+        return self._compiled[only_hold]
 
-    def _on_replica(self, counts: Any, only_holds: bool, data: Any) -> Any:
+    def _on_replica(self, counts: Any, only_hold: tuple[bool, ...], data: Any) -> Any:
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
             stack.enter_context(trainer.row_means(tapes=self._own))
             stack.enter_context(randomness.drawing(self._draws))
-            if self._hold is not None:
-                stack.enter_context(self._hold.during(only_holds))
+            if self._accumulations is not None:
+                stack.enter_context(self._accumulations.during(only_hold))
             seen = stack.enter_context(remembering())
             values = self._logged(self._step(data), seen)
             if not self._several_hosts:

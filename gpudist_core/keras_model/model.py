@@ -12,6 +12,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import Unavailable
 from gpudist_core.keras_model import batches, steps
+from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import PredictFunction, StepFunction
 from gpudist_core.keras_model.sources import source_of
@@ -23,7 +24,7 @@ class DistributedModel:
 
     _gpudist_draws = "replica"
     _gpudist_pipeline: Any = None
-    _gpudist_train: Any = None
+    _gpudist_step: Any = None
     _gpudist_fits = 0
     _gpudist_results: Any = None
 
@@ -45,10 +46,12 @@ class DistributedModel:
                 "XLA compiles a step for one device. Received: jit_compile=True, "
                 f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
             )
-        for value in list(vars(self).values()):
-            if isinstance(value, keras.optimizers.Optimizer):
-                models.check_scope(strategy, self, value)
-                optimizers.exact_optimizer(value, strategy)
+        own = [value for value in vars(self).values() if isinstance(value, keras.optimizers.Optimizer)]
+        for optimizer in own:
+            models.check_scope(strategy, self, optimizer)
+            optimizers.exact_optimizer(optimizer, strategy)
+        accumulating = [optimizer for optimizer in own if optimizers.accumulates(optimizer)]
+        object.__setattr__(self, "_gpudist_step", Accumulations(accumulating, strategy) if accumulating else None)
         object.__setattr__(self, "_gpudist_results", None)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +188,7 @@ class DistributedModel:
         if me.train_function is None or force:
             own = not trainer.is_default(type(self), "train_step")
             step = me.train_step if own else functools.partial(steps.train_step, self)
-            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws)
+            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=self._gpudist_step)
         return me.train_function
 
     def make_test_function(self, force: bool = False) -> Any:

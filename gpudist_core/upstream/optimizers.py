@@ -73,6 +73,7 @@ def _first_values(optimizer: Any) -> dict[str, Any]:
         "_gpudist_reduce": None,
         "_gpudist_clip": None,
         "_gpudist_accumulate": steps,
+        "_gpudist_accumulation": None,
         "_gpudist_overwrite": frequency,
         # Keras would do both inside a `cond`, where replicas cannot meet (`merge_call called while defining a new graph`).
         "gradient_accumulation_steps": None,
@@ -96,6 +97,26 @@ def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = No
     finally:
         object.__setattr__(optimizer, "_gpudist_reduce", None)
         object.__setattr__(optimizer, "_gpudist_clip", None)
+
+
+def accumulates(optimizer: Any) -> int:
+    """Of how many batches the optimizer was told to take the mean; 0 where it was not."""
+    return int(getattr(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulate", None) or 0)
+
+
+def accumulate_by(optimizer: Any, accumulation: Any) -> None:
+    """Have an optimizer ask what to update with: `accumulation(grads, variables, reduced=...)`, None for nothing yet."""
+    object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+
+
+def place_of(optimizer: Any, variable: Any) -> int:
+    """Which of them a variable is."""
+    return int(getattr(optimizer, "inner_optimizer", optimizer)._get_variable_index(variable))
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -126,7 +147,24 @@ class _LossScaling(_Base):
 class _Exact(_Base):
     """An optimizer whose `apply` sums first, then clips, decays, updates, averages."""
 
+    @property
+    def iterations(self) -> Any:
+        """How many updates were made: Keras counts batches, and divides where it accumulates itself."""
+        me: Any = self
+        return me._iterations if me._gpudist_accumulation is None else me._iterations // me._gpudist_accumulate
+
     def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
+        me: Any = self
+        held: list[Any] | None = grads
+        if me._gpudist_accumulation is not None:
+            held = me._gpudist_accumulation(grads, trainable_variables, reduced=me._gpudist_reduced)
+        if held is not None:
+            self._gpudist_update(held, trainable_variables)
+        if me.use_ema:
+            me._update_model_variables_moving_average(me._trainable_variables)
+            _overwrite(self)
+
+    def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
         if not me._gpudist_reduced:
             grads = _gradients_of_all(self, grads, trainable_variables)
@@ -135,9 +173,6 @@ class _Exact(_Base):
         grads = clipping.of_optimizer(self)(grads, trainable_variables)
         me._apply_weight_decay(trainable_variables)
         me._backend_update_step(grads, trainable_variables, me.learning_rate)
-        if me.use_ema:
-            me._update_model_variables_moving_average(me._trainable_variables)
-            _overwrite(self)
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> list[Any]:
         return list(grads_and_vars)

@@ -1,0 +1,139 @@
+"""`gradient_accumulation_steps` of Keras's optimizers: which batch makes an update is decided before a step is compiled.
+
+As in Keras on one device, every batch calls `apply` and counts in the learning rate's schedule, every k-th one makes the update with
+the mean of the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where replicas cannot meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.gradients.reduction import scale
+from gpudist_core.steps.accumulators import Accumulators
+from gpudist_core.upstream import optimizers
+
+
+class Accumulation:
+    """What one optimizer has added up since its last update.
+
+    Args:
+        optimizer: What `exact_optimizer` returned, with `gradient_accumulation_steps`.
+        strategy: The strategy of its variables.
+    """
+
+    def __init__(self, optimizer: Any, strategy: Any) -> None:
+        self.pending = 0
+        self.every = int(optimizers.accumulates(optimizer))
+        self.only_holds = False
+        self._optimizer = optimizer
+        self._replicas = int(strategy.num_replicas_in_sync)
+        self._sums = Accumulators(strategy)
+        optimizers.accumulate_by(optimizer, self)
+
+    def next(self) -> bool:
+        """Count a batch.
+
+        Returns:
+            Whether it makes no update yet.
+        """
+        self.pending = (self.pending + 1) % self.every
+        return self.pending != 0
+
+    def build(self) -> None:
+        """Make the sums, outside a step; again does nothing."""
+        self._sums.build(optimizers.trained_by(self._optimizer))
+
+    def __call__(self, grads: list[Any], variables: list[Any], *, reduced: bool) -> list[Any] | None:
+        """What the optimizer does with the gradients of a batch, in a replica's context.
+
+        Args:
+            grads: Of this replica's rows, or of all where they are `reduced`.
+            variables: The variables, in the same order.
+            reduced: Whether the gradients are those of all replicas already.
+
+        Returns:
+            The mean of the gradients since the last update; None where they are only kept.
+        """
+        places = [optimizers.place_of(self._optimizer, variable) for variable in variables]
+        every: list[Any] = [None] * len(optimizers.trained_by(self._optimizer))
+        # What is kept is a sum over replicas: of what all have alike each has its part.
+        part = 1 / self._replicas if reduced else 1.0
+        for place, gradient in zip(places, grads, strict=True):
+            every[place] = gradient if part == 1.0 else scale(gradient, part)
+        if self.only_holds:
+            self._sums.add(every, 1.0 / self._replicas)
+            return None
+        sums, count = self._sums.take(every, 1.0 / self._replicas)
+        # A batch that a loss scale has skipped is not counted, here or in Keras.
+        return [scale(sums[place], 1 / (part * self._replicas * count)) for place in places]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {"pending": self.pending, "sums": self._sums.state() if self.pending else {}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on any topology.
+
+        Args:
+            state: What `state` returned.
+
+        Raises:
+            WrongUse: Where it was taken with another `gradient_accumulation_steps`.
+        """
+        pending = int(state["pending"])
+        if pending >= self.every:
+            raise WrongUse(
+                "The state must come from an optimizer that accumulates as many batches",
+                "Restore it there.",
+                pending=pending,
+                gradient_accumulation_steps=self.every,
+            )
+        self.pending = pending
+        if pending:
+            self.build()
+            self._sums.restore(state["sums"])
+
+
+class Accumulations:
+    """Those of all optimizers of a model that accumulate.
+
+    Args:
+        optimizers: The optimizers of a model.
+        strategy: Its strategy.
+    """
+
+    def __init__(self, optimizers: list[Any], strategy: Any) -> None:
+        self._each = [Accumulation(optimizer, strategy) for optimizer in optimizers]
+
+    def next(self) -> tuple[bool, ...]:
+        """Count a batch: for each optimizer, whether it makes no update yet."""
+        for one in self._each:
+            one.build()
+        return tuple(one.next() for one in self._each)
+
+    @contextlib.contextmanager
+    def during(self, only_hold: tuple[bool, ...]) -> Iterator[None]:
+        """While a step is traced: which of the optimizers only keep gradients.
+
+        Args:
+            only_hold: What `next` returned.
+        """
+        for one, holds in zip(self._each, only_hold, strict=True):
+            one.only_holds = holds
+        yield
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep."""
+        return {str(place): one.state() for place, one in enumerate(self._each)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, on any topology.
+
+        Args:
+            state: What `state` returned.
+        """
+        for place, one in enumerate(self._each):
+            one.restore(state[str(place)])
