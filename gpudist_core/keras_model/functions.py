@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
@@ -110,9 +111,10 @@ class StepFunction:
 
     def _logged(self, outputs: Any, seen: dict[int, tuple[Any, Any, Any]]) -> dict[str, Any]:
         """What the step returned but for results of metrics, which are read when all replicas have counted."""
-        outputs = outputs or {}
+        outputs = {} if outputs is None else outputs
         if not isinstance(outputs, dict):
-            raise TypeError(f"A step must return a dict of logs. Received: {outputs!r}. Return {{'loss': loss}}, or nothing.")
+            raise WrongUse("A step must return a dict of logs", "Return {'loss': loss}, or nothing.", returned=outputs)
+        outputs = _flat(outputs)
         self._plan = {name: seen[id(value)][1:] for name, value in outputs.items() if id(value) in seen}
         return {name: trainer.of_all(value) for name, value in outputs.items() if name not in self._plan}
 
@@ -163,6 +165,14 @@ class PredictFunction:
         if self._replicas.num_hosts > 1:
             return tf.nest.map_structure(lambda value: self._strategy.experimental_local_results(value)[0], outputs)
         return tf.nest.map_structure(lambda value: _concat(self._strategy.experimental_local_results(value)), outputs)
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs in logs beside the others, as Keras has them: the result of the metrics given to `compile` is a dict."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(_flat(value) if isinstance(value, dict) else {name: value})
+    return flat
 
 
 def _concat(parts: Any) -> Any:

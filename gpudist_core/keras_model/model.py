@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -179,8 +180,17 @@ class DistributedModel:
             if iterator is not None
             else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
         )
-        with strategy.scope():
+        with strategy.scope(), self._gpudist_without_call():
             trainer.build(self, spec)
+
+    @contextlib.contextmanager
+    def _gpudist_without_call(self) -> Iterator[None]:
+        """A model that trains itself need not be one that can be called: then its parts were made before."""
+        try:
+            yield
+        except RuntimeError:
+            if trainer.is_default(type(self), "train_step"):
+                raise
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the step of training."""

@@ -124,8 +124,29 @@ def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) ->
     return list(reduce(list(grads), list(variables)))
 
 
+def _build_outside(optimizer: Any, variables: list[Any]) -> None:
+    """Make an optimizer's variables while a replica's step is traced: on all replicas at once, outside the graph."""
+    import tensorflow as tf
+
+    def build(strategy: Any) -> None:
+        del strategy
+        with tf.init_scope():
+            if not optimizer.built:
+                optimizer.build(variables)
+
+    context = tf.distribute.get_replica_context()
+    build(None) if context is None else context.merge_call(build)
+
+
 class _Base:
-    """What both kinds share: a config that says what the user asked for."""
+    """What both kinds share: variables that can be made late, and a config that says what the user asked for."""
+
+    def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        me: Any = self
+        if not me.built and trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            _build_outside(self, trainable_variables)
+        super().apply(grads, trainable_variables=trainable_variables)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]

@@ -45,12 +45,13 @@ def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]]) -> Si
 
 
 def _static_inputs(steps: list[Step]) -> dict[int, Array]:
-    """Arguments that no step changes, where others change (else the whole data may be one batch)."""
+    """Arguments that no step changes, of other lengths than those that change: labels may well be alike in every batch."""
     arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
     known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
     known = {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
     same = {at: of_steps[0] for at, of_steps in known.items() if all(np.array_equal(of_steps[0], one) for one in of_steps)}
-    return same if len(same) < len(known) else {}
+    batch = {len(one) for at, of_steps in known.items() if at not in same for one in of_steps}
+    return {at: array for at, array in same.items() if batch and len(array) not in batch}
 
 
 def _whole(step: Step, at: int) -> Array | None:
