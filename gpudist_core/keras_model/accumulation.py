@@ -1,8 +1,8 @@
 """`gradient_accumulation_steps` of Keras's optimizers: which batch makes an update is decided before a step is compiled.
 
-As in Keras on one device, every batch calls `apply` and counts in the learning rate's schedule, every k-th one makes the update
-with the mean of the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where replicas cannot
-meet.
+As in Keras on one device, every batch calls `apply` and counts in the schedule of the rate, every k-th one makes the update
+with the mean of the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where
+replicas cannot meet.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ class StepFunction:
 
     def _read(self, values: dict[str, Any], sums: list[Any]) -> dict[str, Any]:
         results = self.results()
-        read = results.of(self._plan, sums or results.now()) if self._plan else {}
+        # On several hosts the step has summed already: one host alone may read its logs.
+        known = [self._strategy.experimental_local_results(value)[0] for value in sums]
+        read = results.of(self._plan, known or results.now()) if self._plan else {}
         for name, value in values.items():
             parts = self._strategy.experimental_local_results(value)
             read[name] = parts[0] if self._several_hosts else tf.add_n(parts)
