@@ -34,6 +34,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -167,7 +168,7 @@ class Report:
 
 
 class TraceWriter:
-    """Writes one host's part of a trace as the run goes on.
+    """Writes one host's part of a trace as the run goes on; from any thread.
 
     Args:
         directory: The folder `host-<number>`, made if it is not there.
@@ -181,6 +182,10 @@ class TraceWriter:
         self._events = (directory / "events.jsonl").open("w", encoding="utf-8")
         self._arrays = (directory / "arrays.bin").open("wb")
         self._budget = budget
+        # Steps are written by one thread, what collectives and the program tell by others. The end of the file is counted
+        # here: BufferedWriter.tell() beside another thread's flush() may answer with a place in between (CPython 3.11).
+        self._lock = threading.RLock()
+        self._end = 0
 
     def array(
         self, array: Array, *, share: int | None = None, rows: Array | None = None, whole: bool = False
@@ -200,9 +205,10 @@ class TraceWriter:
         flat = contents.reshape(-1)
         stride = self._stride(contents.nbytes, flat.size, share) if rows is None and not whole else 1
         kept = np.ascontiguousarray(flat[::stride])
-        at = self._arrays.tell()
-        self._arrays.write(kept.data if kept.size else b"")
-        self._budget -= kept.nbytes
+        with self._lock:
+            at = self._end
+            self._end += self._arrays.write(kept.data if kept.size else b"")
+            self._budget -= kept.nbytes
         entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape), "norm": _norm(flat)}
         if stride > 1:
             entry["stride"] = stride
@@ -218,9 +224,11 @@ class TraceWriter:
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Append one event; it is on disk when this returns, so that a killed host loses nothing it had written."""
-        self._arrays.flush()
-        self._events.write(json.dumps(event, separators=(",", ":")) + "\n")
-        self._events.flush()
+        line = json.dumps(event, separators=(",", ":")) + "\n"
+        with self._lock:
+            self._arrays.flush()
+            self._events.write(line)
+            self._events.flush()
 
     def close(self) -> None:
         """Close both files."""

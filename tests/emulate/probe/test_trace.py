@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +83,27 @@ def test_a_digest_tells_arrays_apart_by_bits_shape_and_type(array: np.ndarray) -
 def test_the_batch_is_what_shares_the_most_frequent_leading_dimension(rows: int, static: list[int]) -> None:
     dims = dict(enumerate([*static, rows, rows]))
     assert row_positions(dims) == [k for k, number in dims.items() if number == rows]
+
+
+def test_arrays_keep_their_place_while_another_thread_writes_events(tmp_path: Path) -> None:
+    Trace.describe(tmp_path, {"topology": "1x1"})
+    writer = TraceWriter(tmp_path / "host-0", budget=1 << 30)
+    over = threading.Event()
+
+    def write_events() -> None:
+        while not over.is_set():
+            writer.write({"event": "note"})
+
+    others = [threading.Thread(target=write_events) for _ in range(2)]
+    for other in others:
+        other.start()
+    entries = []
+    for number in range(3000):
+        entries.append(writer.array(np.full(10, number, np.float32)))
+        if number % 4 == 0:
+            writer.write({"event": "note"})
+    over.set()
+    for other in others:
+        other.join()
+    writer.close()
+    assert [entry["at"] for entry in entries] == [40 * number for number in range(3000)]
