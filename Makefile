@@ -10,7 +10,7 @@ WRONG := fixtures/bugs/loss_scaling_multiworker.py
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -51,6 +51,9 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies
 
 bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks
+
+features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes the README's table
+	$(BIN)/python -m benchmarks.features
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -30,6 +30,7 @@ def main() -> int:
                 said = ", ".join(f"{column} {cell['verdict']}" for column, cell in found.items())
                 print(f"{name}, {side}: {said}", file=sys.stderr, flush=True)
                 table.write(results)
+    table.show(results)
     return 0 if all(table.is_right(cell) for row in results.values() for cell in row.get("ours", {}).values()) else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ def cells(name: str, side: str, preload: Preload | None = None, columns: Sequenc
         columns: Which columns.
 
     Returns:
-        For each column the verdict, its first cause, and by how much it diverges, relative to the reference's value.
+        For each column the verdict, its first cause, by how much the first tensor that diverges does, and what was raised.
     """
     found = {}
     if side == "keras" and FEATURES[name].sharded:
-        return {column: {"verdict": "none", "cause": None, "error": None} for column in columns}
+        return {column: {"verdict": "none", "cause": None, "error": None, "raised": None} for column in columns}
     for kind in ("auto", "central-storage"):
         topologies = [c for c in columns if c != CENTRAL] if kind == "auto" else ["1x2"] * (CENTRAL in columns)
         if topologies:
@@ -47,4 +48,11 @@ def _cell(run: Any) -> dict[str, Any]:
         "verdict": run.verdict,
         "cause": deciding[0] if deciding else None,
         "error": float(f"{first.error:.2g}") if first is not None and first.error is not None else None,
+        "raised": _raised(run.failure),
     }
+
+
+def _raised(failure: str | None) -> str | None:
+    """The kind of error that ended a run, without its modules: the last line of a traceback that names one."""
+    named = [match[1] for line in (failure or "").splitlines() if (match := re.match(r"(?:\w+\.)*([A-Z]\w+)(?::|$)", line))]
+    return named[-1] if named else None

@@ -31,7 +31,7 @@ def markdown(results: dict[str, Any]) -> str:
     for name, feature in FEATURES.items():
         if name in results:
             row = results[name]
-            cells = [f"{_ours(row['ours'].get(c))} {_theirs(row.get('keras', {}).get(c))}".strip() for c in COLUMNS]
+            cells = [f"{_ours(row.get('ours', {}).get(c))} {_theirs(row.get('keras', {}).get(c))}".strip() for c in COLUMNS]
             lines.append(f"| {feature.title} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -47,7 +47,7 @@ def _theirs(cell: dict[str, Any] | None) -> str:
         return "/ ✔"
     if cell["verdict"] == "divergent":
         return f"/ ✘ {cell['error']:g}" if cell["error"] is not None else f"/ ✘ {cell['cause']}"
-    return f"/ {cell['verdict']}"
+    return f"/ ✘ {cell['raised'] or cell['verdict']}"
 
 
 def in_readme(text: str, results: dict[str, Any]) -> str:
@@ -58,6 +58,11 @@ def in_readme(text: str, results: dict[str, Any]) -> str:
 
 
 def write(results: dict[str, Any]) -> None:
-    """Put the results into features.json and into the README."""
-    RESULTS.write_text(json.dumps({name: results[name] for name in FEATURES if name in results}, indent=1) + "\n")
+    """Put the results into features.json, a row a line."""
+    kept = [f"{json.dumps(name)}: {json.dumps(results[name])}" for name in FEATURES if name in results]
+    RESULTS.write_text("{\n" + ",\n".join(kept) + "\n}\n")
+
+
+def show(results: dict[str, Any]) -> None:
+    """Put the table into the README."""
     README.write_text(in_readme(README.read_text(), results))
