@@ -34,9 +34,9 @@ def main() -> int:
 
 
 def _figures(wanted: list[str]) -> Iterator[Figure]:
-    from benchmarks import clusters, verification
+    from benchmarks import clusters, training, verification
 
-    for module in (clusters, verification):
+    for module in (clusters, verification, training):
         if not wanted or any(module.__name__.endswith(name) for name in wanted):
             yield from module.figures()
 

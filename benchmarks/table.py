@@ -19,6 +19,13 @@ WHAT = {
     "verify_40_steps": "`verify` on `1x4` of a compiled digits loop of 40 steps, all its runs: ratio",
     "verify_400_steps": "The same with 400 steps: ratio",
     "probed_step_1x4": "A recorded step on `1x4`, digits CNN, batch 256: ratio",
+    "own_step_1_1": "`TrainStep` on one device, digits CNN, batch 256: times as fast",
+    "own_step_1_4": "The same on `1x4`",
+    "fit_1_4": "`fit` of a `distributed` MLP on `1x4`, batch 64: times as fast",
+    "replicated_1_4": "A step that reads a `replicate`d table of 64 MB on `1x4`: times as fast",
+    "pipeline_1_1": "`Pipeline`, rows per second, shuffled, mapped, in batches of 256: times as fast",
+    "pipeline_1_4": "The same on `1x4`",
+    "sharded_memory": "A table of 1 GB in slices on `1x4`, trained: peak memory of the process, TensorFlow included, GB",
 }
 
 
