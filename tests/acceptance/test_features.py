@@ -1,0 +1,38 @@
+"""The README's table of features: complete, as measured, and still so where it is measured again here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.features import table
+from benchmarks.features.feature import FEATURES
+from benchmarks.features.judge import COLUMNS, cells
+from emulate.cluster import Preload
+
+MEASURED_AGAIN = ("empty", "clip-global-norm", "accumulation", "sharded", "train-step")
+
+
+def test_the_readme_shows_the_table_that_was_measured() -> None:
+    text = table.README.read_text()
+    assert table.in_readme(text, table.read()) == text
+
+
+def test_every_feature_was_judged_in_every_column_and_is_equivalent() -> None:
+    wrong = {
+        (name, column): table.read().get(name, {}).get("ours", {}).get(column)
+        for name in FEATURES
+        for column in COLUMNS
+        if not table.is_right(table.read().get(name, {}).get("ours", {}).get(column) or {"verdict": "not judged"})
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("name", MEASURED_AGAIN)
+def test_a_feature_is_equivalent_on_replicas_that_share_unevenly_and_on_several_hosts(name: str, preload: Preload) -> None:
+    found = cells(name, "ours", preload, columns=("1x3", "2x2"))
+    assert {column: cell["verdict"] for column, cell in found.items()} == {"1x3": "equivalent", "2x2": "equivalent"}
+
+
+def test_plain_keras_is_still_wrong_where_the_table_says_so(preload: Preload) -> None:
+    found = cells("clip-global-norm", "keras", preload, columns=("1x3", "2x2"))
+    assert (found["1x3"]["verdict"], found["2x2"]["raised"]) == ("divergent", "ValueError")
