@@ -21,6 +21,7 @@ class Device(str, Enum):
     """What computes."""
 
     CPU = "cpu"
+    GPU = "gpu"
     AUTO = "auto"
 
 
@@ -55,7 +56,7 @@ ModuleOption = Annotated[
     str | None,
     typer.Option("-m", metavar="MODULE", show_default=False, help="Instead of PROGRAM: a module, run as python -m runs it."),
 ]
-DeviceOption = Annotated[Device, typer.Option("--device", help="What computes.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="What computes; auto takes GPUs where each device gets one.")]
 NetworkOption = Annotated[
     Network,
     typer.Option("--network", help="Several hosts get a network of their own, or share this machine's."),

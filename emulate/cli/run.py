@@ -16,6 +16,7 @@ import typer
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network
+from emulate.devices import choose_device
 from emulate.errors import WrongUse
 from emulate.program import Program, own_traceback
 
@@ -45,10 +46,11 @@ def run(
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
 ) -> int:
-    """Run PROGRAM on an emulated topology: no recording, output passed through, the program's exit code."""
+    """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     shape = options.topologies([topology])[0]
     found = Program.find(options.program_target(program, module), program_args(context))
-    launch = partial(_launch, partial(_entry, found), shape, all_reduce.value, network.value)
+    choice = choose_device(device.value, [shape])
+    launch = partial(_launch, partial(_entry, found), shape, choice.kind, all_reduce.value, network.value)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -70,12 +72,14 @@ class _NeedsFreshProcess(Exception):
     """The program sets a variable of the environment that TensorFlow has read by now."""
 
 
-def _launch(entry: Callable[[Any], None], shape: Topology, all_reduce: str, network: str, *, imports: bool) -> int:
+def _launch(entry: Callable[[Any], None], shape: Topology, device: str, all_reduce: str, network: str, *, imports: bool) -> int:
     from emulate.cluster import ClusterPlan, Preload
 
     with Preload(imports=imports) as preload:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))  # so that it goes even when we are killed
-        plan = ClusterPlan(shape, entry, directory, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True)
+        plan = ClusterPlan(
+            shape, entry, directory, device=device, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True
+        )
         with preload.launch(plan) as cluster:
             return _watch(cluster)
 

@@ -19,6 +19,7 @@ from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
+from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, WrongUse
 from emulate.program import pickle_by_value
 from emulate.topology import Topology
@@ -33,6 +34,7 @@ class Cluster:
 
     Args:
         topology: `"2x2"` or a Topology.
+        device: `cpu`, `gpu` (this machine's GPUs, or slices of them), or `auto`: GPUs where each device can have its own.
         all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
         network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
         timeout: Seconds that one `run` may take; None for as long as it takes.
@@ -40,9 +42,13 @@ class Cluster:
         echo: Pass the hosts' output on to this process's own instead of keeping it for error messages.
         preload: The process to fork from, where several clusters share one; it stays when the cluster is left.
 
+    Attributes:
+        device: `cpu` or `gpu`: what computes.
+        notes: What the user should know, each once.
+
     Raises:
         WrongUse: For a topology or an option that cannot be.
-        Unavailable: Where hosts cannot be emulated.
+        Unavailable: Where hosts cannot be emulated, or lack GPUs.
 
     Example:
         >>> from emulate import Cluster
@@ -55,6 +61,7 @@ class Cluster:
         self,
         topology: str | Topology,
         *,
+        device: str = "auto",
         all_reduce: str = "auto",
         network: str = "own",
         timeout: float | None = 600,
@@ -67,6 +74,8 @@ class Cluster:
         _check_one_of("network", network, ("own", "host"))
         if timeout is not None and not timeout > 0:
             raise WrongUse(f"A time limit must be positive. Received: timeout={timeout!r}. Use None for no limit.")
+        choice = choose_device(device, [self.topology])
+        self.device = choice.kind
         self._all_reduce = all_reduce
         self._network = network
         self._timeout = timeout
@@ -74,7 +83,7 @@ class Cluster:
         self._echo = echo
         self._owns_preload = preload is None
         self._preload: Preload | None = preload or Preload(environment=self._early())
-        self.notes: list[str] = []
+        self.notes: list[str] = [choice.why] if choice.why and choice.kind == "gpu" else []
 
     def _early(self) -> dict[str, str]:
         return {name: value for name, value in self._environment.items() if is_read_at_import(name)}
@@ -126,6 +135,7 @@ class Cluster:
             topology=self.topology,
             entry=call,
             directory=directory,
+            device=self.device,
             all_reduce=self._all_reduce,
             network=self._network,
             environment=self._environment,

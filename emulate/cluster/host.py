@@ -24,6 +24,8 @@ from emulate.cluster.environ import Watch
 from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
+from emulate.devices import GpuShare
+from emulate.errors import Unavailable
 from emulate.imports import when_imported
 from emulate.topology import Topology
 
@@ -71,6 +73,7 @@ class HostSettings:
     topology: Topology
     all_reduce: str
     reference: bool
+    gpus: GpuShare | None
     entry: bytes
     environment: Mapping[str, str]
     search_path: tuple[str, ...]
@@ -196,8 +199,12 @@ def _install_devices(settings: HostSettings, context: HostContext) -> None:
     if settings.topology.has_several_hosts:
         when_imported("tensorflow.python.eager.context", wait_for_leader)
     num_devices = settings.topology.num_devices if context.role == "worker" else 1
-    plan = DevicePlan(num_devices, settings.topology.num_hosts, settings.all_reduce, settings.reference)
-    install(plan, context.note)
+    plan = DevicePlan(num_devices, settings.topology.num_hosts, settings.all_reduce, settings.reference, settings.gpus)
+    try:
+        install(plan, context.note)
+    except Unavailable as error:
+        context.send({"event": "unavailable", "text": str(error)})
+        raise
 
 
 def _leave(code: Any, context: HostContext) -> int:

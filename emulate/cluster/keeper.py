@@ -20,6 +20,7 @@ from emulate.cluster.isolation import Capability, Isolation, isolate
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
+from emulate.devices import GpuShare
 from emulate.errors import GpudistError
 
 
@@ -32,6 +33,7 @@ class Order:
     search_path: tuple[str, ...]
     cwd: Path
     supervisor: int
+    gpus: tuple[GpuShare, ...] = ()
 
 
 class Wakeups:
@@ -156,8 +158,9 @@ class _Keeper:
             topology=plan.topology,
             all_reduce=plan.all_reduce,
             reference=plan.reference,
+            gpus=self._gpus_of(number),
             entry=self._order.entry,
-            environment={**plan.environment, "TMPDIR": str(plan.directory / "tmp")},
+            environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(plan.directory / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
             tf_config=roles.tf_config(self._roles, ports, number),
@@ -166,6 +169,16 @@ class _Keeper:
             emulated=plan.emulated,
             waits_for_others=len(self._roles) > 1,
         )
+
+    def _gpus_of(self, number: int) -> GpuShare | None:
+        """Those of a host that trains; a chief and parameter servers have none."""
+        index = self._roles[:number].count("worker")
+        return self._order.gpus[index] if self._order.gpus and self._roles[number] == "worker" else None
+
+    def _gpu_environment(self, number: int) -> dict[str, str]:
+        """Read by CUDA when a host first asks for its GPUs, which nobody has done before the fork."""
+        gpus = self._gpus_of(number)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
 
     def _context(self, number: int, channel: Channel) -> host.HostContext:
         directory = self._plan.directory / f"host-{number}"

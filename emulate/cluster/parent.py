@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import final
 
 from emulate.cluster.channel import CONTROL, Channel
+from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Order
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.preload import Hello
@@ -81,18 +82,32 @@ class Preload:
             )
 
     def launch(self, plan: ClusterPlan) -> RunningCluster:
-        """Start a cluster; from any thread. What prevents it is raised by the cluster's `events`."""
+        """Start a cluster; from any thread. What prevents it is raised by the cluster's `events`.
+
+        On GPUs, which serve one cluster at a time, this waits until they are free.
+
+        Args:
+            plan: What to run.
+
+        Returns:
+            The cluster, to be left or ended by the caller.
+
+        Raises:
+            Unavailable: When this machine's GPUs do not suffice, or are not free in time.
+        """
         import cloudpickle
 
         entry = bytes(cloudpickle.dumps(plan.entry))
+        gpus = GpuHold.take(plan) if plan.device == "gpu" else None
         order = Order(
             plan=replace(plan, entry=_no_entry, directory=plan.directory.resolve()),
             entry=entry,
             search_path=tuple(sys.path),
             cwd=plan.cwd or Path.cwd(),
             supervisor=os.getpid(),
+            gpus=gpus.shares if gpus else (),
         )
-        cluster = RunningCluster(plan, self.directory / "preload.log")
+        cluster = RunningCluster(plan, self.directory / "preload.log", gpus)
         with contextlib.suppress(OSError), cluster.handing_over() as keeper_end:  # else it finds its keeper gone and says why
             with self._lock:
                 self._control.send(CONTROL, b"launch")

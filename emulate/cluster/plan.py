@@ -24,6 +24,7 @@ class ClusterPlan:
         entry: Called on every host's main thread, after the devices were installed. Sent with cloudpickle.
         directory: An existing folder; host i writes `host-<i>/stdout`, `stderr` and `stack.txt` there. What the
             program puts into its temporary folder, and copies of the user's folders, lie there until the end too.
+        device: `cpu`, or `gpu`: hosts get this machine's GPUs, or slices of them (`emulate.devices.choose_device` decides).
         all_reduce: Handed to `emulate.devices`.
         network: `own` (several hosts get a network of their own) or `host`.
         tf_config: Whether TF_CONFIG is set; None means: where the topology has several hosts.
@@ -40,6 +41,7 @@ class ClusterPlan:
     topology: Topology
     entry: Callable[[HostContext], Any]
     directory: Path
+    device: str = "cpu"
     all_reduce: str = "auto"
     network: str = "own"
     tf_config: bool | None = None

@@ -18,6 +18,7 @@ from typing import Any, final
 from emulate.cluster import stacks, system
 from emulate.cluster.channel import CONTROL, EVENT, RESULT, Channel, Inbox
 from emulate.cluster.echo import Echo
+from emulate.cluster.gpus import GpuHold
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.roles import host_name, roles_of
 from emulate.errors import Unavailable
@@ -35,6 +36,7 @@ class RunningCluster:
     Args:
         plan: What was asked for.
         log: What the pre-loaded parent writes.
+        gpus: The GPUs that are held for it; they are let go when it has ended.
 
     Attributes:
         plan: What was asked for.
@@ -44,12 +46,13 @@ class RunningCluster:
         isolation: What isolation is in force, in words.
     """
 
-    def __init__(self, plan: ClusterPlan, log: Path) -> None:
+    def __init__(self, plan: ClusterPlan, log: Path, gpus: GpuHold | None = None) -> None:
         self.plan = plan
         self.roles = roles_of(plan.topology)
         self.outcomes: list[HostOutcome] = []
-        self.notes: list[str] = []
+        self.notes: list[str] = [gpus.text] if gpus else []
         self.isolation = ""
+        self._gpus = gpus
         self._log = log
         self._lock = threading.RLock()
         self._pids: list[int] = []
@@ -153,6 +156,8 @@ class RunningCluster:
     def _take(self, number: int, event: Event) -> None:
         if event.get("event") == "started":
             self._started.add(number)
+        if event.get("event") == "unavailable":
+            raise Unavailable(event["text"])
         self._events.append((number, event))
 
     def _take_result(self, number: int, status: str, content: Any) -> None:
@@ -244,6 +249,8 @@ class RunningCluster:
             for channel in (self._keeper, *self._hosts):
                 channel.close()
             self._selector.close()
+            if self._gpus:
+                self._gpus.let_go()
             for number in range(len(self.roles)):
                 if all(outcome.host != number for outcome in self.outcomes):
                     self.outcomes.append(HostOutcome(number, "ended"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from emulate.devices.sharing import GpuShare
 from emulate.errors import WrongUse
 
 ALL_REDUCE = ("auto", "ring", "hierarchical", "one-device")
@@ -22,6 +23,7 @@ class DevicePlan:
         all_reduce: How replicas sum, one of `ALL_REDUCE`.
         reference: Whether this is the run on one device that others are compared with. There, a device that does not exist
             is folded onto the first, so that the same program runs.
+        gpus: The physical GPUs that the devices are, or are slices of; None where they are made of the CPU.
 
     Raises:
         WrongUse: When a number is below 1 or the all-reduce is unknown.
@@ -31,6 +33,7 @@ class DevicePlan:
     num_hosts: int = 1
     all_reduce: str = "auto"
     reference: bool = False
+    gpus: GpuShare | None = None
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:

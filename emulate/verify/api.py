@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emulate.devices import choose_device
 from emulate.errors import WrongUse
 from emulate.probe import Trace
 from emulate.program import Program
@@ -56,7 +57,8 @@ def verify(
             needs no arguments.
         topology: One topology or several, `"1x4"` or `["1x4", "2x2"]`.
         args: The program's command-line arguments.
-        device: `cpu`, or `auto`, which is the same until real devices can be verified.
+        device: `cpu`; `gpu`: this machine's GPUs, the reference's too, split where there are fewer than devices; or `auto`:
+            GPUs where every device of every topology can have one of its own.
         seed: Seeds Python, NumPy, TensorFlow and Keras on every host before the program starts.
         steps: Training steps to compare, None for all; the program is ended there.
         timeout: Seconds that one run may take.
@@ -74,7 +76,7 @@ def verify(
 
     Raises:
         WrongUse: When an argument cannot be meant; the text says what to do.
-        Unavailable: When this machine cannot run the emulation at all.
+        Unavailable: When this machine cannot run the emulation at all, or lacks the GPUs that were asked for.
 
     Example:
         >>> verdict = verify("train.py", topology=["1x4", "2x2"])  # doctest: +SKIP
@@ -84,15 +86,17 @@ def verify(
     from emulate.progress import Silent
 
     topologies = _topologies(topology)
-    _check(device, steps, timeout)
+    _check(steps, timeout)
+    choice = choose_device(device, topologies)
     found = program if isinstance(program, Program) else Program.find(program, args)
-    lacking = lack_of_memory(topologies)
+    lacking = {**lack_of_memory(topologies), **choice.lacking}
     fitting = [one for one in topologies if one not in lacking]
     settings = Settings(
         program=found,
         seed=seed,
         steps=steps,
         timeout=timeout,
+        device=choice.kind,
         network=network,
         all_reduce=all_reduce,
         precision=precision,
@@ -103,10 +107,10 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(fitting)
-        notes += _meetings(runner.meetings())
+        notes += [*([choice.why] if choice.why and choice.kind == "gpu" else []), *_meetings(runner.meetings())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
-    return Verdict(found.name, seed, "cpu", dict(settings.versions), reference, tuple(every), tuple(notes))
+    return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
 
 
 def _unavailable(topology: Topology, why: str) -> Run:
@@ -191,9 +195,7 @@ def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topol
     return list(dict.fromkeys(Topology.parse(one) for one in several or [DEFAULT_TOPOLOGY]))
 
 
-def _check(device: str, steps: int | None, timeout: float) -> None:
-    if device not in ("auto", "cpu"):
-        raise WrongUse(f"A verification runs on device 'cpu' (or 'auto', the same). Received: device={device!r}.")
+def _check(steps: int | None, timeout: float) -> None:
     if steps is not None and steps < 1:
         raise WrongUse(f"At least one step must be compared. Received: steps={steps}. None compares all.")
     if timeout <= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,19 @@ from emulate import devices
 from emulate.imports import when_imported
 from emulate.probe import Probe, ProbePlan, Writes
 from emulate.program import Program
+
+COMPARABLE_ON_GPUS = {
+    name: os.environ.get(name, value)
+    for name, value in {
+        # float32 means float32: TF32 rounds products to 10 bits, far above any noise floor of float32.
+        "NVIDIA_TF32_OVERRIDE": "0",
+        # Kernels that add in whatever order threads arrive would make every run differ from its own repeat. An operation
+        # that has no deterministic kernel raises then: who needs it sets this to 0 and gets a wider noise floor.
+        "TF_DETERMINISTIC_OPS": "1",
+        "TF_CUDNN_DETERMINISTIC": "1",
+    }.items()
+}
+"""What hosts on GPUs have in their environment when runs are compared; what the user has set stays."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +35,21 @@ class RecordedProgram:
         plan: How to record it; None runs it unprobed.
         seed: Seeds Python, NumPy, TensorFlow and Keras; None leaves them alone.
         precision: Keras's float type.
+        device: `cpu` or `gpu`; on GPUs TF32 is off.
     """
 
     program: Program
     plan: ProbePlan | None
     seed: int | None
     precision: str = "float32"
+    device: str = "cpu"
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
         if self.seed is not None:
             seed_everything(self.seed, self.precision)
+        if self.device == "gpu":
+            when_imported("tensorflow", _without_tf32)
         Writes(context.is_private, lambda path: context.send({"event": "wrote", "path": path})).install()
         if self.plan is None:
             self.program.start(context.path)
@@ -76,6 +94,12 @@ def _without_graph_optimization() -> None:
         original({"disable_meta_optimizer": False, **options})
 
     tf.config.optimizer.set_experimental_options = set_experimental_options
+
+
+def _without_tf32() -> None:
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 def _seed_tensorflow(seed: int) -> None:

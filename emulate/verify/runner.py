@@ -17,7 +17,7 @@ from emulate.cluster import ClusterPlan, Preload, remove_tree
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.host import RecordedProgram
+from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
 from emulate.verify.result import RunResult
 from emulate.verify.watch import Watch
 
@@ -37,6 +37,7 @@ class Settings:
     seed: int = 0
     steps: int | None = 20
     timeout: float = 300.0
+    device: str = "cpu"
     network: str = "own"
     all_reduce: str = "auto"
     precision: str = "float32"
@@ -71,6 +72,7 @@ class Runner:
         self._kept = directory
         self._directory = directory or Path()
         self._progress = progress
+        workers = 1 if settings.device == "gpu" else workers  # a GPU serves one cluster at a time
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -196,7 +198,7 @@ class Runner:
         program = settings.program
         if reference and settings.reference_args is not None:
             program = replace(program, args=settings.reference_args)
-        return RecordedProgram(program, plan, settings.seed, settings.precision)
+        return RecordedProgram(program, plan, settings.seed, settings.precision, settings.device)
 
     def _cluster_plan(self, topology: Topology, folder: Path, entry: RecordedProgram, reference: bool) -> ClusterPlan:
         settings = self._settings
@@ -204,6 +206,8 @@ class Runner:
             topology=topology,
             entry=entry,
             directory=folder,
+            device=settings.device,
+            environment=COMPARABLE_ON_GPUS if settings.device == "gpu" else {},
             all_reduce=settings.all_reduce,
             network=settings.network,
             tf_config=settings.tf_config if reference else None,
@@ -222,6 +226,7 @@ class Runner:
             "seed": settings.seed,
             "steps": settings.steps,
             "precision": settings.precision,
+            "device": settings.device,
             "versions": dict(settings.versions),
         }
         Trace.describe(plan.trace, about)

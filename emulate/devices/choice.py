@@ -1,0 +1,169 @@
+"""CPU or GPU: what `--device` means on this machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.devices.inventory import Inventory, find_gpus
+from emulate.devices.sharing import LEAST_GPU, distinct, share_out
+from emulate.errors import Unavailable, WrongUse
+from emulate.topology import Topology
+
+DEVICES = ("cpu", "gpu", "auto")
+_LIMIT_SECONDS = 120
+_ASK_TENSORFLOW = """
+import json
+import tensorflow as tf
+gpus = [{"name": d.name, **{k: str(v) for k, v in tf.config.experimental.get_device_details(d).items()}}
+        for d in tf.config.list_physical_devices("GPU")]
+print("\\n" + json.dumps({"tensorflow": tf.__version__, "with_cuda": tf.test.is_built_with_cuda(), "gpus": gpus}))
+"""
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """What computes.
+
+    Attributes:
+        kind: `cpu` or `gpu`.
+        why: Why `auto` chose it; empty where it was asked for.
+        lacking: Why a topology cannot be had, for each of which that is so, while others can.
+    """
+
+    kind: str
+    why: str = ""
+    lacking: dict[Topology, str] = field(default_factory=dict)
+
+
+def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
+    """Decide what computes on this machine: one kind for all topologies, and for the reference.
+
+    Args:
+        device: `cpu`, `gpu`, or `auto`: GPUs where each device of every topology can have one of its own.
+        topologies: What is to run, at least one.
+
+    Returns:
+        The choice.
+
+    Raises:
+        WrongUse: For another word.
+        Unavailable: When `gpu` is asked for, and no topology can be had on this machine's GPUs.
+
+    Example:
+        >>> choose_device("cpu", [Topology.parse("1x4")]).kind
+        'cpu'
+    """
+    check_device(device)
+    if device == "cpu":
+        return DeviceChoice("cpu")
+    return decide(device, topologies, find_gpus(), what_tensorflow_says)
+
+
+def check_device(device: str) -> None:
+    """Refuse a word that is no kind of device.
+
+    Args:
+        device: The word.
+
+    Raises:
+        WrongUse: When it is none of `DEVICES`.
+    """
+    if device not in DEVICES:
+        raise WrongUse(f"What computes is one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
+
+
+def decide(
+    device: str, topologies: Sequence[Topology], inventory: Inventory, ask: Callable[[], dict[str, Any]]
+) -> DeviceChoice:
+    """Decide between `gpu` and `cpu`.
+
+    Args:
+        device: `gpu` or `auto`.
+        topologies: What is to run.
+        inventory: The GPUs of this machine.
+        ask: Says what TensorFlow sees; called where there are GPUs, since it takes seconds.
+
+    Returns:
+        The choice.
+
+    Raises:
+        Unavailable: When `gpu` is asked for and cannot be had.
+    """
+    blind = _why_blind(inventory, ask) if inventory.gpus else inventory.why
+    if device == "auto":
+        why = blind or _why_too_few(inventory, topologies)
+        return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}.") if why else _on_gpus(inventory)
+    if blind:
+        numbers = ", ".join(f"{topology} has {topology.num_replicas}" for topology in topologies)
+        raise Unavailable(
+            f"A GPU that TensorFlow can use is needed. Received: device='gpu' for the devices of a topology ({numbers}), where "
+            f"{blind}. Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
+        )
+    lacking = {topology: why for topology in topologies if (why := _why_lacking(inventory, topology))}
+    if len(lacking) == len(topologies):
+        raise Unavailable(next(iter(lacking.values())))
+    return DeviceChoice("gpu", lacking=lacking)
+
+
+def _on_gpus(inventory: Inventory) -> DeviceChoice:
+    return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {len(inventory.gpus)}.")
+
+
+def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:
+    """Why TensorFlow cannot use the GPUs that the driver has; empty where it can."""
+    answer = ask()
+    if answer["tensorflow"] is None:
+        return f"TensorFlow cannot be asked ({answer['tensorflow_error']})"
+    number, parts = len(inventory.gpus), any(gpu.is_part for gpu in inventory.gpus)
+    if len(answer["gpus"]) >= (1 if parts else number):
+        return ""
+    cure = "install tensorflow[and-cuda]" if answer.get("with_cuda") else "this TensorFlow was built without CUDA"
+    return f"the driver has {number} GPUs and TensorFlow sees {len(answer['gpus'])} of them ({cure})"
+
+
+def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
+    usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
+    for topology in topologies:
+        if not distinct(usable, topology):
+            wanted = f"{topology} has {topology.num_replicas} devices, and {len(usable)} GPUs are free"
+            return f"{wanted} (--device gpu splits them)" if usable else wanted
+    return ""
+
+
+def _why_lacking(inventory: Inventory, topology: Topology) -> str:
+    try:
+        share_out(inventory, topology)
+    except Unavailable as error:
+        return str(error)
+    return ""
+
+
+def what_tensorflow_says() -> dict[str, Any]:
+    """TensorFlow's version and the GPUs it sees, in a process of its own, or why it could not be asked.
+
+    Returns:
+        `tensorflow` (its version, or None with `tensorflow_error`), `with_cuda`, and `gpus`, dictionaries with a name.
+    """
+    return dict(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+@functools.cache
+def _ask(_visible: str | None) -> dict[str, Any]:
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    nothing: dict[str, Any] = {"tensorflow": None, "gpus": []}
+    try:
+        command = [sys.executable, "-c", _ASK_TENSORFLOW]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=quiet, check=False)
+    except subprocess.TimeoutExpired:
+        return {**nothing, "tensorflow_error": f"import tensorflow took more than {_LIMIT_SECONDS} s"}
+    if done.returncode:
+        return {**nothing, "tensorflow_error": (done.stderr.strip().splitlines() or ["it ended"])[-1]}
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer

@@ -1,0 +1,156 @@
+"""The GPUs of this machine as the driver tells them (NVML): asking it starts no CUDA, which no process may have that forks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+MIB = 1 << 20
+_TF32_SINCE = (8, 0)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG instance of one.
+
+    Attributes:
+        index: The number of the GPU in the driver's order, that of the PCI bus.
+        uuid: What CUDA_VISIBLE_DEVICES takes.
+        name: The model.
+        total: Bytes of memory.
+        free: Bytes that nobody uses now.
+        capability: CUDA's compute capability.
+        is_part: Whether it is a MIG instance, of which CUDA shows one to a process.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total: int
+    free: int
+    capability: tuple[int, int] = (0, 0)
+    is_part: bool = False
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether float32 matrix products may be rounded to TF32, from Ampere on."""
+        return self.capability >= _TF32_SINCE
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The GPUs that this process may use.
+
+    Attributes:
+        gpus: In the order of CUDA_VISIBLE_DEVICES, else of the driver.
+        driver: The driver's version; None where there is none.
+        why: Why there is no GPU; empty where there is one.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    why: str = ""
+
+
+def find_gpus() -> Inventory:
+    """Ask the driver, and leave out what CUDA_VISIBLE_DEVICES hides.
+
+    Returns:
+        The GPUs, or why there is none.
+
+    Example:
+        >>> inventory = find_gpus()
+        >>> bool(inventory.gpus) != bool(inventory.why)
+        True
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Inventory(why=f"no NVIDIA driver answers: {error}")
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        found = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _gpus_at(pynvml, index)]
+    except pynvml.NVMLError as error:
+        return Inventory(why=f"the NVIDIA driver cannot say which GPUs there are: {error}")
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+    return _shown(found, driver, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _shown(found: Sequence[Gpu], driver: str, wanted: str | None) -> Inventory:
+    gpus = visible(found, wanted)
+    if not found:
+        return Inventory((), driver, "the NVIDIA driver finds no GPU")
+    return Inventory(gpus, driver, "" if gpus else f"CUDA_VISIBLE_DEVICES={wanted!r} hides all {len(found)}")
+
+
+def visible(gpus: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
+    """What CUDA_VISIBLE_DEVICES leaves, read as CUDA reads it: what follows an entry that names none does not count.
+
+    Args:
+        gpus: All GPUs.
+        wanted: The variable; None where it is not set.
+
+    Returns:
+        Those it names, in its order: by number, or by the beginning of a UUID. Numbers count in the order of the PCI bus.
+    """
+    if wanted is None:
+        return tuple(gpus)
+    named: list[Gpu] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        gpu = _named(gpus, entry)
+        if gpu is None:
+            break
+        if gpu in named:  # CUDA then shows none at all
+            return ()
+        named.append(gpu)
+    return tuple(named)
+
+
+def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
+    if entry.isdigit():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    matching = [gpu for gpu in gpus if entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None
+
+
+def _gpus_at(nvml: Any, index: int) -> Iterator[Gpu]:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    name, capability = _text(nvml.nvmlDeviceGetName(device)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(device))
+    instances = list(_mig_instances(nvml, device))
+    for part in instances or [device]:
+        total, free = _memory(nvml, part)
+        shown = f"{name} (MIG)" if instances else name
+        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, bool(instances))
+
+
+def _mig_instances(nvml: Any, device: Any) -> Iterator[Any]:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(device)
+        number = nvml.nvmlDeviceGetMaxMigDeviceCount(device) if current == nvml.NVML_DEVICE_MIG_ENABLE else 0
+    except nvml.NVMLError_NotSupported:
+        return
+    for i in range(number):
+        with contextlib.suppress(nvml.NVMLError_NotFound):
+            yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, i)
+
+
+def _memory(nvml: Any, device: Any) -> tuple[int, int]:
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(device)
+    except nvml.NVMLError_NotSupported:  # a GPU that shares the processor's memory
+        shared = psutil.virtual_memory()
+        return int(shared.total), int(shared.available)
+    return int(memory.total), int(memory.free)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

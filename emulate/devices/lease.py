@@ -1,0 +1,78 @@
+"""One cluster at a time on a GPU: what a slice can have is counted from free memory, which two must not count at once."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import final
+
+from emulate.errors import Unavailable
+
+_POLL_SECONDS = 0.02
+_mine: dict[str, int] = {}  # GPU: the thread of this process that holds it
+
+
+@final
+class GpuLease:
+    """Holds GPUs for one cluster, against every other process of this machine; it goes with this process.
+
+    Each GPU is a name in Linux's abstract socket namespace: nothing is left behind on disk, whatever ends the process.
+
+    Args:
+        uuids: Which GPUs.
+        patience: Seconds to wait for those who hold them.
+
+    Raises:
+        Unavailable: When they are not free in time, or when the caller's own thread holds them.
+    """
+
+    def __init__(self, uuids: Sequence[str], patience: float = 600) -> None:
+        self._held: list[tuple[str, socket.socket]] = []
+        until = time.monotonic() + patience
+        try:
+            for uuid in sorted(uuids):  # in one order for all, so that no two wait for each other
+                self._held.append((uuid, _take(uuid, until, patience)))
+                _mine[uuid] = threading.get_ident()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let others have them."""
+        while self._held:
+            uuid, held = self._held.pop()
+            _mine.pop(uuid, None)
+            held.close()
+
+    def __enter__(self) -> GpuLease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _take(uuid: str, until: float, patience: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    while True:
+        try:
+            sock.bind(f"\0gpudist-{uuid}" if sys.platform == "linux" else "")
+        except OSError:
+            if _mine.get(uuid) == threading.get_ident():
+                sock.close()
+                raise Unavailable(
+                    f"A GPU serves one cluster at a time. Received: a second cluster on GPU {uuid} beside a running one of the "
+                    "same thread. End the first one before."
+                ) from None
+            if time.monotonic() > until:
+                sock.close()
+                raise Unavailable(
+                    f"A GPU serves one cluster at a time. Received: GPU {uuid}, which others held for {patience:g} s. "
+                    "Run one after the other, or give each its own GPUs by CUDA_VISIBLE_DEVICES."
+                ) from None
+            time.sleep(_POLL_SECONDS)
+        else:
+            return sock

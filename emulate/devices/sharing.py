@@ -1,0 +1,201 @@
+"""Which host computes on which GPU: arithmetic on an inventory, which touches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from emulate.devices.inventory import MIB, Gpu, Inventory
+from emulate.errors import Unavailable
+from emulate.topology import Topology
+
+PROCESS_RESERVE = 768 * MIB
+"""What a process takes of a GPU besides the memory that TensorFlow hands out: CUDA's context, its libraries, NCCL's buffers."""
+GPU_RESERVE = 256 * MIB
+LEAST_SLICE = 256 * MIB
+LEAST_GPU = PROCESS_RESERVE + GPU_RESERVE + LEAST_SLICE
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """The GPUs of one host.
+
+    Attributes:
+        visible: UUIDs of the physical ones, in the order in which TensorFlow will number them.
+        slices: For each of them the MiB of every logical GPU that is made of it; empty: it stays whole.
+    """
+
+    visible: tuple[str, ...]
+    slices: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether the devices are parts of GPUs."""
+        return bool(self.slices)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the host has."""
+        return sum(map(len, self.slices)) if self.slices else len(self.visible)
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """For each device which of the visible GPUs it is, or is part of."""
+        parts = self.slices or ((0,),) * len(self.visible)
+        return tuple(number for number, slices in enumerate(parts) for _ in slices)
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """Who gets what in a topology.
+
+    Attributes:
+        hosts: One share for each host that trains.
+        text: What the user should know about it.
+    """
+
+    hosts: tuple[GpuShare, ...]
+    text: str
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether devices are parts of GPUs."""
+        return self.hosts[0].is_sliced
+
+
+def share_out(inventory: Inventory, topology: Topology) -> Allotment:
+    """Give each device of a topology a GPU of its own where there are enough, else an equal slice of one.
+
+    GPUs of one model are preferred, and those with the most free memory.
+
+    Args:
+        inventory: What there is.
+        topology: What is asked for.
+
+    Returns:
+        The shares of the hosts that train; a chief and parameter servers get none.
+
+    Raises:
+        Unavailable: When there is too little.
+    """
+    usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
+    chosen = distinct(usable, topology)
+    if chosen:
+        return Allotment(_whole(chosen, topology), _about_whole(chosen, topology))
+    cut = max((_sliced(group, topology) for group in _prefixes(usable)), key=lambda one: one.rank, default=None)
+    if cut is None or cut.size < LEAST_SLICE:
+        raise Unavailable(_too_little(inventory, topology))
+    return Allotment(_slices(cut, topology), _about_slices(cut, topology))
+
+
+def distinct(gpus: Sequence[Gpu], topology: Topology) -> list[Gpu]:
+    """A GPU for each device, hosts one after the other; empty where there are too few."""
+    if any(gpu.is_part for gpu in gpus) and topology.num_devices > 1:  # CUDA shows a process one MIG instance
+        return []
+    number = topology.num_replicas
+    groups = [*_alike(gpus), list(gpus)]  # of several models only where none suffices
+    enough = [sorted(group, key=_most_free)[:number] for group in groups if len(group) >= number]
+    return sorted(enough[0], key=gpus.index) if enough else []
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A way to slice GPUs: the GPU of each device, and what each device gets."""
+
+    gpus: tuple[Gpu, ...]
+    owners: tuple[int, ...]
+    size: int
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.size, len(self.gpus)
+
+
+def _sliced(gpus: Sequence[Gpu], topology: Topology) -> _Cut:
+    owners = _owners(gpus, topology)
+    used = sorted(set(owners))
+    size = min(_size(gpus[number], number, owners, topology) for number in used)
+    return _Cut(tuple(gpus[number] for number in used), tuple(used.index(number) for number in owners), size)
+
+
+def _owners(gpus: Sequence[Gpu], topology: Topology) -> tuple[int, ...]:
+    """The number of the GPU that each device is part of: in turn, as evenly as can be."""
+    devices = range(topology.num_replicas)
+    if any(gpu.is_part for gpu in gpus):
+        number = min(len(gpus), topology.num_hosts)
+        return tuple(device // topology.num_devices * number // topology.num_hosts for device in devices)
+    number = min(len(gpus), topology.num_replicas)
+    return tuple(device * number // topology.num_replicas for device in devices)
+
+
+def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> int:
+    """Bytes for each slice of one GPU, whole MiB."""
+    here = [device for device, owner in enumerate(owners) if owner == number]
+    processes = len({device // topology.num_devices for device in here})
+    return (gpu.free - GPU_RESERVE - processes * PROCESS_RESERVE) // len(here) // MIB * MIB
+
+
+def _whole(gpus: Sequence[Gpu], topology: Topology) -> tuple[GpuShare, ...]:
+    each = topology.num_devices
+    return tuple(GpuShare(tuple(gpu.uuid for gpu in gpus[at : at + each])) for at in range(0, len(gpus), each))
+
+
+def _slices(cut: _Cut, topology: Topology) -> tuple[GpuShare, ...]:
+    each, size = topology.num_devices, cut.size // MIB
+    shares = []
+    for at in range(0, topology.num_replicas, each):
+        owned = [(owner, len(list(same))) for owner, same in groupby(cut.owners[at : at + each])]
+        shares.append(GpuShare(tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)))
+    return tuple(shares)
+
+
+def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
+    """GPUs of one model together, the larger groups first."""
+    models: dict[tuple[str, tuple[int, int]], list[Gpu]] = {}
+    for gpu in gpus:
+        models.setdefault((gpu.name, gpu.capability), []).append(gpu)
+    return sorted(models.values(), key=lambda group: -sum(gpu.free for gpu in group))
+
+
+def _prefixes(gpus: Iterable[Gpu]) -> Iterable[list[Gpu]]:
+    """The GPUs of each model, the one with the most free memory alone, the two with the most, and so on."""
+    for group in _alike(gpus):
+        ordered = sorted(group, key=_most_free)
+        yield from (sorted(ordered[:number], key=group.index) for number in range(1, len(ordered) + 1))
+
+
+def _most_free(gpu: Gpu) -> tuple[int, int]:
+    return -gpu.free, gpu.index
+
+
+def _about_whole(gpus: Sequence[Gpu], topology: Topology) -> str:
+    mixed = " They are of several models, which round differently." if len({gpu.name for gpu in gpus}) > 1 else ""
+    return f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device.{mixed}"
+
+
+def _about_slices(cut: _Cut, topology: Topology) -> str:
+    return (
+        f"{topology} ran on {_count(len(cut.gpus))} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
+        f"{cut.size / (1 << 30):.1f} GiB, one for each device: NCCL, which refuses two ranks on one GPU, is not what ran, and "
+        "times say nothing."
+    )
+
+
+def _too_little(inventory: Inventory, topology: Topology) -> str:
+    there = [f"{gpu.name} with {gpu.free // MIB} MiB free" for gpu in inventory.gpus]
+    has = f"{_count(len(there))} ({', '.join(there)})" if there else f"no GPU ({inventory.why})"
+    return (
+        f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {PROCESS_RESERVE // MIB} MiB "
+        f"for each process and {GPU_RESERVE // MIB} MiB. Received: device='gpu', topology='{topology}' with "
+        f"{topology.num_replicas} devices, where this machine has {has}. Ask for fewer devices, free the GPUs, or use "
+        "--device cpu."
+    )
+
+
+def _count(number: int) -> str:
+    return f"{number} GPU{'s' if number > 1 else ''}"
+
+
+def _models(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
