@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from emulate.cluster import Cluster
+    from emulate.pool import Pool
     from emulate.report import assert_equivalent
     from emulate.topology import Topology
     from emulate.verify import Verdict, verify
 
-__all__ = ["Cluster", "Topology", "Verdict", "assert_equivalent", "verify"]
+__all__ = ["Cluster", "Pool", "Topology", "Verdict", "assert_equivalent", "verify"]
 
 _HOMES = {
     "Cluster": "emulate.cluster",
+    "Pool": "emulate.pool",
     "Topology": "emulate.topology",
     "Verdict": "emulate.verify",
     "assert_equivalent": "emulate.report",

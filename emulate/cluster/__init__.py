@@ -1,10 +1,12 @@
 """Hosts as processes: the pre-loaded parent that forks them, their isolation, their supervision and their end."""
 
 from emulate.cluster.cluster import Cluster
+from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.hang import Hang, HangJudge
-from emulate.cluster.host import HostContext
+from emulate.cluster.host import HostContext, describe
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
+from emulate.cluster.roles import roles_of
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
 
@@ -18,5 +20,8 @@ __all__ = [
     "Preload",
     "RemoteError",
     "RunningCluster",
+    "describe",
+    "is_read_at_import",
     "remove_tree",
+    "roles_of",
 ]

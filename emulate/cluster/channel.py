@@ -13,6 +13,9 @@ _BUFFER = 1 << 20
 
 EVENT = b"e"  # JSON of an event
 RESULT = b"r"  # pickle of how a host's entry ended
+JOB = b"j"  # what the supervisor asks of a host whose entry receives
+ANSWER = b"a"  # pickle of an event, which then need not be JSON
+LEAVE = b"l"  # all hosts are over
 CONTROL = b"c"  # pickle of a message between the supervisor, the pre-loaded parent and a keeper
 
 

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from emulate.cluster import stacks, system
-from emulate.cluster.channel import EVENT, RESULT, Channel
+from emulate.cluster.channel import ANSWER, EVENT, RESULT, Channel
 from emulate.cluster.environ import Watch
 from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
@@ -52,6 +52,15 @@ class HostContext:
         """Tell the supervisor something that JSON can say; from any thread."""
         with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
             self._channel.send(EVENT, json.dumps(event, separators=(",", ":")).encode())
+
+    def answer(self, event: Mapping[str, Any]) -> None:
+        """As `send`, for what pickle can say: the supervisor unpickles it."""
+        with contextlib.suppress(OSError):
+            self._channel.send(ANSWER, pickle.dumps(dict(event)))
+
+    def receive(self) -> bytes:
+        """Wait for what the supervisor sends with `RunningCluster.tell`; EOFError when it is gone."""
+        return self._channel.receive()[1]
 
     def path(self, path: Path) -> Path:
         """Where a file of the user lies in this run: the same place, unless a working copy stands in for a view."""
@@ -258,7 +267,7 @@ def _pickle_error(error: BaseException) -> bytes | None:
 def _wait_for_others(sock: socket.socket) -> None:
     """Stay until all are over: a host that leaves first takes the connections of the others with it."""
     with contextlib.suppress(OSError):
-        sock.recv(1)
+        sock.recv(64)
 
 
 def _flush() -> None:

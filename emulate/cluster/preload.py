@@ -35,6 +35,7 @@ _LATE = (
     "multiprocessing.synchronize",
     "concurrent.futures.thread",
     "emulate.devices",
+    "emulate.pool",
     "emulate.probe",
     "emulate.program",
 )

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, final
 
 from emulate.cluster import stacks, system
-from emulate.cluster.channel import CONTROL, EVENT, RESULT, Channel, Inbox
+from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.plan import ClusterPlan, HostOutcome
@@ -147,6 +147,8 @@ class RunningCluster:
         for kind, body in inbox.receive(self._hosts[number].socket):
             if kind == EVENT:
                 self._take(number, json.loads(body))
+            elif kind == ANSWER:
+                self._take(number, pickle.loads(body))
             elif kind == RESULT:
                 self._take_result(number, *pickle.loads(body))
         if inbox.is_closed:
@@ -216,7 +218,12 @@ class RunningCluster:
         self._is_told_to_leave = True
         for channel in self._hosts:
             with contextlib.suppress(OSError):
-                channel.socket.send(b"l", 0x40)  # MSG_DONTWAIT
+                channel.send(LEAVE, b"")
+
+    def tell(self, host: int, message: bytes) -> None:
+        """Send a host what its entry gets from `HostContext.receive`; a few kilobytes at most, larger things by a file."""
+        with contextlib.suppress(OSError):  # one that is gone is reported by its end
+            self._hosts[host].send(JOB, message)
 
     def cpu_seconds(self, host: int) -> float:
         """Processor time a host has used so far."""

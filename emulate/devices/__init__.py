@@ -1,6 +1,6 @@
 """A host's CPU as emulated GPUs, so that a program that was written for GPUs just works."""
 
-from emulate.devices.all_reduce import all_reduce_in_use
+from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
 from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device
 from emulate.devices.install import install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
@@ -27,4 +27,5 @@ __all__ = [
     "find_gpus",
     "install",
     "share_out",
+    "strategies_made",
 ]

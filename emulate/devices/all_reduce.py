@@ -16,11 +16,23 @@ from emulate.devices.plan import DevicePlan, Note
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
 _in_use = "none"
+_num_strategies = 0
 
 
 def all_reduce_in_use() -> str:
     """How replicas are summed in this process: `ring`, `hierarchical`, `one-device`, or `none` before there is a strategy."""
     return _in_use
+
+
+def strategies_made(number: int | None = None) -> int:
+    """How many strategies this process has made; with a number, it goes on counting from there.
+
+    Hosts that run program after program agree on the keys of collectives when they count alike.
+    """
+    global _num_strategies
+    if number is not None:
+        _num_strategies = number
+    return _num_strategies
 
 
 class AllReduceChoice:
@@ -34,7 +46,6 @@ class AllReduceChoice:
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self._wish = plan.all_reduce
         self._note = note
-        self._num_strategies = 0
 
     def for_mirrored(self, asked: Any, num_devices: int) -> Any:
         """The cross-device operation of a MirroredStrategy; None means TensorFlow's default, the ring."""
@@ -60,8 +71,7 @@ class AllReduceChoice:
 
         A second strategy of another size would otherwise abort all collectives of the process.
         """
-        self._num_strategies += 1
-        owner._collective_key_base = self._num_strategies * _KEYS_APART
+        owner._collective_key_base = strategies_made(strategies_made() + 1) * _KEYS_APART
 
     def without_nccl(self) -> None:
         """NCCL has no kernels for CPUs: options that ask for it mean the ring."""

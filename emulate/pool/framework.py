@@ -1,0 +1,132 @@
+"""What of TensorFlow and Keras a job may change: generators, names, caches, settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from emulate.pool import upstream
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Something that is set for the whole process; without `put`, it cannot be put back."""
+
+    name: str
+    get: Callable[[], Any]
+    put: Callable[[Any], Any] | None = None
+
+
+class Settings:
+    """The settings at one moment."""
+
+    def __init__(self) -> None:
+        self._settings = _settings()
+        self._values = {setting.name: setting.get() for setting in self._settings}
+
+    def begin(self) -> None:
+        """Make the generators those of a process that has just started."""
+        upstream.forget_seeds()
+
+    def restore(self) -> list[str]:
+        """Put back what can be; what cannot."""
+        changed = [one for one in self._settings if one.get() != self._values[one.name]]
+        for setting in changed:
+            if setting.put is not None:
+                setting.put(self._values[setting.name])
+        upstream.forget_names()
+        upstream.forget_seeds()
+        stuck = [one.name for one in changed if one.put is None or one.get() != self._values[one.name]]
+        reasons = [f"it changed {', '.join(stuck)}"] if stuck else []
+        return reasons + upstream.unhealthy()
+
+
+def is_running() -> bool:
+    """Whether TensorFlow's runtime is up in this process."""
+    return upstream.is_runtime_initialized()
+
+
+def num_strategies() -> int:
+    """How many strategies this process has made."""
+    return upstream.num_strategies()
+
+
+def continue_strategies(number: int) -> None:
+    """Count the strategies on from here."""
+    upstream.continue_strategies(number)
+
+
+def _settings() -> list[_Setting]:
+    found = []
+    if "numpy" in sys.modules:
+        found += _of_numpy()
+    if "tensorflow" in sys.modules:
+        found += _of_tensorflow()
+    if "keras" in sys.modules:
+        found += _of_keras()
+    return found
+
+
+def _of_numpy() -> list[_Setting]:
+    import numpy as np
+
+    return [
+        _Setting("numpy.seterr", np.geterr, lambda value: np.seterr(**value)),
+        _Setting("numpy.set_printoptions", lambda: repr(np.get_printoptions())),
+    ]
+
+
+def _of_tensorflow() -> list[_Setting]:
+    import tensorflow as tf
+
+    config, debugging, v1 = tf.config, tf.debugging, tf.compat.v1
+    return [
+        _Setting("tf.config.run_functions_eagerly", config.functions_run_eagerly, config.run_functions_eagerly),
+        _Setting("tf.config.set_soft_device_placement", config.get_soft_device_placement, config.set_soft_device_placement),
+        _Setting("tf.config.optimizer.set_jit", config.optimizer.get_jit),
+        _Setting("tf.config.optimizer.set_experimental_options", upstream.graph_options, upstream.set_graph_options),
+        _Setting(
+            "tf.config.experimental.enable_tensor_float_32_execution",
+            config.experimental.tensor_float_32_execution_enabled,
+            config.experimental.enable_tensor_float_32_execution,
+        ),
+        _Setting("tf.config.experimental.enable_op_determinism", upstream.is_deterministic, upstream.set_deterministic),
+        _Setting("tf.debugging.set_log_device_placement", debugging.get_log_device_placement),
+        _Setting(
+            "tf.debugging.disable_traceback_filtering",
+            debugging.is_traceback_filtering_enabled,
+            lambda on: (debugging.enable_traceback_filtering if on else debugging.disable_traceback_filtering)(),
+        ),
+        _Setting("tf.debugging.enable_check_numerics", upstream.checks_numerics),
+        _Setting("tf.data.experimental.enable_debug_mode", upstream.debugs_data),
+        _Setting("tf.compat.v1.disable_eager_execution", v1.executing_eagerly_outside_functions),
+        _Setting("tf.compat.v1.disable_control_flow_v2", v1.control_flow_v2_enabled),
+        _Setting("tf.compat.v1.disable_resource_variables", v1.resource_variables_enabled),
+        _Setting("tf.compat.v1.disable_tensor_equality", upstream.compares_tensors),
+        _Setting("tf.summary's writer", upstream.summary_writer),
+        _Setting("tf.distribute's strategy", tf.distribute.has_strategy),
+        _Setting("the device of tf.device", upstream.device_scope),
+    ]
+
+
+def _of_keras() -> list[_Setting]:
+    import keras
+
+    config = keras.config
+    return [
+        _Setting("keras.config.set_floatx", config.floatx, config.set_floatx),
+        _Setting("keras.config.set_epsilon", config.epsilon, config.set_epsilon),
+        _Setting("keras.config.set_image_data_format", config.image_data_format, config.set_image_data_format),
+        _Setting(
+            "keras.config.set_dtype_policy",
+            lambda: config.dtype_policy().name,
+            config.set_dtype_policy,
+        ),
+        _Setting(
+            "Keras's custom objects",
+            lambda: dict(keras.saving.get_custom_objects()),
+            lambda objects: (keras.saving.get_custom_objects().clear(), keras.saving.get_custom_objects().update(objects)),
+        ),
+    ]

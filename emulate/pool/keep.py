@@ -1,0 +1,24 @@
+"""For a job that sets something up which later jobs of the same host shall find."""
+
+from __future__ import annotations
+
+from emulate.errors import WrongUse
+from emulate.pool.state import HostState
+
+state: HostState | None = None  # of this process, when it is a warm host
+
+
+def keep_state() -> None:
+    """Make what is there now (environment, threads, open files, ...) part of this host: later checks compare with it.
+
+    To be called on a host, by a job that sets up what later jobs shall find, before the part of it whose traces shall not stay.
+
+    Raises:
+        WrongUse: In a process that is no warm host.
+    """
+    if state is None:
+        raise WrongUse(
+            "Only a warm host keeps state for later jobs. Received: a call of keep_state() in another process. "
+            "Call it in a function that runs through Lease.run."
+        )
+    state.keep()

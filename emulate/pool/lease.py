@@ -1,0 +1,155 @@
+"""`Lease`: a warm cluster for as long as one caller needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, final
+
+from emulate.cluster import roles_of
+from emulate.errors import WrongUse
+from emulate.pool.result import HostResult
+from emulate.pool.round import NeedsOtherClusterError, Round
+from emulate.pool.warm import WarmCluster
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from emulate.pool.pool import Pool
+
+OnEvent = Callable[[int, dict[str, Any]], None]
+
+
+@final
+class Lease:
+    """A clean cluster. Made by `Pool.lease`; leaving it gives the cluster back.
+
+    Args:
+        pool: Whose cluster it is.
+        topology: The cluster's shape.
+        fresh: Whether the cluster must have run nothing before.
+
+    Attributes:
+        topology: The cluster's shape.
+        roles: The role of each host: `worker`, `chief` or `ps`.
+        names: What messages call each host.
+        notes: What the user should know: about isolation, and what jobs' hosts noted.
+    """
+
+    def __init__(self, pool: Pool, topology: Topology, *, fresh: bool) -> None:
+        self.topology = topology
+        self.notes: list[str] = []
+        self._pool = pool
+        self._cluster: WarmCluster | None = pool.take(topology, fresh=fresh)
+        self.roles = roles_of(topology)
+        self.names = [self._cluster.running.name(host) for host in self._cluster.hosts]
+        self._note(*self._cluster.running.notes)
+        self._round: Round | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the cluster was ended, or will be instead of being used again; `run` then takes another one."""
+        return self._cluster is None or bool(self._cluster.unfit)
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+        grace: float = 2.0,
+        on_event: OnEvent | None = None,
+    ) -> list[HostResult]:
+        """Run `function(context, *args)` on the main thread of every host at the same time.
+
+        What happens on hosts is never raised here, it stands in the results. When a host is done for (it raised, left or was
+        killed, or `hurry` was called), the others get `grace` more seconds (one at most after a kill), are asked for their
+        stacks, and ended. With parameter servers, that is so once the chief is done.
+
+        Where the function does what only a host that has run nothing can do (split devices, set a number of threads), it is
+        begun again on such hosts; `on_event` then gets `{"event": "restarted", "reason": ...}`.
+
+        A folder for temporary files is a host's own and is emptied after each job; `context.directory` is not.
+
+        Args:
+            function: Sent with cloudpickle: one at the top of a module that hosts can import arrives by reference, and what
+                it keeps in its module stays for the next job of that host.
+            *args: What it gets after the host's context.
+            timeout: Seconds after which all are ended; None for as long as it takes.
+            grace: Seconds that the others get when one is done for.
+            on_event: Called here with a host's number and each event that the job sends with `context.send`, and with
+                `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
+
+        Returns:
+            How it went on each host, in host order.
+
+        Raises:
+            WrongUse: When the function or its arguments cannot be sent, or the lease was left.
+            Unavailable: When a cluster could not be started.
+        """
+        call = _pickle(function, args)
+        bare = False
+        while True:
+            cluster = self._healthy(bare)
+            cluster.start(call, Path.cwd(), tuple(sys.path))
+            self._round = Round(cluster, timeout, grace, on_event or _ignore, self._note)
+            try:
+                return self._round.results()
+            except NeedsOtherClusterError as needs:
+                cluster.reject(str(needs))
+                bare = needs.bare
+                if on_event is not None:
+                    on_event(needs.host, {"event": "restarted", "reason": str(needs)})
+            finally:
+                self._round = None
+
+    def hurry(self) -> None:
+        """To be called from `on_event`: one host is done for, the others get only `grace` more seconds."""
+        if self._round is not None:
+            self._round.hurry()
+
+    def _healthy(self, bare: bool) -> WarmCluster:
+        """The leased cluster, or another one where that is broken."""
+        if self._cluster is None:
+            raise WrongUse(
+                f"A lease runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
+                "Take a new one from the pool."
+            )
+        if self._cluster.settle() or bare:
+            self._pool.give_back(self._cluster)
+            self._cluster = self._pool.take(self.topology, fresh=True, bare=bare)
+        return self._cluster
+
+    def _note(self, *texts: str) -> None:
+        self.notes += [text for text in texts if text not in self.notes]
+
+    def close(self) -> None:
+        """Give the cluster back."""
+        if self._cluster is not None:
+            self._pool.give_back(self._cluster)
+        self._cluster = None
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and self._cluster is not None and self._round is not None:
+            self._cluster.reject("its job was interrupted")
+        self.close()
+
+
+def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps((function, args)))
+    except Exception as error:  # objects refuse in many ways
+        name = getattr(function, "__qualname__", repr(function))
+        raise WrongUse(
+            f"A job and its arguments must be sendable to another process. Received: function={name!r}, which is or refers to "
+            f"something that is not ({type(error).__name__}: {error}). Make such objects (models, tensors, locks) inside it."
+        ) from error
+
+
+def _ignore(host: int, event: dict[str, Any]) -> None:
+    pass

@@ -1,0 +1,83 @@
+"""The entry of a warm host: runs job after job on the main thread, and says after each whether it is as it was."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from emulate.cluster import HostContext, describe
+from emulate.pool import keep
+from emulate.pool.job import DONE, IDLE, OUTPUT, Job
+from emulate.pool.state import HostState
+
+
+class WarmHost:
+    """The entry with which the hosts of a pool are launched."""
+
+    def __call__(self, context: HostContext) -> NoReturn:
+        """Run jobs until the host is ended.
+
+        Args:
+            context: The host's own.
+        """
+        output = context.directory / OUTPUT
+        _write_both_streams_to(output)
+        state = HostState(context)
+        keep.state = state
+        context.answer({"event": IDLE, "reasons": [], "num_strategies": 0})
+        while True:
+            job: Job = pickle.loads(context.receive())
+            os.truncate(output, 0)
+            state.begin(job)
+            answer = _run(job, context)
+            _flush()
+            context.answer(answer)
+            reasons = state.restore()
+            context.answer({"event": IDLE, "reasons": reasons, "num_strategies": state.num_strategies})
+
+
+def _write_both_streams_to(path: os.PathLike[str]) -> None:
+    """One file keeps the order in which a host writes to the two."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number in (1, 2):
+        os.dup2(fd, number)
+    os.close(fd)
+
+
+def _run(job: Job, context: HostContext) -> dict[str, Any]:
+    try:
+        function, args = pickle.loads(job.call.read_bytes())
+        return {"event": DONE, "status": "returned", "pickled": _dump(function(context, *args))}
+    except SystemExit as leave:
+        return {"event": DONE, "status": "exited", "code": _exit_code(leave.code)}
+    except BaseException as error:
+        said = describe(error)
+        return {"event": DONE, "status": "raised", "error": replace(said, message=said.message)}
+
+
+def _dump(value: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # objects refuse in many ways
+        raise TypeError(
+            f"What a job returns must be sendable to another process. Received: a {type(value).__name__}, which is not "
+            f"({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
+        ) from error
+
+
+def _exit_code(code: Any) -> int:
+    """What a Python program that ends with `sys.exit(code)` leaves behind."""
+    if code is None or isinstance(code, int):
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()

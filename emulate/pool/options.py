@@ -1,0 +1,40 @@
+"""What all clusters of a pool have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from emulate.errors import WrongUse
+
+_POSSIBLE = {
+    "network": ("own", "host"),
+    "all_reduce": ("auto", "ring", "hierarchical", "one-device"),
+    "device": ("cpu",),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all clusters of a pool have in common.
+
+    Raises:
+        WrongUse: For what cannot be meant.
+    """
+
+    max_hosts: int = 12
+    environment: Mapping[str, str] = field(default_factory=dict)
+    network: str = "own"
+    all_reduce: str = "auto"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, possible in _POSSIBLE.items():
+            value = getattr(self, name)
+            if value not in possible:
+                one_of = ", ".join(possible)
+                raise WrongUse(f"{name} must be one of {one_of}. Received: {name}={value!r}. Choose one of them.")
+        if self.max_hosts < 1:
+            raise WrongUse(
+                f"A pool keeps at least one host. Received: max_hosts={self.max_hosts}. Give a number of processes, 12 say."
+            )

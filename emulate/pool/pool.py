@@ -1,0 +1,221 @@
+"""`Pool`: warm clusters, one idle one for each shape that is in use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import final
+
+from emulate.cluster import Preload, is_read_at_import
+from emulate.errors import WrongUse
+from emulate.pool.lease import Lease
+from emulate.pool.options import Options
+from emulate.pool.warm import WarmCluster
+from emulate.topology import Topology
+
+_TRIES = 3
+
+
+@dataclass
+class Statistics:
+    """What a pool did.
+
+    Attributes:
+        started: Clusters that were started.
+        reused: Leases that got a cluster which had run a job before.
+        replaced: Clusters that could not be used again.
+        reasons: Why, one text for each of those.
+    """
+
+    started: int = 0
+    reused: int = 0
+    replaced: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.started} clusters started, {self.reused} reused, {self.replaced} replaced"
+
+
+@final
+class Pool:
+    """Keeps clusters warm between jobs, and gives out only such as are indistinguishable from fresh ones.
+
+    Between jobs a host puts back what a job changed and looks for what cannot be put back; a cluster with a host that is not
+    as it was is replaced, not re-used, and `statistics` says why. State of modules that a job imported stays, as it does
+    between the tests of one pytest process.
+
+    Args:
+        max_hosts: Beyond so many processes, the idle clusters that were used least recently are ended.
+        preload: The process to fork from, where it is shared; it stays when the pool is closed.
+        environment: Set on every host on top of this process's environment.
+        network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
+        all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
+        device: `cpu`.
+
+    Attributes:
+        statistics: What the pool did so far.
+
+    Raises:
+        WrongUse: For an option that cannot be.
+        Unavailable: Where hosts cannot be emulated.
+
+    Example:
+        >>> from emulate import Pool
+        >>> with Pool() as pool, pool.lease("2x1") as cluster:
+        ...     [result.value for result in cluster.run(lambda context: context.host)]
+        [0, 1]
+    """
+
+    def __init__(
+        self,
+        *,
+        max_hosts: int = 12,
+        preload: Preload | None = None,
+        environment: Mapping[str, str] | None = None,
+        network: str = "own",
+        all_reduce: str = "auto",
+        device: str = "cpu",
+    ) -> None:
+        self._options = Options(max_hosts, dict(environment or {}), network, all_reduce, device)
+        self.statistics = Statistics()
+        self._owns_preload = preload is None
+        self._preload = preload or Preload(environment=self._early())
+        self._bare: Preload | None = None
+        self._lock = threading.RLock()
+        self._idle: list[WarmCluster] = []  # the one that was used last comes last
+        self._leased: list[WarmCluster] = []
+        self._ending: list[threading.Thread] = []
+        self._is_closed = False
+
+    def _early(self) -> dict[str, str]:
+        return {name: value for name, value in self._options.environment.items() if is_read_at_import(name)}
+
+    def lease(self, topology: str | Topology, *, fresh: bool = False) -> Lease:
+        """A clean cluster of that shape, for one caller; started when none is idle.
+
+        Args:
+            topology: `"2x2"` or a Topology.
+            fresh: Whether it must be one that has run nothing yet.
+
+        Returns:
+            The lease, a context manager: leaving it gives the cluster back.
+
+        Raises:
+            WrongUse: For a topology that cannot be, or when the pool was closed.
+            Unavailable: When the cluster could not be started.
+        """
+        return Lease(self, Topology.parse(topology), fresh=fresh)
+
+    def take(self, topology: Topology, *, fresh: bool = False, bare: bool = False) -> WarmCluster:
+        """A cluster for a lease; with `bare`, one whose hosts import TensorFlow themselves.
+
+        Args:
+            topology: Its shape.
+            fresh: Whether it must have run nothing yet.
+            bare: Whether its hosts must not have imported TensorFlow.
+
+        Returns:
+            The cluster, idle and clean.
+
+        Raises:
+            WrongUse: When the pool was closed.
+        """
+        for _ in range(_TRIES):
+            cluster = None if bare else self._take_idle(topology, fresh)
+            if cluster is None:
+                cluster = self._start(topology, bare)
+            reason = cluster.settle()
+            if not reason:
+                self.statistics.reused += cluster.num_jobs > 0
+                return cluster
+            self._replace(cluster)
+        return self._start(topology, bare)
+
+    def _take_idle(self, topology: Topology, fresh: bool) -> WarmCluster | None:
+        with self._lock:
+            self._check_open()
+            for cluster in reversed(self._idle):
+                if cluster.topology == topology and not (fresh and cluster.num_jobs):
+                    self._idle.remove(cluster)
+                    self._leased.append(cluster)
+                    return cluster
+        return None
+
+    def _start(self, topology: Topology, bare: bool = False) -> WarmCluster:
+        with self._lock:
+            self._check_open()
+            cluster = WarmCluster(self._bare_preload() if bare else self._preload, topology, self._options)
+            self._make_room(len(cluster.hosts))
+            self.statistics.started += 1
+            self._leased.append(cluster)
+            return cluster
+
+    def _bare_preload(self) -> Preload:
+        if self._bare is None:
+            self._bare = Preload(environment=self._early(), imports=False)
+        return self._bare
+
+    def _make_room(self, num_hosts: int) -> None:
+        """End what has been idle for longest, beyond the number of hosts that are kept."""
+        used = num_hosts + sum(len(cluster.hosts) for cluster in (*self._idle, *self._leased))
+        while used > self._options.max_hosts and self._idle:
+            oldest = self._idle.pop(0)
+            used -= len(oldest.hosts)
+            self._end(oldest)
+
+    def give_back(self, cluster: WarmCluster) -> None:
+        """Take a cluster back from a lease; it becomes idle, or is replaced."""
+        with self._lock:
+            if cluster not in self._leased:
+                return
+            if cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps:
+                self._replace(cluster)
+            elif self._is_closed:
+                self._leased.remove(cluster)
+                self._end(cluster)
+            else:
+                self._leased.remove(cluster)
+                self._idle.append(cluster)
+
+    def _replace(self, cluster: WarmCluster) -> None:
+        with self._lock:
+            self._leased.remove(cluster)
+            if cluster.topology.num_ps:
+                cluster.reject("parameter servers serve until they are ended")
+            self.statistics.replaced += 1
+            self.statistics.reasons.append(f"{cluster.topology}: {cluster.unfit or 'its hosts imported TensorFlow themselves'}")
+            self._end(cluster)
+
+    def _end(self, cluster: WarmCluster) -> None:
+        """In the background: a killed host of several may take a moment."""
+        thread = threading.Thread(target=cluster.end, name=f"end of {cluster.topology}", daemon=True)
+        thread.start()
+        self._ending = [one for one in self._ending if one.is_alive()] + [thread]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise WrongUse("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
+
+    def close(self) -> None:
+        """End every process."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for cluster in (*self._idle, *self._leased):
+                self._end(cluster)
+            self._idle, self._leased = [], []
+        for thread in self._ending:
+            thread.join()
+        if self._bare is not None:
+            self._bare.close()
+        if self._owns_preload:
+            self._preload.close()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

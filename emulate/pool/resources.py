@@ -1,0 +1,93 @@
+"""What a job may leave behind that nobody can take back: threads, files, sockets, processes, memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import threading
+import time
+
+import psutil
+
+_PATIENCE = 1.0  # seconds for threads that are about to end
+_GROWTH = 512 << 20
+"""Bytes by which a host's own memory may grow over that of its first use."""
+_MORE_DESCRIPTORS = 64
+"""How many sockets, pipes and the like TensorFlow's servers may open later: connections to peers, above all."""
+
+
+class Resources:
+    """What a host holds at one moment."""
+
+    def __init__(self) -> None:
+        self._threads = set(threading.enumerate())
+        self._files = _open_files()
+        self._num_others = _count_others()
+        self._sockets = {id(one) for one in _python_sockets()}
+        self._children = {child.pid for child in psutil.Process().children()}
+        self._memory = own_memory()
+
+    def check(self) -> list[str]:
+        """What there is beyond that now, one sentence each."""
+        found = [self._threads_left(), self._files_left(), self._sockets_left(), self._children_left(), self._memory_grown()]
+        return [one for one in found if one]
+
+    def _threads_left(self) -> str:
+        deadline = time.monotonic() + _PATIENCE
+        while (left := set(threading.enumerate()) - self._threads) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return f"threads still run: {', '.join(sorted(one.name for one in left))}" if left else ""
+
+    def _files_left(self) -> str:
+        left = sorted(path for path, count in _open_files().items() if count > self._files.get(path, 0))
+        return f"files are still open: {', '.join(left)}" if left else ""
+
+    def _sockets_left(self) -> str:
+        left = [one for one in _python_sockets() if id(one) not in self._sockets]
+        more = _count_others() - self._num_others
+        if left:
+            return f"{len(left)} sockets are still open"
+        return f"{more} more pipes or sockets are open than before" if more > _MORE_DESCRIPTORS else ""
+
+    def _children_left(self) -> str:
+        left = {child.pid for child in psutil.Process().children()} - self._children
+        return f"{len(left)} child processes are still there" if left else ""
+
+    def _memory_grown(self) -> str:
+        grown = own_memory() - self._memory
+        return f"its memory grew by {grown >> 20} MiB" if grown > _GROWTH else ""
+
+
+def own_memory() -> int:
+    """Bytes in memory that belong to no file."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        fields = file.read().split()
+    return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_files() -> dict[str, int]:
+    """How often each path is open."""
+    found: dict[str, int] = {}
+    for target in _descriptors():
+        if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/", "/memfd:")):
+            found[target] = found.get(target, 0) + 1
+    return found
+
+
+def _count_others() -> int:
+    return sum(not target.startswith("/") for target in _descriptors())
+
+
+def _descriptors() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:  # the one that lists the folder
+            continue
+    return found
+
+
+def _python_sockets() -> list[socket.socket]:
+    return [one for one in gc.get_objects() if type(one) is socket.socket and one.fileno() >= 0]

@@ -1,0 +1,139 @@
+"""One job on all hosts of a cluster, from the start to the last result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from emulate.cluster import RemoteError
+from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, NEEDS_PROCESS
+from emulate.pool.result import HostResult
+from emulate.pool.warm import WarmCluster
+
+_SLICE = 0.1
+_AFTER_KILL = 1.0  # seconds of grace at most: what the others say then is of little interest, and the user waits
+
+
+class NeedsOtherClusterError(Exception):
+    """The job has to run on a cluster that has run nothing; with `bare`, on one that has not imported TensorFlow."""
+
+    def __init__(self, reason: str, host: int, *, bare: bool) -> None:
+        super().__init__(reason)
+        self.host = host
+        self.bare = bare
+
+
+class Round:
+    """Watches a job that was started on a cluster.
+
+    Args:
+        cluster: Where it runs.
+        timeout: Seconds after which all are ended; None for as long as it takes.
+        grace: Seconds that the others get when one host is done for.
+        on_event: Called with each event of the job.
+        note: Called with what the user should know.
+    """
+
+    def __init__(
+        self,
+        cluster: WarmCluster,
+        timeout: float | None,
+        grace: float,
+        on_event: Callable[[int, dict[str, Any]], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._cluster = cluster
+        self._grace = grace
+        self._on_event = on_event
+        self._note = note
+        self._results: dict[int, HostResult] = {}
+        self._steps: dict[int, int] = {}
+        self._deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        self._cut = math.inf
+
+    def hurry(self, grace: float | None = None) -> None:
+        """The hosts that are not done get only so many seconds more."""
+        self._cluster.reject("a job was cut short because one host was done for")
+        self._shorten(self._grace if grace is None else min(grace, self._grace))
+
+    def _shorten(self, grace: float) -> None:
+        self._cut = min(self._cut, time.monotonic() + grace)
+
+    def results(self) -> list[HostResult]:
+        """Wait for all; the result of each host.
+
+        Raises:
+            NeedsOtherClusterError: When the job cannot run on this cluster.
+        """
+        while self._pending():
+            until = min(self._deadline, self._cut) - time.monotonic()
+            for host, event in self._cluster.events(min(_SLICE, max(0.0, until))):
+                self._take(host, event)
+            if self._pending() and time.monotonic() >= min(self._deadline, self._cut):
+                self._end_rest("ended" if self._cut <= self._deadline else "timeout")
+        return [self._results[host] for host in self._cluster.hosts]
+
+    def _pending(self) -> list[int]:
+        return [host for host in self._cluster.hosts if host not in self._results]
+
+    def _take(self, host: int, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == DONE:
+            self._done(host, event)
+        elif kind == "exit":
+            self._left(host, event)
+        elif kind == "note":
+            self._note(event["text"])
+        elif kind in (NEEDS_FRESH, NEEDS_PROCESS):
+            raise NeedsOtherClusterError(_reason(kind, event["name"]), host, bare=kind == NEEDS_PROCESS)
+        elif kind not in (IDLE, "started"):
+            if isinstance(event.get("step"), int):
+                self._steps[host] = event["step"]
+            self._on_event(host, event)
+
+    def _done(self, host: int, event: dict[str, Any]) -> None:
+        result = HostResult(host, event["status"], error=event.get("error"), code=event.get("code"))
+        if event.get("pickled") is not None:
+            _load(result, event["pickled"])
+        self._add(result)
+        if result.status != "returned":
+            self.hurry() if len(self._cluster.hosts) > 1 else None
+        elif self._cluster.running.roles[host] == "chief":
+            self._shorten(self._grace)
+
+    def _left(self, host: int, event: dict[str, Any]) -> None:
+        if host not in self._results:
+            self._add(HostResult(host, event["status"], code=event["code"]))
+        self.hurry(_AFTER_KILL)
+        self._on_event(host, event)
+
+    def _end_rest(self, status: str) -> None:
+        self._cluster.reject("a job took too long" if status == "timeout" else "hosts were ended during a job")
+        stacks = self._cluster.running.stacks()
+        for host in self._pending():
+            self._add(HostResult(host, status, stack=stacks.get(host, "")))
+        self._cluster.running.end()
+
+    def _add(self, result: HostResult) -> None:
+        result.output = self._cluster.output(result.host)
+        result.step = self._steps.get(result.host)
+        self._results[result.host] = result
+
+
+def _load(result: HostResult, pickled: bytes) -> None:
+    import pickle
+
+    try:
+        result.value = pickle.loads(pickled)
+    except Exception as error:  # a class that only the host knows
+        result.status = "raised"
+        text = f"What a job returns must be known to the process that asked for it. Received: {type(error).__name__}: {error}."
+        result.error = RemoteError("TypeError", f"{text} Return numbers, NumPy arrays and containers of them.", "")
+
+
+def _reason(kind: str, name: str) -> str:
+    if kind == NEEDS_PROCESS:
+        return f"the job sets {name}, which TensorFlow reads when it is imported"
+    return f"the job calls {name}, which is possible only before TensorFlow's runtime is up"

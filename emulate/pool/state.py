@@ -1,0 +1,95 @@
+"""What of a warm host belongs to the host itself, and what a job left there."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from emulate.cluster import HostContext
+from emulate.pool import framework
+from emulate.pool.interpreter import Interpreter
+from emulate.pool.job import Job
+from emulate.pool.resources import Resources
+
+
+class HostState:
+    """Puts a host back as it was before a job, and finds what cannot be put back.
+
+    Args:
+        context: The host's own.
+    """
+
+    def __init__(self, context: HostContext) -> None:
+        self._context = context
+        self._temporary = Path(os.environ["TMPDIR"])
+        self._is_first = True
+        self._kept: set[str] = set()
+        self.keep()
+
+    @property
+    def num_strategies(self) -> int:
+        """How many strategies this process has made, by which the next one gets its collective keys."""
+        return framework.num_strategies()
+
+    def keep(self) -> None:
+        """What is there now is the host's own."""
+        self._interpreter = Interpreter()
+        self._resources = Resources()
+        self._framework = framework.Settings()
+        self._kept |= {entry.name for entry in self._folder.iterdir()}
+
+    @property
+    def _folder(self) -> Path:
+        """The host's own temporary folder."""
+        folder = self._temporary / f"host-{self._context.host}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def begin(self, job: Job) -> None:
+        """Make everything ready for a job."""
+        sys.path[:] = job.search_path
+        os.chdir(self._context.path(job.cwd))
+        tempfile.tempdir = None
+        os.environ["TMPDIR"] = str(self._folder)
+        self._interpreter.environment["TMPDIR"] = str(self._folder)
+        framework.continue_strategies(job.num_strategies)
+        self._framework.begin()
+
+    def restore(self) -> list[str]:
+        """Undo what a job did; why that is not enough, one sentence for each reason."""
+        reasons: list[str] = []
+        for action in (self._interpreter.restore, self._framework.restore, _collect, self._clear_folder):
+            reasons += _tried(action)
+        reasons += _tried(self._resources.check)
+        if self._is_first and framework.is_running():
+            # The runtime's threads, sockets and memory came with its first use, and stay.
+            self._is_first = False
+            self._resources = Resources()
+        return reasons
+
+    def _clear_folder(self) -> list[str]:
+        for entry in self._folder.iterdir():
+            if entry.name not in self._kept:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+        return []
+
+
+def _collect() -> list[str]:
+    gc.collect()
+    return []
+
+
+def _tried(action: Callable[[], list[str]]) -> list[str]:
+    """A job may leave things so that they cannot even be looked at."""
+    try:
+        return action()
+    except Exception as error:
+        return [f"it cannot be put back as it was ({type(error).__name__}: {error})"]

@@ -1,0 +1,125 @@
+"""One warm cluster as the pool sees it: whether its hosts are idle, and whether they can be used again."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from emulate.cluster import ClusterPlan, Preload, RunningCluster, remove_tree
+from emulate.errors import Unavailable
+from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, Job
+from emulate.pool.loop import WarmHost
+from emulate.pool.options import Options
+from emulate.topology import Topology
+
+_PATIENCE = 30.0  # seconds in which a host must be idle after its job: it collects garbage and looks at itself
+_SHOWN = 4 << 20  # bytes of a job's output that are kept
+
+
+class WarmCluster:
+    """A cluster whose hosts run job after job.
+
+    Args:
+        preload: What forks its hosts.
+        topology: Its shape.
+        options: As the pool has them.
+
+    Attributes:
+        topology: Its shape.
+        running: The cluster itself.
+        num_jobs: How many jobs it was given.
+        unfit: Why it cannot be used again; empty while it can.
+        is_of_bare_process: Whether its hosts import TensorFlow themselves.
+    """
+
+    def __init__(self, preload: Preload, topology: Topology, options: Options) -> None:
+        self.topology = topology
+        self.num_jobs = 0
+        self.unfit = ""
+        self.is_of_bare_process = not preload.imports
+        self._directory = Path(tempfile.mkdtemp(dir=preload.directory))
+        self._idle: set[int] = set()
+        self._num_strategies = 0
+        self.running: RunningCluster = preload.launch(
+            ClusterPlan(
+                topology=topology,
+                entry=WarmHost(),
+                directory=self._directory,
+                all_reduce=options.all_reduce,
+                network=options.network,
+                environment=options.environment,
+            )
+        )
+
+    @property
+    def hosts(self) -> range:
+        """The numbers of its hosts."""
+        return range(len(self.running.roles))
+
+    def settle(self) -> str:
+        """Wait until every host is idle and known to be clean; why the cluster cannot be used, empty where it can."""
+        deadline = time.monotonic() + max(_PATIENCE, self.running.plan.start_timeout)
+        while not self.unfit and len(self._idle) < len(self.hosts):
+            self.events(0.1)
+            if time.monotonic() > deadline:
+                self.unfit = "a host was not idle in time after its job"
+        if not self.unfit:
+            self.events(0.0)  # a host may have ended since
+        return self.unfit
+
+    def events(self, timeout: float) -> list[tuple[int, dict[str, Any]]]:
+        """As `RunningCluster.events`; what is about the cluster's own state is taken note of."""
+        arrived = self.running.events(timeout)
+        for host, event in arrived:
+            self._take(host, event)
+        return arrived
+
+    def _take(self, host: int, event: dict[str, Any]) -> None:
+        name, kind = self.running.name(host), event["event"]
+        if kind == IDLE:
+            self._idle.add(host)
+            self._num_strategies = max(self._num_strategies, event["num_strategies"])
+            if event["reasons"]:
+                self.reject(f"{name}: {'; '.join(event['reasons'])}")
+        elif kind == "exit":
+            self.reject(f"{name} ended ({event['status']}, {event['code']})")
+        elif kind == DONE and event["status"] != "returned":
+            self._take_failure(name, event["status"])
+        elif kind == NEEDS_PROCESS:
+            self.reject(f"{name}: its job sets {event['name']}, which TensorFlow reads when it is imported")
+
+    def _take_failure(self, name: str, status: str) -> None:
+        """One host that raised is in its loop again; of several, nobody can say whether they still agree."""
+        if status == "exited" or len(self.hosts) > 1:
+            self.reject(f"a job {status} on {name}")
+
+    def reject(self, reason: str) -> None:
+        """Never use it again; the first reason counts."""
+        self.unfit = self.unfit or reason
+
+    def start(self, call: bytes, cwd: Path, search_path: tuple[str, ...]) -> None:
+        """Have every host run a pickled function with its arguments."""
+        path = self._directory / "call.pickle"
+        path.write_bytes(call)
+        self.num_jobs += 1
+        self._idle.clear()
+        job = pickle.dumps(Job(self.num_jobs, path, cwd, search_path, self._num_strategies))
+        for host in self.hosts:
+            self.running.tell(host, job)
+
+    def output(self, host: int) -> str:
+        """What a host wrote during its job, the end of it where that is long."""
+        with contextlib.suppress(OSError), (self._directory / f"host-{host}" / OUTPUT).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _SHOWN))
+            return file.read().decode("utf-8", "replace")
+        return ""
+
+    def end(self) -> None:
+        """End every process of it and delete its folder."""
+        with contextlib.suppress(Unavailable):
+            self.running.end()
+        remove_tree(self._directory)

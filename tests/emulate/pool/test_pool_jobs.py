@@ -1,0 +1,205 @@
+"""Jobs on warm clusters: what comes back, what happens when a host fails, and that the next lease is healthy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from emulate.cluster import HostContext
+from emulate.errors import WrongUse
+from emulate.pool import HostResult, Lease, Pool
+
+LIMIT = 60.0
+
+
+def statuses(results: list[HostResult]) -> list[str]:
+    return [result.status for result in results]
+
+
+def values(results: list[HostResult]) -> list[Any]:
+    assert statuses(results) == ["returned"] * len(results), results
+    return [result.value for result in results]
+
+
+def pid(context: HostContext) -> int:
+    return os.getpid()
+
+
+def total(context: HostContext) -> float:
+    """A sum over all replicas of all hosts."""
+    import tensorflow as tf
+
+    several = context.topology.num_hosts > 1
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.MirroredStrategy()
+    function = tf.function(lambda: strategy.reduce("SUM", strategy.run(lambda: tf.ones([])), axis=None))
+    return float(function())
+
+
+def test_jobs_run_on_the_same_processes_one_after_the_other(pool: Pool) -> None:
+    seen = []
+    for _ in range(3):
+        with pool.lease("2x1") as lease:
+            seen.append((values(lease.run(total)), values(lease.run(pid))))
+    assert [sums for sums, _ in seen] == [[2.0, 2.0]] * 3
+    assert len({tuple(pids) for _, pids in seen}) == 1
+    assert (pool.statistics.started, pool.statistics.reused, pool.statistics.replaced) == (1, 2, 0)
+
+
+def test_strategies_of_one_host_follow_each_other(pool: Pool) -> None:
+    with pool.lease("1x4") as lease:
+        assert [values(lease.run(total)) for _ in range(3)] == [[4.0]] * 3
+    assert pool.statistics.started == 1
+
+
+def test_a_fresh_lease_gets_a_cluster_that_has_run_nothing(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        first = values(lease.run(pid))
+    with pool.lease("1x1", fresh=True) as lease:
+        assert values(lease.run(pid)) != first
+
+
+def test_arguments_events_and_output_arrive(pool: Pool) -> None:
+    def job(context: HostContext, word: str) -> str:
+        print(word, "out")
+        os.write(2, b"err\n")
+        context.send({"event": "said", "step": 7})
+        return word * 2
+
+    events: list[Any] = []
+    with pool.lease("2x1") as lease:
+        results = lease.run(job, "so", on_event=lambda host, event: events.append((host, event["event"])))
+        assert lease.names == ["host 0", "host 1"]
+    assert values(results) == ["soso", "soso"]
+    assert [result.output for result in results] == ["so out\nerr\n"] * 2
+    assert [result.step for result in results] == [7, 7]
+    assert sorted(events) == [(0, "said"), (1, "said")]
+
+
+def test_the_output_is_that_of_the_job_alone(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        lease.run(lambda context: print("first"))
+        [result] = lease.run(lambda context: print("second"))
+    assert result.output == "second\n"
+
+
+def raise_on_first(context: HostContext) -> None:
+    if context.host == 0:
+        raise ValueError("as asked")
+    time.sleep(LIMIT)
+
+
+def leave_on_first(context: HostContext) -> None:
+    if context.host == 0:
+        sys.exit(3)
+    time.sleep(LIMIT)
+
+
+def vanish_on_first(context: HostContext) -> None:
+    if context.host == 0:
+        os._exit(4)
+    time.sleep(LIMIT)
+
+
+def kill_first(context: HostContext) -> None:
+    context.send({"event": "progress", "step": 5})
+    if context.host == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "code"),
+    [
+        (raise_on_first, "raised", None),
+        (leave_on_first, "exited", 3),
+        (vanish_on_first, "exited", 4),
+        (kill_first, "killed", -signal.SIGKILL),
+    ],
+)
+def test_when_a_host_fails_its_peers_are_ended_with_their_stacks_and_the_next_cluster_is_healthy(
+    pool: Pool, job: Any, status: str, code: int | None
+) -> None:
+    with pool.lease("2x1") as lease:
+        first, second = lease.run(job, grace=0.2)
+    assert (first.status, first.code, second.status) == (status, code, "ended")
+    assert job.__name__ in second.stack
+    with pool.lease("2x1") as lease:
+        assert values(lease.run(total)) == [2.0, 2.0]
+    assert pool.statistics.replaced == 1
+    assert "host 0" in pool.statistics.reasons[0]
+
+
+def test_a_lease_that_broke_goes_on_with_another_cluster(pool: Pool) -> None:
+    with pool.lease("2x1") as lease:
+        lease.run(raise_on_first, grace=0.1)
+        assert lease.is_broken
+        assert values(lease.run(total)) == [2.0, 2.0]
+
+
+def test_an_error_arrives_with_the_traceback_of_the_job(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        [result] = lease.run(raise_on_first)
+    assert result.error is not None
+    assert (result.error.kind, result.error.message) == ("ValueError", "as asked")
+    assert "in raise_on_first" in result.error.traceback_text
+    assert "pool/loop.py" not in result.error.traceback_text
+
+
+def test_one_host_that_raised_is_used_again(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        before = values(lease.run(pid))
+        lease.run(raise_on_first)
+        assert values(lease.run(pid)) == before
+
+
+def test_a_job_that_takes_too_long_is_ended_with_all_stacks(pool: Pool) -> None:
+    with pool.lease("2x1") as lease:
+        results = lease.run(lambda context: time.sleep(LIMIT), timeout=0.3)
+    assert statuses(results) == ["timeout"] * 2
+    assert all("time.sleep(LIMIT)" in result.stack for result in results)
+
+
+def test_hurry_gives_the_others_only_their_grace(pool: Pool) -> None:
+    def job(context: HostContext) -> str:
+        context.send({"event": "failed"})
+        if context.host == 1:
+            time.sleep(LIMIT)
+        return "done"
+
+    with pool.lease("2x1") as lease:
+        results = lease.run(job, grace=0.3, on_event=lambda host, event: lease.hurry())
+    assert statuses(results) == ["returned", "ended"]
+
+
+def test_what_cannot_be_sent_is_said(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        with pytest.raises(WrongUse, match=r"must be sendable to another process\. Received: function='pid'"):
+            lease.run(pid, sys._getframe())
+        [result] = lease.run(lambda context: sys._getframe())
+    assert result.error is not None
+    assert "What a job returns must be sendable to another process. Received: a frame" in result.error.message
+
+
+def test_a_lease_and_a_pool_that_were_left_say_so(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        pass
+    with pytest.raises(WrongUse, match=r"inside its `with` only. Received: topology='1x1', left\."):
+        lease.run(pid)
+    pool.close()
+    with pytest.raises(WrongUse, match=r"until it is closed\. Received: a closed pool\."):
+        pool.lease("1x1")
+
+
+def test_idle_clusters_beyond_the_limit_are_ended(preload: Any) -> None:
+    with Pool(preload=preload, max_hosts=2) as pool:
+        leases: list[Lease] = []
+        for topology in ("1x1", "1x2", "1x3"):
+            with pool.lease(topology) as lease:
+                lease.run(pid)
+                leases.append(lease)
+        assert [str(cluster.topology) for cluster in pool._idle] == ["1x2", "1x3"]
