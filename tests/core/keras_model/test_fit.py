@@ -7,44 +7,59 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.cluster import Cluster, Preload
 from tests.core.conftest import OnHosts
 from tests.core.keras_model import training
 
+SUMS = 2e-6  # of a tensor's scale: float32, added up in another order over about ten steps
+# Adam divides by what may be as small as the rounding; of float16 there are ten bits.
+ROUNDED = {"accumulated": 3e-5, "averaged": 3e-5, "half_precision": 2e-3}
+
+# What hosts have to do with each other in these they have in the others too.
+ALIKE_ON_HOSTS = {"averaged", "clipped", "own_compute_loss", "several_outputs", "subclassed", "two_optimizers"}
+
 
 @pytest.fixture(scope="module")
-def expected(loaded: Any) -> dict[str, Any]:
-    from emulate.cluster import Cluster
-
+def expected(loaded: Preload) -> dict[str, Any]:
     with Cluster("1x1", preload=loaded, timeout=120) as cluster:
         (results,) = cluster.run(training.train_all, False)
     return dict(results)
 
 
-@pytest.mark.parametrize("topology", ["1x3", "2x2"])
-def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], topology: str) -> None:
-    for seen in on_hosts(topology, training.train_all, True):
-        for name, right in expected.items():
-            alike(right, seen[name], name)
+@pytest.mark.parametrize(("topology", "left_out"), [("1x3", set()), ("2x2", ALIKE_ON_HOSTS)])
+def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], topology: str, left_out: set[str]) -> None:
+    names = [name for name in expected if name not in left_out]
+    for seen in on_hosts(topology, training.train_all, True, names):
+        for name in names:
+            alike(expected[name], seen[name], ROUNDED.get(name, SUMS), name)
 
 
-def test_one_replica_is_served_alike(on_hosts: OnHosts, expected: dict[str, Any]) -> None:
-    names = ["all_of_it", "own_train_step", "two_optimizers", "on_batch"]
-    (seen,) = on_hosts("1x1", training.train_all, True, names)
-    for name in names:
-        alike(expected[name], seen[name], name)
+@pytest.mark.parametrize(
+    ("topology", "names"),
+    [
+        ("1x1", ["all_of_it", "own_train_step", "two_optimizers", "accumulated", "on_batch"]),
+        ("2x1", ["all_of_it", "own_losses", "callbacks"]),
+        ("1x4", ["all_of_it", "accumulated"]),
+    ],
+)
+def test_other_shapes_are_served_alike(on_hosts: OnHosts, expected: dict[str, Any], topology: str, names: list[str]) -> None:
+    for seen in on_hosts(topology, training.train_all, True, names):
+        for name in names:
+            alike(expected[name], seen[name], ROUNDED.get(name, SUMS), name)
 
 
-def alike(right: Any, seen: Any, where: str) -> None:
-    """Whether two nested results are the same, numbers within rounding."""
+def alike(right: Any, seen: Any, rounded: float, where: str) -> None:
+    """Whether two nested results are the same, numbers but for rounding in parts of the largest of their tensor."""
     if isinstance(right, dict):
         assert set(right) == set(seen), where
         for name in right:
-            alike(right[name], seen[name], f"{where}/{name}")
+            alike(right[name], seen[name], rounded, f"{where}/{name}")
     elif isinstance(right, (list, tuple)):
         assert len(right) == len(seen), where
         for place, (one, other) in enumerate(zip(right, seen, strict=True)):
-            alike(one, other, f"{where}/{place}")
+            alike(one, other, rounded, f"{where}/{place}")
     elif isinstance(right, str):
         assert right == seen, where
     else:
-        np.testing.assert_allclose(seen, right, rtol=3e-5, atol=3e-5, err_msg=where)
+        scale = float(np.max(np.abs(right), initial=1e-3))
+        np.testing.assert_allclose(seen, right, rtol=0, atol=rounded * scale, err_msg=where)

@@ -1,0 +1,116 @@
+"""Trainings whose data could go wrong on several replicas: how much of it there is, where it comes from, what it weighs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.core.keras_model.run import Run, digits, hidden, weights_of, words
+
+
+def all_of_it(run: Run) -> dict[str, Any]:
+    """An empty replica in the last batch; validation, evaluation and prediction of rows that do not divide."""
+    x, y = digits(76)
+    model = run.sequential(hidden)
+    seen = run.fit(model, x, y, validation_data=(x[:31], y[:31]), validation_batch_size=10)
+    judged = model.evaluate(x[:26], y[:26], batch_size=10, verbose=0)
+    return {**seen, "evaluate": judged, "predict": model.predict(x[:35], verbose=0)}
+
+
+def first_batch(run: Run) -> dict[str, Any]:
+    """It does not divide, and neither do the five batches of an epoch by the three of a call."""
+    x, y = digits(139)
+    model = run.sequential(hidden, steps_per_execution=3)
+    return run.fit(model, x, y, batch_size=25, validation_split=0.2, validation_freq=2)
+
+
+def weighted(run: Run) -> dict[str, Any]:
+    """By rows, then in a second fit by classes."""
+    x, y = digits(76)
+    weights = np.linspace(0.1, 2, 76).astype("float32")
+    model = run.sequential(hidden, weighted_metrics=["accuracy"])
+    first = run.fit(model, x, y, sample_weight=weights, epochs=1)
+    again = run.fit(model, x, y, class_weight={0: 2.0, 3: 0.5}, epochs=1)
+    return {**again, "first": first, "evaluate": model.evaluate(x, y, 25, sample_weight=weights, verbose=0)}
+
+
+def masked(run: Run) -> dict[str, Any]:
+    """Words, letter by letter; the model is built by its first batch. Then each letter has a weight besides."""
+    import keras
+
+    x = words(49)
+    with run.scope():
+        layers = [keras.layers.Embedding(27, 6, mask_zero=True), keras.layers.Dense(8, activation="relu")]
+        model = run.ours(keras.Sequential([*layers, keras.layers.Dense(27)]))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+        model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
+    seen = run.fit(model, x, x, batch_size=16)
+    weights = np.linspace(0, 1, x.size).reshape(x.shape).astype("float32")
+    return {**seen, "weighted": run.fit(model, x, x, batch_size=16, sample_weight=weights, epochs=1)}
+
+
+def of_steps(run: Run) -> dict[str, Any]:
+    """Epochs of some of the batches of other kinds of data."""
+    import keras
+    import tensorflow as tf
+
+    x, y = digits(97)
+
+    class Slices(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, place: int) -> Any:
+            return x[place * 22 :][:22], y[place * 22 :][:22]
+
+    def generator() -> Any:
+        while True:
+            yield from (Slices()[place] for place in range(5))
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(22).repeat()
+    model = run.sequential(hidden)
+    each = [run.fit(model, data, batch_size=None, steps_per_epoch=3) for data in (dataset, generator())]
+    return {"each": each, **run.fit(model, Slices(), batch_size=None, shuffle=False)}
+
+
+def pipelines(run: Run) -> dict[str, Any]:
+    """Of gpudist_core; the rows of a stream are not counted, nor those of a generator of Keras's."""
+    from gpudist_core.pipelines import Pipeline
+
+    x, y = digits(76)
+    model = run.sequential(hidden)
+
+    def rows(count: int, size: int = 25) -> Any:
+        if run.where is None:
+            return (x[:count], y[:count])
+        return Pipeline.from_arrays((x[:count], y[:count]), global_batch_size=size)
+
+    def stream() -> Any:
+        return Pipeline.from_generator(lambda: zip(x, y, strict=True), global_batch_size=25)
+
+    if run.where is None:
+        seen = run.fit(model, *rows(76), validation_data=rows(31), class_weight={1: 0.5})
+        again = run.fit(model, x, y)
+    else:
+        seen = run.fit(model, rows(76), batch_size=None, validation_data=rows(31, 10), class_weight={1: 0.5})
+        again = run.fit(model, stream(), batch_size=None)
+    whole = rows(31, 10)
+    judged = model.evaluate(*whole, verbose=0) if run.where is None else model.evaluate(whole, verbose=0)
+    told = model.predict(whole[0] if run.where is None else whole, verbose=0)
+    return {**again, "first": seen, "evaluate": judged, "predict": told}
+
+
+def on_batch(run: Run) -> dict[str, Any]:
+    x, y = digits(97)
+    model = run.sequential(hidden)
+    trained = [model.train_on_batch(x[:n], y[:n], return_dict=True) for n in (22, 23, 2)]
+    weight = model.train_on_batch(x[:5], y[:5], class_weight={0: 3.0})
+    tested = model.test_on_batch(x[:9], y[:9])
+    return {"logs": [trained, weight, tested, model.predict_on_batch(x[:5])], **weights_of(model)}
+
+
+def eagerly(run: Run) -> dict[str, Any]:
+    x, y = digits(30)
+    model = run.sequential(hidden, run_eagerly=True)
+    return {**run.fit(model, x, y, epochs=1, batch_size=14), "predict": model.predict(x[:5], verbose=0)}

@@ -1,0 +1,153 @@
+"""Trainings of models of many kinds: with steps, losses, outputs and optimizers of their own; saved and loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.core.keras_model.run import Run, digits, hidden, weights_of
+
+
+def own_train_step(run: Run) -> dict[str, Any]:
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x=x, y=y, y_pred=y_pred) + 0.1 * tf.reduce_mean(tf.square(y_pred))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            for metric in self.metrics:
+                metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
+            return {metric.name: metric.result() for metric in self.metrics} | {"latest": loss}
+
+    x, y = digits(76)
+    return run.fit(run.sequential(hidden, kind=Own), x, y)
+
+
+def own_compute_loss(run: Run) -> dict[str, Any]:
+    import keras
+
+    class Own(keras.Sequential):
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None) -> Any:
+            each = keras.losses.sparse_categorical_crossentropy(y, y_pred, from_logits=True)
+            return keras.ops.mean(each) + 0.01 * keras.ops.mean(keras.ops.square(y_pred))
+
+        def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            seen = super().compute_metrics(x, y, y_pred, sample_weight)
+            return seen | {"half": seen["accuracy"]}
+
+    x, y = digits(76)
+    model = run.sequential(hidden, kind=Own)
+    return {**run.fit(model, x, y, epochs=1), "evaluate": model.evaluate(x[:30], y[:30], verbose=0, return_dict=True)}
+
+
+def several_outputs(run: Run) -> dict[str, Any]:
+    """Inputs in a dict, two losses with weights and a target for each."""
+    import keras
+
+    x, y = digits(75)
+    with run.scope():
+        left, right = keras.Input((32,), name="left"), keras.Input((32,), name="right")
+        joined = keras.layers.Dense(16, activation="tanh")(keras.layers.Concatenate()([left, right]))
+        outputs = {
+            "label": keras.layers.Dense(10, name="label")(joined),
+            "parity": keras.layers.Dense(1, name="parity")(joined),
+        }
+        model = run.ours(keras.Model({"left": left, "right": right}, outputs))
+        losses = {"label": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "parity": "mse"}
+        model.compile(
+            "sgd", losses, loss_weights={"label": 1.0, "parity": 0.5}, metrics={"label": ["accuracy"], "parity": ["mae"]}
+        )
+    inputs = {"left": x[:, :32], "right": x[:, 32:]}
+    seen = run.fit(model, inputs, {"label": y, "parity": (y % 2).astype("float32")[:, None]})
+    return {**seen, "predict": model.predict({name: part[:7] for name, part in inputs.items()}, verbose=0)}
+
+
+def subclassed(run: Run) -> dict[str, Any]:
+    """Built by its first batch, that behaves differently in training; compiled again with a layer that is frozen."""
+    import keras
+
+    class Classifier(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = hidden(), keras.layers.Dense(10)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            inner = self.first(x)
+            self.add_loss(0.01 * keras.ops.mean(keras.ops.square(inner)))
+            return self.last(inner * 0.9 if training else inner)
+
+    x, y = digits(76)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum_over_batch_size")
+    with run.scope():
+        model = run.ours(Classifier())
+    model.compile("sgd", loss, metrics=["accuracy"])
+    first = run.fit(model, x, y, epochs=1)
+    model.first.trainable = False
+    model.compile("rmsprop", loss)
+    return {"first": first, **run.fit(model, x, y, epochs=1), "predict": model.predict(x[:4], verbose=0)}
+
+
+def two_optimizers(run: Run) -> dict[str, Any]:
+    """As a GAN has them, made by the first step."""
+    import keras
+    import tensorflow as tf
+
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = keras.Sequential([keras.Input((64,)), keras.layers.Dense(4)])
+            self.up = keras.Sequential([keras.Input((4,)), keras.layers.Dense(64)])
+            self.tracker = keras.metrics.Mean(name="error")
+
+        def compile(self, one: Any, other: Any) -> None:
+            super().compile()
+            self.one, self.other = one, other
+
+        @property
+        def metrics(self) -> Any:
+            return [self.tracker]
+
+        def train_step(self, x: Any) -> Any:
+            for optimizer, part in ((self.one, self.down), (self.other, self.up)):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(x - self.up(self.down(x))))
+                optimizer.apply_gradients(zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights, strict=True))
+            self.tracker.update_state(loss)
+            return {"error": self.tracker.result()}
+
+    x, _ = digits(75)
+    with run.scope():
+        model = run.ours(Pair())
+        model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
+    return run.fit(model, x)
+
+
+def saved(run: Run) -> dict[str, Any]:
+    """The file is one of plain Keras, which goes on from it; so does what was loaded and is distributed."""
+    import tempfile
+    from pathlib import Path
+
+    import keras
+
+    x, y = digits(50)
+    model = run.sequential(
+        hidden, keras.layers.BatchNormalization, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1)
+    )
+    run.fit(model, x, y)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        plain = keras.saving.load_model(path)
+        with run.scope():
+            again = run.ours(keras.saving.load_model(path))
+    assert type(plain) is keras.Sequential
+    assert type(plain.optimizer) is keras.optimizers.SGD
+    np.testing.assert_allclose(plain.predict(x[:7], verbose=0), model.predict(x[:7], verbose=0), rtol=1e-6, atol=1e-6)
+    seen = run.fit(again, x[:14], y[:14], batch_size=7)
+    history = plain.fit(x[:14], y[:14], batch_size=7, epochs=2, verbose=0, shuffle=False).history
+    return {**seen, "plain": history, "plain weights": weights_of(plain)}
