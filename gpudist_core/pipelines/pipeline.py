@@ -278,7 +278,13 @@ class Pipeline:
         known = self._labels(labels, "balanced")
         return self._with(labels=known, epoch_rows=rows or len(known))
 
-    def weights(self, weights: Mapping[int, float] | Literal["balanced"] | Any, *, labels: Any = None) -> Pipeline:
+    def weights(
+        self,
+        weights: Mapping[int, float] | Literal["balanced"] | Any,
+        *,
+        labels: Any = None,
+        otherwise: float | None = None,
+    ) -> Pipeline:
         """Add a weight to each row: batches of (x, y) become (x, y, weight), float32 of shape [rows].
 
         Args:
@@ -286,6 +292,7 @@ class Pipeline:
                 mean over the data; or the weight of each row, of shape [rows].
             labels: The class of each row, integers of shape [rows], for weights by class; None takes the second component
                 of a row.
+            otherwise: The weight of a class that is given none; None refuses it.
 
         Returns:
             The pipeline.
@@ -294,9 +301,9 @@ class Pipeline:
             WrongUse: There are not as many weights as rows, a class has none, or rows come in a stream and are not counted.
         """
         if isinstance(weights, Mapping) and labels is None and not self._plan.at_random:
-            return self._with(weighting=Weighting(None, dict(weights)))
+            return self._with(weighting=Weighting(None, dict(weights), otherwise))
         if isinstance(weights, Mapping):
-            return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), dict(weights))))
+            return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), dict(weights), otherwise)))
         if isinstance(weights, str):
             if weights != "balanced":
                 raise WrongUse('Weights are numbers or "balanced"', "Say one of them.", weights=weights)

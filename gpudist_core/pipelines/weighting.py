@@ -22,14 +22,16 @@ class Weighting:
     Attributes:
         of_rows: The weight of each row of the data, or None.
         of_classes: The weight of each class where rows come in a stream, whose second component is the class; or None.
+        otherwise: The weight of a class that has none; None refuses it.
     """
 
     of_rows: Floats | None
     of_classes: Mapping[int, float] | None = None
+    otherwise: float | None = None
 
     def weights(self, rows: Integers, labels: Any) -> Floats:
         """The weights of rows, by their numbers or by their classes."""
-        return by_class(labels, dict(self.of_classes or {})) if self.of_rows is None else self.of_rows[rows]
+        return by_class(labels, dict(self.of_classes or {}), self.otherwise) if self.of_rows is None else self.of_rows[rows]
 
 
 def label_component(row: Any) -> int:
@@ -76,12 +78,13 @@ def checked(labels: Any, shape: tuple[int, ...] | None = None) -> Integers:
     return found.astype(np.int64)
 
 
-def by_class(labels: Any, weights: Mapping[int, float]) -> Floats:
+def by_class(labels: Any, weights: Mapping[int, float], otherwise: float | None = None) -> Floats:
     """The weight of each label.
 
     Args:
         labels: The class of each row.
         weights: The weight of each class.
+        otherwise: The weight of a class that has none; None refuses it.
 
     Returns:
         float32.
@@ -89,10 +92,13 @@ def by_class(labels: Any, weights: Mapping[int, float]) -> Floats:
     Raises:
         WrongUse: A class has no weight.
     """
-    wanted, known = checked(labels), np.array(sorted(weights), np.int64)
-    strange = np.setdiff1d(wanted, known)
-    if len(strange):
+    wanted = checked(labels)
+    strange = np.setdiff1d(wanted, np.array(sorted(weights), np.int64))
+    if len(strange) and otherwise is not None:
+        weights = {**weights, **{int(label): otherwise for label in strange}}
+    elif len(strange):
         raise WrongUse("Each class has a weight", "Give one for each class.", weights=dict(weights), without=strange.tolist())
+    known = np.array(sorted(weights), np.int64)
     places = np.searchsorted(known, wanted)
     return np.array([weights[int(label)] for label in known], np.float32)[places]
 
