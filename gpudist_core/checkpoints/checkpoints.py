@@ -298,6 +298,16 @@ class Checkpoints(CallbackMethods):
         self._in_fit().end()
         self._fit = None
 
+    def abandon(self) -> None:
+        """Leave a `fit` that ended by an exception: what was begun is written, the folder and the signals are given back."""
+        fit, self._fit = self._fit, None
+        if fit is not None:
+            fit.leave_model()
+        try:
+            self.close()
+        except SaveFailed as failure:
+            warnings.warn(str(failure), stacklevel=2)
+
     def _in_fit(self) -> Fit:
         assert self._fit is not None
         return self._fit

@@ -95,11 +95,15 @@ class Fit:
         self._checkpoints._save_epoch(self._trained)
 
     def end(self) -> None:
+        self.leave_model()
+        self._checkpoints._save_rest(self._trained)
+        self._checkpoints.close()
+
+    def leave_model(self) -> None:
+        """The next `fit` begins with the epoch that it is told."""
         from gpudist_core.upstream import run_state
 
         run_state.begin_at(self._model, None)
-        self._checkpoints._save_rest(self._trained)
-        self._checkpoints.close()
 
     def _restore_metrics(self, opened: Opened) -> None:
         """Keras has just reset them; what they had counted of this epoch is put back."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 
+from gpudist_core.checkpoints import Checkpoints
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.upstream import trainer
 
@@ -92,6 +94,22 @@ class Callbacks(keras.callbacks.CallbackList):
         still = kept() if kept is not None else None
         if still is not None:
             still.computed()
+
+
+@contextlib.contextmanager
+def closing_checkpoints(callbacks: Any) -> Iterator[None]:
+    """While fit runs: where it ends by an exception, which Keras tells no callback, `Checkpoints` give their folder back.
+
+    Args:
+        callbacks: A `CallbackList`; None where a fit of the user's own takes no callbacks.
+    """
+    try:
+        yield
+    except BaseException:
+        for callback in getattr(callbacks, "callbacks", ()):
+            if isinstance(callback, Checkpoints):
+                callback.abandon()
+        raise
 
 
 def _does(callback: Any, name: str) -> bool:

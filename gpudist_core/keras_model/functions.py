@@ -17,7 +17,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import randomness, trainer
+from gpudist_core.upstream import central_storage, randomness, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -92,6 +92,8 @@ class StepFunction:
                 with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
+            for part in (self._model, *trainer.optimizers_of(self._model)):
+                central_storage.take_first(part.variables)
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[only_hold] = one if self._model.run_eagerly else compiled
         return self._compiled[only_hold]

@@ -14,6 +14,7 @@ from gpudist_core import share as shares
 from gpudist_core.errors import Unavailable
 from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
+from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import PredictFunction, StepFunction
 from gpudist_core.keras_model.sources import source_of
@@ -38,8 +39,6 @@ class DistributedModel:
 
     def _gpudist_exact(self) -> None:
         """Make what was compiled exact."""
-        import keras
-
         me: Any = self
         strategy = me.distribute_strategy
         if me.jit_compile and strategy.num_replicas_in_sync > 1:
@@ -47,7 +46,7 @@ class DistributedModel:
                 "XLA compiles a step for one device. Received: jit_compile=True, "
                 f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
             )
-        own = [value for value in vars(self).values() if isinstance(value, keras.optimizers.Optimizer)]
+        own = trainer.optimizers_of(self)
         for optimizer in own:
             models.check_scope(strategy, self, optimizer)
             optimizers.exact_optimizer(optimizer, strategy)
@@ -72,7 +71,7 @@ class DistributedModel:
         callbacks = self._gpudist_callbacks(asked, history=True)
         object.__setattr__(self, "_gpudist_fits", self._gpudist_fits + 1)
         object.__setattr__(self, "_gpudist_pipeline", None)
-        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=True)):
+        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=True)), closing_checkpoints(asked.get("callbacks")):
             return fit(*given.args, **given.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +107,6 @@ class DistributedModel:
     def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
         """The callbacks, in a list that does in each step only what has to be done; it takes the place of theirs."""
         import keras
-
-        from gpudist_core.keras_model.callbacks import Callbacks
 
         if isinstance(asked.get("callbacks"), keras.callbacks.CallbackList) or "callbacks" not in asked:
             return None

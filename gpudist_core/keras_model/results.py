@@ -11,7 +11,7 @@ from typing import Any
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import central_counts, models, trainer
+from gpudist_core.upstream import central_storage, models, trainer
 
 _remembered = threading.local()
 
@@ -132,7 +132,7 @@ def watched(metrics: list[Any]) -> Iterator[None]:
         metrics: The metrics.
     """
     for metric in metrics:
-        central_counts.add_up(metric.variables)
+        central_storage.add_up(metric.variables)
         object.__setattr__(metric, "result", _watching(metric, metric.result))
     try:
         yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class FromPipeline:
     """
 
     def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
-        self.pipeline = pipeline
+        self.pipeline: Any = pipeline
         self._distributed = pipeline.distribute(strategy)
         self._moves = moves
         self.num_batches = pipeline.num_batches
@@ -47,6 +48,37 @@ class FromPipeline:
 
     def end(self) -> None:
         """An epoch has ended."""
+
+
+class FromArrays(FromPipeline):
+    """The batches of arrays, whose position can be saved and restored.
+
+    Args:
+        make: Makes the pipeline, of a seed.
+        strategy: Whose replicas get the batches.
+        seed: Of the order: that of this `fit`, unless another one is gone on from.
+        moves: As in `FromPipeline`.
+    """
+
+    def __init__(self, make: Callable[[int], Pipeline], strategy: Any, *, seed: int, moves: bool) -> None:
+        super().__init__(make(seed), strategy, moves=moves)
+        self._position = self.pipeline
+        self._make, self._strategy = make, strategy
+        self.pipeline = self
+
+    def state(self) -> dict[str, Any]:
+        """The position, the seed included."""
+        return dict(self._position.state())
+
+    def restore(self, state: Any) -> None:
+        """Go on in the order of the run that was saved: without a seed of the user's this run has drawn another one.
+
+        Args:
+            state: What `state` returned, in this process or another.
+        """
+        self._position = self._make(int(state.get("seed", 0)))
+        self._position.restore(state)
+        self._distributed = self._position.distribute(self._strategy)
 
 
 class FromAdapter:
@@ -165,7 +197,8 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     adapter = trainer.data_adapter(**data)
     held = trainer.arrays_of(adapter)
     if held is not None and data.get("shuffle") in (None, True, False) and all(map(_dense, tf.nest.flatten(held[0]))):
-        return FromPipeline(_of_arrays(*held, shuffle=bool(data.get("shuffle")), seed=seed), strategy, moves=training)
+        make = functools.partial(_of_arrays, *held, bool(data.get("shuffle")))
+        return FromArrays(make, strategy, seed=seed, moves=training)
     return FromAdapter(adapter, strategy)
 
 
@@ -178,10 +211,11 @@ def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
             **{name: value if name == "batch_size" else type(value).__name__ for name, value in given.items()},
         )
     weights = data.get("class_weight")
-    return pipeline if weights is None else pipeline.weights(weights)
+    # As in Keras, a class that is not named counts as it is.
+    return pipeline if weights is None else pipeline.weights(weights, otherwise=1.0)
 
 
-def _of_arrays(arrays: Any, batch_size: int, *, shuffle: bool, seed: int) -> Pipeline:
+def _of_arrays(arrays: Any, batch_size: int, shuffle: bool, seed: int) -> Pipeline:
     import tensorflow as tf
 
     prepared = tf.nest.map_structure(_prepared, arrays)
