@@ -56,6 +56,11 @@ def _normalized(layers: Any) -> list[Any]:
     return [layers.Dense(32), layers.BatchNormalization(momentum=0.8, synchronized=True), layers.ReLU()]
 
 
+def _convolved(layers: Any) -> list[Any]:
+    convolution = [layers.Reshape((8, 8, 1)), layers.Conv2D(8, 3, activation="relu")]
+    return [*convolution, layers.BatchNormalization(momentum=0.8, synchronized=True), layers.Flatten()]
+
+
 def _dropped(layers: Any) -> list[Any]:
     return [layers.Dense(32, activation="relu"), layers.Dropout(0.3, seed=1)]
 
@@ -90,6 +95,7 @@ FEATURES: Mapping[str, Feature] = {
     "even": Feature("even batches", rows=EVEN),
     "uneven": Feature("uneven last batch"),
     "empty": Feature("empty shards (a last batch of one row)", rows=EMPTY),
+    "empty-convolution": Feature("empty shards, convolutions and BatchNormalization", rows=EMPTY, layers=_convolved),
     "masks": Feature("masks", text=True),
     "weights": Feature("sample weights", weights=True),
     "class-weights": Feature("class weights", fit={"class_weight": {i: 0.5 + i / 5 for i in range(10)}}),

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpudist_core.upstream import central_storage
+
 
 class Accumulators:
     """One dense variable for each trained variable, and one for the weight; each replica adds to its own copy.
@@ -54,8 +56,8 @@ class Accumulators:
         Returns:
             Dense gradients (None stays None) and the weight.
         """
-        sums = [g if g is None else kept.read_value() + g for kept, g in zip(self._sums, grads, strict=True)]
-        total = self._weight.read_value() + weight
+        sums = [g if g is None else self._own(kept) + g for kept, g in zip(self._sums, grads, strict=True)]
+        total = self._own(self._weight) + weight
         with tf.control_dependencies([total, *(s for s in sums if s is not None)]):
             for kept in [*self._sums, self._weight]:
                 kept.assign(tf.zeros_like(kept))
@@ -77,6 +79,11 @@ class Accumulators:
         """
         for kept, value in zip([*self._sums, self._weight], [*state["sums"], state["weight"]], strict=True):
             kept.assign(value)
+
+    def _own(self, kept: Any) -> Any:
+        """This replica's part; of a variable that all replicas share each takes as much as the others."""
+        value = kept.read_value()
+        return value / self._strategy.num_replicas_in_sync if central_storage.is_shared(kept) else value
 
     def _read(self, kept: Any) -> Any:
         return kept.read_value().numpy()

@@ -15,7 +15,7 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import local, xla
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.upstream import batch_norm, central_counts, losses, models, optimizers, randomness
+from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
 
 DRAWS = ("replica", "row")
 
@@ -215,7 +215,7 @@ class TrainStep:
             run = self._compiled_pass or functools.partial(self._pass, variables)
             sums, y_pred = run(share, x, y, weight, scale)
             for metric in self.metrics:
-                central_counts.add_up(metric.variables)
+                central_storage.add_up(metric.variables)
                 metric.update_state(y, y_pred, sample_weight=weight)
             return self._apply(sums, variables) if update else self._keep(sums, variables)
 
@@ -281,6 +281,7 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
+        central_storage.take_first([*getattr(self.model, "variables", []), *self.optimizer.variables])
 
     def _check_place(self) -> None:
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
-from gpudist_core.upstream import added_losses
+from gpudist_core.upstream import added_losses, empty_batches
 
 
 @functools.cache
@@ -21,6 +21,7 @@ def install() -> None:
     from keras.src.losses import loss
 
     added_losses.install()
+    empty_batches.install()
     originals = loss.reduce_weighted_values, loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
 
     def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:

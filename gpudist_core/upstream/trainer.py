@@ -274,6 +274,13 @@ def needs_build(model: Any) -> bool:
     return not all(layer.built for layer in model._flatten_layers()) or any(p is not None and not p.built for p in parts)
 
 
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers of a model: that given to `compile`, and those it keeps for a step of its own."""
+    import keras
+
+    return [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+
+
 def metrics_of(model: Any) -> list[Any]:
     """The single metrics of a model: those given to `compile` apart."""
     own: list[Any] = []
