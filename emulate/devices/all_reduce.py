@@ -1,7 +1,8 @@
 """How replicas are summed: one that works on logical CPUs and runs every program that GPUs would run.
 
 TensorFlow's default, a collective, fails on logical CPUs inside `cond` and `while` (`steps_per_execution`, an optimizer
-built inside a tf.function), and one failed collective poisons the process.
+built inside a tf.function), and one failed collective poisons the process. On GPUs that are whole TensorFlow and the program
+choose; slices of GPUs are treated as CPUs are, because NCCL refuses two ranks on one GPU.
 """
 
 from __future__ import annotations
@@ -15,12 +16,22 @@ from emulate.devices.plan import DevicePlan, Note
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
+_NAMES = {
+    "ReductionToOneDevice": "one-device",
+    "HierarchicalCopyAllReduce": "hierarchical",
+    "CollectiveAllReduce": "ring",
+    "NcclAllReduce": "nccl",
+}
 _in_use = "none"
 _num_strategies = 0
 
 
 def all_reduce_in_use() -> str:
-    """How replicas are summed in this process: `ring`, `hierarchical`, `one-device`, or `none` before there is a strategy."""
+    """How replicas are summed in this process.
+
+    Returns:
+        `ring`, `hierarchical`, `one-device`, on GPUs also `nccl`, or `none` before there is a strategy.
+    """
     return _in_use
 
 
@@ -45,12 +56,19 @@ class AllReduceChoice:
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self._wish = plan.all_reduce
+        self._is_nccl_possible = plan.gpus is not None and not plan.gpus.is_sliced
+        self._why_not = "refuses two ranks on one GPU" if plan.gpus else "runs on GPUs only"
         self._note = note
 
+    @property
+    def replaces(self) -> bool:
+        """Whether TensorFlow's own choice cannot be had, or is not wanted."""
+        return not self._is_nccl_possible or self._wish == "ring"
+
     def for_mirrored(self, asked: Any, num_devices: int) -> Any:
-        """The cross-device operation of a MirroredStrategy; None means TensorFlow's default, the ring."""
+        """The cross-device operation of a MirroredStrategy; None means TensorFlow's default: NCCL, or else the ring."""
         chosen = self._chosen(asked, num_devices)
-        _remember(_name_of(chosen) if num_devices > 1 else "none")
+        _remember(self._name_of(chosen) if num_devices > 1 else "none")
         return chosen
 
     def for_multi_worker(self, extended: Any) -> None:
@@ -58,13 +76,13 @@ class AllReduceChoice:
         if extended._num_workers > 1:
             if self._wish not in ("auto", "ring"):
                 self._say(f"several hosts are summed by a ring: --all-reduce {self._wish} holds on one host only")
-            _remember("ring")
+            _remember("ring" if self.replaces else extended._communication_options.implementation.name.lower())
             return
         num_devices = len(extended.worker_devices)
         chosen = self._chosen(None, num_devices)
         if chosen is not None:
             extended._cross_device_ops = chosen
-        _remember(_name_of(chosen) if num_devices > 1 else "none")
+        _remember(self._name_of(chosen) if num_devices > 1 else "none")
 
     def new_keys(self, owner: Any) -> None:
         """Give a strategy collective keys of its own.
@@ -74,7 +92,7 @@ class AllReduceChoice:
         owner._collective_key_base = strategies_made(strategies_made() + 1) * _KEYS_APART
 
     def without_nccl(self) -> None:
-        """NCCL has no kernels for CPUs: options that ask for it mean the ring."""
+        """NCCL has no kernels for CPUs, and refuses slices of one GPU: options that ask for it mean the ring."""
         cls = upstream.communication_options()
         real = cls.__init__
 
@@ -83,18 +101,20 @@ class AllReduceChoice:
             real(options, *args, **kwargs)
             if options.implementation.name == "NCCL":
                 if calling_module(1) != _ASKS_BY_DEFAULT:
-                    self._say("NCCL runs on GPUs only: the ring is used here")
+                    self._say(f"NCCL {self._why_not}: the ring is used here")
                 options.implementation = type(options.implementation).RING
 
         cls.__init__ = init
 
     def _chosen(self, asked: Any, num_devices: int) -> Any:
         ops = upstream.cross_device_ops()
+        if self._wish == "auto" and self._is_nccl_possible:
+            return asked
         if self._wish == "auto":
             if getattr(asked, "chosen_automatically", False):
                 return ops.ReductionToOneDevice()
             if isinstance(asked, ops.NcclAllReduce):
-                self._say("NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")
+                self._say(f"NcclAllReduce {self._why_not}: ReductionToOneDevice is used here")
                 return ops.ReductionToOneDevice()
             return asked or ops.ReductionToOneDevice()
         if asked is not None and not getattr(asked, "chosen_automatically", False):
@@ -105,13 +125,13 @@ class AllReduceChoice:
             return ops.ReductionToOneDevice()
         return {"ring": lambda: None, "hierarchical": ops.HierarchicalCopyAllReduce}.get(self._wish, ops.ReductionToOneDevice)()
 
+    def _name_of(self, operation: Any) -> str:
+        if operation is None:
+            return "ring" if self.replaces else "nccl"
+        return _NAMES.get(type(operation).__name__, type(operation).__name__)
+
     def _say(self, text: str) -> None:
         self._note("all-reduce", text)
-
-
-def _name_of(operation: Any) -> str:
-    names = {"ReductionToOneDevice": "one-device", "HierarchicalCopyAllReduce": "hierarchical", "CollectiveAllReduce": "ring"}
-    return "ring" if operation is None else names.get(type(operation).__name__, type(operation).__name__)
 
 
 def _remember(name: str) -> None:

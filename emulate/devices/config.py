@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.caller import is_program
 from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.names import DeviceNames
-
-_COMPUTE_CAPABILITY = (8, 0)  # of a GPU that has tensor cores: programs ask before they choose mixed precision
-_DETAILS = {"device_name": "gpudist emulated GPU", "compute_capability": _COMPUTE_CAPABILITY}
 
 
 class DeviceAnswers:
@@ -30,18 +27,18 @@ class DeviceAnswers:
     def list_physical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type == "GPU":
             return self._gpus.physical
-        return list(real(device_type)) + (self._gpus.physical if device_type is None else [])
+        return _others(real(device_type)) + (self._gpus.physical if device_type is None else [])
 
     def list_logical_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type not in (None, "GPU"):
             return list(real(device_type))
-        gpus = self._gpus.logical(real("CPU"))
-        return gpus if device_type == "GPU" else list(real()) + gpus
+        gpus = self._gpus.logical(real)
+        return gpus if device_type == "GPU" else _others(real()) + gpus
 
     def get_visible_devices(self, real: Any, device_type: str | None = None) -> list[Any]:
         if device_type == "GPU":
             return self._gpus.visible
-        return list(real(device_type)) + (self._gpus.visible if device_type is None else [])
+        return _others(real(device_type)) + (self._gpus.visible if device_type is None else [])
 
     def set_visible_devices(self, real: Any, devices: Any, device_type: str | None = None) -> None:
         wanted = [devices] if hasattr(devices, "device_type") else list(devices)
@@ -71,23 +68,34 @@ class DeviceAnswers:
             real(device, enable)
 
     def get_device_details(self, real: Any, device: Any) -> dict[str, Any]:
-        return dict(_DETAILS) if _is_gpu(device) else real(device)
+        return self._gpus.details(real, device) if _is_gpu(device) else real(device)
 
     def get_memory_info(self, real: Any, device: str) -> dict[str, int]:
-        self._names.real(device)
+        name = self._names.real(device)
+        if self._gpus.kind == "GPU":
+            return dict(real(name))
         current = _resident_bytes()
         self._peak = max(self._peak, current)
         return {"current": current, "peak": self._peak}
 
     def reset_memory_stats(self, real: Any, device: str) -> None:
-        self._names.real(device)
+        name = self._names.real(device)
+        if self._gpus.kind == "GPU":
+            real(name)
         self._peak = 0
 
     def get_memory_usage(self, real: Any, device: str) -> int:
-        return self.get_memory_info(real, device)["current"]
+        name = self._names.real(device)
+        return int(real(name)) if self._gpus.kind == "GPU" else self.get_memory_info(real, device)["current"]
 
     def is_gpu_available(self, real: Any, cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-        return self._gpus.num_logical > 0 and tuple(min_cuda_compute_capability or ()) <= _COMPUTE_CAPABILITY
+        import tensorflow as tf
+
+        capabilities = [
+            tuple(self._gpus.details(tf.config.experimental.get_device_details, device)["compute_capability"])
+            for device in self._gpus.visible
+        ]
+        return any(tuple(min_cuda_compute_capability or ()) <= capability for capability in capabilities)
 
     def gpu_device_name(self, real: Any) -> str:
         return "/device:GPU:0" if self._gpus.num_logical else ""
@@ -99,15 +107,20 @@ class DeviceAnswers:
         return True
 
     def list_local_devices(self, real: Any, session_config: Any = None) -> list[Any]:
+        import tensorflow as tf
+
         attributes = upstream.device_attributes()
-        number = range(self._gpus.num_logical)
-        return list(real(session_config)) + [
+        # The function makes every device it lists anew, and would take a GPU's memory once more.
+        without = tf.compat.v1.ConfigProto()
+        without.CopyFrom(session_config or without)
+        without.device_count["GPU"] = 0
+        return list(real(without)) + [
             attributes(
                 name=f"/device:GPU:{i}",
                 device_type="GPU",
-                physical_device_desc=f"device: {i}, name: gpudist emulated GPU, compute capability: 8.0",
+                physical_device_desc=f"device: {i}, name: gpudist GPU",
             )
-            for i in number
+            for i in range(self._gpus.num_logical)
         ]
 
 
@@ -131,6 +144,10 @@ def _for_program(real: Callable[..., Any], emulated: Callable[..., Any]) -> Call
         return emulated(real, *args, **kwargs) if is_program(1) else real(*args, **kwargs)
 
     return answer
+
+
+def _others(devices: Iterable[Any]) -> list[Any]:
+    return [device for device in devices if not _is_gpu(device)]
 
 
 def _is_gpu(device: Any) -> bool:

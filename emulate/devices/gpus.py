@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from emulate.devices import upstream
 from emulate.devices.plan import DevicePlan, Note
 
 _T = TypeVar("_T")
+_DETAILS = {
+    "device_name": "gpudist emulated GPU",
+    "compute_capability": (8, 0),  # of a GPU that has tensor cores: programs ask before they choose mixed precision
+}
 _LATE_VISIBLE = "Visible devices cannot be modified after being initialized"
 _LATE_SPLIT = "Virtual devices cannot be modified after being initialized"
 _LATE_GROWTH = "Physical devices cannot be modified after being initialized"
@@ -26,7 +30,7 @@ class _Folded(list[_T]):
 class EmulatedGpus:
     """The state of one host's emulated GPUs, and of its CPU, which they are made of.
 
-    Emulated GPU number i is logical CPU number i.
+    Emulated GPU number i is logical CPU number i. (`PhysicalGpus` are what the same topology has on a machine with GPUs.)
 
     Args:
         plan: What the host was given.
@@ -37,7 +41,10 @@ class EmulatedGpus:
         note: Says something that the report shows.
         cpu_split: Into how many devices the program itself split the CPU; None if it did not.
         version: Counts the changes, so that what was derived from an earlier state is known to be old.
+        kind: What TensorFlow calls the devices that these GPUs are.
     """
+
+    kind = "CPU"
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self.plan = plan
@@ -92,19 +99,23 @@ class EmulatedGpus:
         """On how many devices a strategy that names none trains: GPUs if any, else CPUs, as TensorFlow has it."""
         return self.num_logical or (self.plan.num_devices if self.cpu_split else 1)
 
-    def logical(self, cpus: Sequence[Any]) -> list[Any]:
+    def logical(self, real: Callable[[str], Sequence[Any]]) -> list[Any]:
         """The logical GPUs, named like the logical CPUs they are.
 
         Args:
-            cpus: The true logical CPUs.
+            real: Lists the true logical devices of a kind.
 
         Returns:
             One for each visible GPU, or for each part of a split one.
         """
         import tensorflow as tf
 
-        names = [cpu.name for cpu in cpus if int(cpu.name.rsplit(":", 1)[1]) < self.num_logical]
+        names = [cpu.name for cpu in real("CPU") if int(cpu.name.rsplit(":", 1)[1]) < self.num_logical]
         return self._listed([tf.config.LogicalDevice(name.replace("CPU", "GPU"), "GPU") for name in names])
+
+    def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
+        """What a program is told of a GPU: the model and its compute capability."""
+        return dict(_DETAILS)
 
     def show(self, devices: list[Any]) -> None:
         """Make only these GPUs visible."""

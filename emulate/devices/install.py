@@ -1,4 +1,4 @@
-"""Turns this process into a host with emulated GPUs."""
+"""Turns this process into a host with the devices of its topology: emulated GPUs, or real ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from emulate.devices.deferred_captures import defer_past_control_flow
 from emulate.devices.gpus import EmulatedGpus, split_cpu
 from emulate.devices.names import DeviceNames
 from emulate.devices.ordered_sum import sum_in_one_order
+from emulate.devices.physical import PhysicalGpus, hide_gpus
 from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.strategies import use_emulated_devices
@@ -25,6 +26,7 @@ def install(plan: DevicePlan, note: Note) -> None:
 
     Raises:
         WrongUse: When TensorFlow's runtime is up already.
+        Unavailable: When TensorFlow does not see the GPUs that the plan gives to this host.
     """
     when_imported("tensorflow", lambda: _install(plan, _once(note)))
 
@@ -35,17 +37,26 @@ def _install(plan: DevicePlan, note: Note) -> None:
             f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has "
             "run an operation. Start the host in a process that has not."
         )
-    gpus = EmulatedGpus(plan, note)
+    gpus = _gpus(plan, note)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
-    split_cpu(plan.num_devices)
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
     use_emulated_devices(gpus, names, choice)
-    choice.without_nccl()
-    defer_past_control_flow()
+    if choice.replaces:
+        choice.without_nccl()
+        defer_past_control_flow()
     if plan.all_reduce == "ring":
         sum_in_one_order()
+
+
+def _gpus(plan: DevicePlan, note: Note) -> EmulatedGpus:
+    if plan.gpus is not None:
+        return PhysicalGpus(plan, note)
+    hide_gpus()
+    gpus = EmulatedGpus(plan, note)
+    split_cpu(plan.num_devices)
+    return gpus
 
 
 def _once(note: Note) -> Note:

@@ -1,4 +1,4 @@
-"""Device names: what a program writes ("/gpu:1", "GPU:1", "/device:GPU:1", ...) and the logical CPU it means here."""
+"""Device names: what a program writes ("/gpu:1", "GPU:1", "/device:GPU:1", ...) and the logical device it means here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = (None, "localhost")
 
 
 class DeviceNames:
-    """Turns names of emulated GPUs into names of the logical CPUs they are.
+    """Turns names of emulated GPUs into names of the logical CPUs they are; those of real ones are only checked.
 
     TensorFlow does not validate device names: an unknown one lands on CPU:0 in silence. Here it is an error, and in the
     reference, which has one device, it means that one.
@@ -64,7 +64,8 @@ class DeviceNames:
 
     def all_for_strategy(self, prefix: str = "") -> list[str]:
         """The devices of a strategy that names none."""
-        return [f"{prefix}/device:CPU:{i}" for i in range(self._gpus.num_for_strategies)]
+        kind = self._gpus.kind if self._gpus.num_logical else "CPU"
+        return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies)]
 
     def _translate(self, text: str) -> str:
         import tensorflow as tf
@@ -73,9 +74,10 @@ class DeviceNames:
         if spec.device_type not in ("GPU", "CPU"):
             return text
         index = self._index(spec, text)
-        if spec.device_type == "CPU" and index == spec.device_index:
+        kind = "CPU" if spec.device_type == "CPU" else self._gpus.kind
+        if spec.device_type == kind and index == spec.device_index:
             return text
-        return str(spec.replace(device_type="CPU", device_index=index).to_string())
+        return str(spec.replace(device_type=kind, device_index=index).to_string())
 
     def _index(self, spec: Any, text: str) -> int | None:
         if spec.device_index is None:
@@ -98,7 +100,7 @@ class DeviceNames:
         return gpus + (f" and CPU:0 to CPU:{cpus - 1}" if cpus > 1 else " and CPU:0")
 
     def _check_number(self, named: list[Any]) -> None:
-        available = self._gpus.num_cpus
+        available = max(self._gpus.num_cpus, self._gpus.num_logical)
         if len(named) > available:
             names = [d if isinstance(d, str) else _name_of(d) for d in named]
             raise WrongUse(

@@ -43,7 +43,8 @@ def _multi_worker(names: DeviceNames, choice: AllReduceChoice) -> None:
 
     def devices_of(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         # TensorFlow 2.21 takes one CPU however many there are.
-        return tuple(names.all_for_strategy(worker_device)), "CPU"
+        devices = tuple(names.all_for_strategy(worker_device))
+        return devices, "GPU" if "GPU" in devices[0] else "CPU"
 
     @functools.wraps(real_local)
     def local(self: Any, cluster_resolver: Any, devices: Any = None) -> None:

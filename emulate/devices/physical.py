@@ -1,0 +1,133 @@
+"""A host's devices where they are this machine's GPUs, whole or in slices of explicit memory: the layer that touches them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from emulate.devices import upstream
+from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.sharing import GpuShare
+from emulate.errors import Unavailable
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def hide_gpus() -> None:
+    """Leave this process without GPUs: where the CPU emulates them TensorFlow must not take the memory of real ones.
+
+    CUDA reads the variable when it is first asked which GPUs there are; the program finds it as it was.
+    """
+    before = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = "-1"
+    try:
+        upstream.context().list_physical_devices()
+    finally:
+        if before is None:
+            del os.environ[_VISIBLE]
+        else:
+            os.environ[_VISIBLE] = before
+
+
+def layout(share: GpuShare, splits: Mapping[int, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The logical GPUs to make of each physical one.
+
+    Args:
+        share: The host's GPUs.
+        splits: By the device's number the MiB of the parts into which the program itself splits it.
+
+    Returns:
+        For each physical GPU the MiB of its logical ones; empty for one that stays whole. Parts of a slice that ask for more
+        than the slice has get equal shares of it.
+    """
+    made: list[list[int]] = [[] for _ in share.visible]
+    for device, owner in enumerate(share.owners):
+        slice_ = share.slices[owner][share.owners[:device].count(owner)] if share.slices else None
+        parts = list(splits.get(device, ()))
+        if slice_ is not None and (not parts or sum(parts) > slice_):
+            parts = [slice_ // max(1, len(parts))] * max(1, len(parts))
+        made[owner] += parts
+    return tuple(map(tuple, made))
+
+
+class PhysicalGpus(EmulatedGpus):
+    """One host's real GPUs as the program sees them: as many as the topology says, each whole or a slice.
+
+    Args:
+        plan: What the host was given, with its share of the GPUs.
+        note: Says something that the report shows.
+
+    Raises:
+        Unavailable: When TensorFlow does not see the GPUs of the share.
+    """
+
+    kind = "GPU"
+
+    def __init__(self, plan: DevicePlan, note: Note) -> None:
+        super().__init__(plan, note)
+        assert plan.gpus is not None, "a host on GPUs has a share of them"
+        self._share = plan.gpus
+        self._real = list(upstream.context().list_physical_devices("GPU"))
+        if len(self._real) != len(self._share.visible):
+            raise Unavailable(
+                f"TensorFlow must see the GPUs that a host is given. Received: {len(self._share.visible)} GPUs "
+                f"({', '.join(self._share.visible)}), of which TensorFlow sees {len(self._real)}. "
+                "Check `gpudist devices`; TensorFlow's CUDA libraries come with tensorflow[and-cuda]."
+            )
+        self._configure()
+
+    def split_cpu(self) -> None:
+        """The CPU stays as it is: what changed are the GPUs."""
+        self.version += 1
+        self._configure()
+
+    def split_cpu_as_program(self, parts: list[Any]) -> None:
+        """The program may split its CPU: the devices of the topology are not made of it."""
+        context = upstream.context()
+        context.set_logical_device_configuration(context.list_physical_devices("CPU")[0], parts)
+        self.cpu_split = len(parts)
+
+    @property
+    def num_cpus(self) -> int:
+        """The CPU's logical devices."""
+        return self.cpu_split or 1
+
+    @property
+    def num_for_strategies(self) -> int:
+        """On how many devices a strategy that names none trains."""
+        return self.num_logical or self.num_cpus
+
+    def logical(self, real: Callable[[str], Sequence[Any]]) -> list[Any]:
+        """The logical GPUs that the program made visible."""
+        return self._listed(list(real("GPU"))[: self.num_logical])
+
+    def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
+        """Of the physical GPU that a device is, or is part of."""
+        self._check_known([device])
+        return dict(real(self._owner_of(device)))
+
+    def set_growth(self, device: Any, enable: bool) -> None:
+        """Memory of a whole GPU grows on demand; that of a slice is its own from the start."""
+        super().set_growth(device, enable)
+        if not self._share.is_sliced:
+            upstream.context().set_memory_growth(self._owner_of(device), enable)
+
+    def _owner_of(self, device: Any) -> Any:
+        number = int(device.name.rsplit(":", 1)[1])
+        return self._real[self._share.owners[min(number, len(self._share.owners) - 1)]]
+
+    def _configure(self) -> None:
+        """Tell TensorFlow, which is possible until its runtime is up."""
+        import tensorflow as tf
+
+        context = upstream.context()
+        splits = {int(d.name.rsplit(":", 1)[1]): [p.memory_limit for p in parts] for d, parts in self._splits.items()}
+        for gpu, parts in zip(self._real, layout(self._share, splits), strict=True):
+            if parts:
+                wanted = [tf.config.LogicalDeviceConfiguration(memory_limit=size) for size in parts]
+                context.set_logical_device_configuration(gpu, wanted)
+        if self._visible is not None:
+            shown = self._real if self._share.is_sliced else [self._owner_of(device) for device in self._visible]
+            context.set_visible_devices(shown if self._visible else [], "GPU")
