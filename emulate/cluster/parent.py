@@ -37,6 +37,7 @@ class Preload:
     Args:
         environment: Set on top of this process's own. What TensorFlow reads at import must be given here.
         imports: False for one that has not imported TensorFlow, whose hosts do so themselves.
+        modules: What to import besides, so that hosts need not; what cannot be found is left to them.
 
     Attributes:
         directory: A scratch folder, the place for the folders of runs: it is deleted with the process, even when
@@ -51,7 +52,9 @@ class Preload:
                 cluster.events(timeout=1)
     """
 
-    def __init__(self, *, environment: Mapping[str, str] | None = None, imports: bool = True) -> None:
+    def __init__(
+        self, *, environment: Mapping[str, str] | None = None, imports: bool = True, modules: tuple[str, ...] = ()
+    ) -> None:
         if sys.platform != "linux":
             raise Unavailable(
                 f"Hosts are emulated on Linux only. Received: sys.platform={sys.platform!r}. Use a Linux machine or container."
@@ -65,7 +68,7 @@ class Preload:
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(self, _end, self._control, self._process, self.directory)
-        self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports)))
+        self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports, modules)))
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         environment.pop("TF_CONFIG", None)

@@ -48,6 +48,7 @@ class Hello:
     supervisor: int
     scratch: Path
     imports: bool
+    modules: tuple[str, ...] = ()
 
 
 def main(fd: int) -> None:
@@ -60,7 +61,7 @@ def main(fd: int) -> None:
             capability = find_capability()
             system.adopt_orphans()
             if hello.imports:
-                _import_all()
+                _import_all(hello.modules)
         _serve(control, hello, capability, keepers)
         _await(keepers)
         end_descendants()
@@ -93,11 +94,11 @@ def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
-def _import_all() -> None:
+def _import_all(modules: tuple[str, ...]) -> None:
     gc.disable()
     importlib.import_module("tensorflow")
     importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
-    for name in _LATE:
+    for name in (*_LATE, *modules):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.enable()

@@ -1,0 +1,127 @@
+"""The warm clusters of one pytest process, and how many of them may work at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, Settings
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from emulate.cluster import Preload
+    from emulate.pool import Lease, Pool
+
+# What hosts import at their first test, once instead of in every host.
+_MODULES = (
+    "pytest",
+    "unittest.mock",
+    "emulate.pool",
+    "emulate.pytest_plugin.host",
+    "gpudist_core.strategies",
+    "emulate.pytest_plugin.entry",
+)
+
+
+class Turns:
+    """Lets only so many clusters work at once, of all workers of a run of pytest-xdist.
+
+    A turn is a name among Linux's abstract sockets: it leaves no file, and is free again when its process ends, however.
+
+    Args:
+        run: Names the run; empty where there is only this process.
+        count: How many clusters may work at once.
+    """
+
+    def __init__(self, run: str, count: int) -> None:
+        self._names = [f"\0gpudist-{run}-{number}" for number in range(count)] if run else []
+        self._held: socket.socket | None = None
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Wait for a turn, unless this process has one already."""
+        if self._held is not None or not self._names:
+            yield
+            return
+        self._held = self._wait()
+        try:
+            yield
+        finally:
+            self._held.close()
+            self._held = None
+
+    def _wait(self) -> socket.socket:
+        while True:
+            for name in self._names:
+                turn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    turn.bind(name)
+                    return turn
+                except OSError:
+                    turn.close()
+            time.sleep(0.01)
+
+
+class Clusters:
+    """Starts what is needed when it is needed.
+
+    Args:
+        settings: What the user asked for.
+        config: Pytest's.
+    """
+
+    def __init__(self, settings: Settings, config: pytest.Config) -> None:
+        worker = getattr(config, "workerinput", {})
+        self._settings = settings
+        self._num_workers = int(worker.get("workercount", 1))
+        self._turns = Turns(str(worker.get("testrunuid", "")), len(os.sched_getaffinity(0)))
+        self._preload: Preload | None = None
+        self._pool: Pool | None = None
+        self._largest = 1
+
+    def expect(self, topology: Topology) -> None:
+        """Some test will want this topology."""
+        self._largest = max(self._largest, topology.num_hosts + (topology.num_ps and topology.num_ps + 1))
+
+    def warm_up(self) -> Preload:
+        """The process that clusters are forked from; it starts and imports while the caller goes on."""
+        if self._preload is None:
+            from emulate.cluster import Preload
+
+            self._preload = Preload(modules=_MODULES)
+        return self._preload
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[Preload]:
+        """Leave for a cluster outside of the pool to work."""
+        with self._turns.one():
+            yield self.warm_up()
+
+    @contextlib.contextmanager
+    def lease(self, topology: Topology) -> Iterator[Lease]:
+        """A clean cluster."""
+        with self._turns.one():
+            if self._pool is None:
+                self._pool = self._new_pool()
+            with self._pool.lease(topology) as lease:
+                yield lease
+
+    def _new_pool(self) -> Pool:
+        from emulate.pool import Pool
+
+        size = self._settings.pool_size or DEFAULT_POOL_SIZE
+        device = "cpu" if self._settings.device == "auto" else self._settings.device
+        return Pool(max_hosts=max(self._largest, size // self._num_workers, 1), preload=self.warm_up(), device=device)
+
+    def close(self) -> None:
+        """End every process."""
+        for one in (self._pool, self._preload):
+            if one is not None:
+                one.close()
+        self._pool = self._preload = None

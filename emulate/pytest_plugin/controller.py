@@ -1,0 +1,297 @@
+"""Beside the hosts: which tests run on them, with what, and what is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.clusters import Clusters
+from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.marks import NAME, Wanted, topology_of, wanted_by
+from emulate.pytest_plugin.merge import HostRun, merge
+from emulate.pytest_plugin.options import settings
+from emulate.pytest_plugin.reports import error_report, finished, skipped_report
+from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from emulate.cluster import Preload
+
+_ON_HOSTS = ("strategy", "devices", "shared_path")
+_BESIDE = ("cluster", "topology", "gpudist")
+_FINISH_SECONDS = 60.0
+
+
+def controller_of(config: pytest.Config) -> Controller:
+    """The one controller of this pytest process."""
+    if CONTROLLER not in config.stash:
+        config.stash[CONTROLLER] = Controller(config)
+        config.pluginmanager.register(config.stash[CONTROLLER], "gpudist-controller")
+    return config.stash[CONTROLLER]
+
+
+def expect_tests(config: pytest.Config) -> None:
+    """A test with a topology was found: what takes time can begin."""
+    if HOST not in config.stash and CONTROLLER not in config.stash:
+        controller = controller_of(config)
+        if not config.getoption("collectonly"):
+            with contextlib.suppress(Unavailable):  # said of each test that lacks it
+                controller.clusters.warm_up()
+
+
+def runs_on_hosts(item: pytest.Item) -> bool:
+    """Whether the body of a test runs on every host, or once beside them."""
+    names = set(getattr(item, "fixturenames", ()))
+    return bool(names.intersection(_ON_HOSTS)) or not names.intersection(_BESIDE)
+
+
+class Controller:
+    """Runs the tests of hosts in the place of pytest's own protocol.
+
+    Args:
+        config: Pytest's.
+
+    Attributes:
+        settings: What the user asked for.
+        clusters: What tests run on.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.settings = settings(config)
+        self.clusters = Clusters(self.settings, config)
+        self._is_worker = hasattr(config, "workerinput")
+        self._next: dict[str, pytest.Item] | None = None
+        self._session_plans: dict[Topology, SessionPlan] = {}
+        self._last: dict[Topology, pytest.Item] = {}
+        self._num_tests = 0
+        self._folder: Path | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a test on its hosts; leave every other to pytest."""
+        topology = topology_of(item)
+        if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports(item, nextitem, topology):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A mark that nothing has read must not be passed over; what a test beside the hosts runs on is noted."""
+        topology = topology_of(item)
+        if topology is not None:
+            item.user_properties.append((TOPOLOGY, str(topology)))
+        elif item.get_closest_marker(NAME) is not None:
+            pytest.fail(
+                f"A mark {NAME} stands on a test function, a class or a module. Received: one on {item.nodeid}, where pytest "
+                "does not look for it before it makes tests (in pytest.param(marks=...), say). "
+                "Write @pytest.mark.topology(...) on the function.",
+                pytrace=False,
+            )
+
+    def _reports(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> list[pytest.TestReport]:
+        started = time.time()
+        try:
+            wanted = wanted_by(item)
+            assert wanted is not None
+            self._check(item, topology, wanted)
+            return self._run(item, nextitem, topology, wanted)
+        except Unavailable as error:
+            return skipped_report(item, started, str(error), self._properties(topology, NO_DEVICE, "skipped", str(error)))
+        except GpudistError as error:
+            return error_report(item, started, str(error), self._properties(topology, NO_DEVICE, "error"))
+
+    def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
+        if "gpudist" in getattr(item, "fixturenames", ()):
+            raise WrongUse(
+                "`gpudist` verifies programs from beside the hosts. Received: a test that asks for it and for strategy, "
+                "devices or shared_path, so that its body runs on hosts. Make two tests of it."
+            )
+        if self._config.getoption("trace", False):
+            raise WrongUse(
+                "--trace needs a terminal, and a host has none. Received: --trace and a test that runs on hosts. "
+                "Leave the test out, or the option."
+            )
+
+    def _run(
+        self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
+    ) -> list[pytest.TestReport]:
+        from emulate.pytest_plugin.host import run_test
+        from emulate.pytest_plugin.watch import Watch
+
+        plan = self._plan(item, nextitem, topology, wanted)
+        deadline = wanted.deadline or self.settings.deadline
+        with self.clusters.lease(topology) as lease:
+            watch = Watch(self._config, lease, item)
+            results = lease.run(run_test, plan, timeout=deadline, on_event=watch.take)
+            self._last.pop(topology, None)
+            if not lease.is_broken:
+                self._last[topology] = item  # its hosts stay, with what is set up there
+            trainers = [
+                host for host, role in enumerate(lease.roles) if role != "ps" and not (topology.num_ps and role == "worker")
+            ]
+            runs = [HostRun(host, lease.names[host], watch.received[host].reports, results[host]) for host in trainers]
+        shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
+        self._obey(item, runs)
+        reports = merge(item, runs, deadline)
+        device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
+        verdict = "skipped" if reports[-2].skipped and not hasattr(reports[-2], "wasxfail") else None
+        verdict = verdict or ("failed" if any(one.failed for one in reports) else "passed")
+        return watch.late_reports() + finished(reports, self._properties(topology, device, verdict), self._note(reports))
+
+    def _note(self, reports: list[pytest.TestReport]) -> str:
+        if self._config.getoption("usepdb", False) and any(one.failed for one in reports):
+            return "--pdb was not entered: the body ran on hosts, processes without a terminal."
+        return ""
+
+    def _obey(self, item: pytest.Item, runs: list[HostRun]) -> None:
+        """What a host wants of the whole run."""
+        for run in runs:
+            if isinstance(run.result.value, Ended):
+                if run.result.value.exit_reason is not None:
+                    pytest.exit(f"{run.result.value.exit_reason} ({run.name} of {item.nodeid})")
+                if run.result.value.stop:
+                    item.session.shouldstop = run.result.value.stop
+
+    def _properties(self, topology: Topology, device: str, verdict: str, reason: str = "") -> list[tuple[str, object]]:
+        found: list[tuple[str, object]] = [(TOPOLOGY, str(topology)), (DEVICE, device), (VERDICT, verdict)]
+        return found + ([(REASON, reason)] if reason else [])
+
+    def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted) -> TestPlan:
+        following = self._following(item, nextitem, topology)
+        self._num_tests += 1
+        is_case = not hasattr(item, "callspec")
+        return TestPlan(
+            session=self._session_plan(item.session, topology),
+            path=item.path,
+            nodeid=_nodeid(item),
+            next_path=following.path if following is not None else None,
+            next_nodeid=_nodeid(following) if following is not None else None,
+            is_last=following is None and not self._is_worker,
+            strategy=wanted.strategy,
+            wants_strategy=wanted.strategy is not None and (is_case or "strategy" in getattr(item, "fixturenames", ())),
+            shared=self._temporary() / f"test-{self._num_tests}",
+            seed=self.settings.seed,
+        )
+
+    def _following(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> pytest.Item | None:
+        """The next test of the same hosts; a worker of pytest-xdist knows one test ahead only."""
+        if self._is_worker:
+            return nextitem if nextitem is not None and _hosts_of(nextitem) == topology else None
+        if self._next is None:
+            self._next, after = {}, dict[Topology, pytest.Item]()
+            for one in reversed(item.session.items):
+                shape = _hosts_of(one)
+                if shape is not None:
+                    if shape in after:
+                        self._next[one.nodeid] = after[shape]
+                    after[shape] = one
+        return self._next.get(item.nodeid)
+
+    def _session_plan(self, session: pytest.Session, topology: Topology) -> SessionPlan:
+        if topology not in self._session_plans:
+            for item in session.items:
+                if (shape := _hosts_of(item)) is not None:
+                    self.clusters.expect(shape)
+            files = dict.fromkeys(item.path for item in session.items if _hosts_of(item) == topology)
+            self._session_plans[topology] = SessionPlan(
+                options=_sendable(vars(self._config.option)),
+                args=list(self._config.args),
+                files=tuple(files),
+                temporary=self._temporary(),
+                worker=_worker(self._config),
+            )
+        return self._session_plans[topology]
+
+    def _temporary(self) -> Path:
+        if self._folder is None:
+            self._folder = upstream.base_folder(self._config) / "hosts"
+            self._folder.mkdir(exist_ok=True)
+        return self._folder
+
+    @contextlib.contextmanager
+    def cluster(self, item: pytest.Item, topology: Topology) -> Iterator[Any]:
+        """A cluster for a test beside the hosts."""
+        from emulate.cluster import Cluster
+
+        with self._beside(item, topology) as preload, Cluster(topology, preload=preload, timeout=self._deadline(item)) as made:
+            yield made
+
+    def _deadline(self, item: pytest.Item) -> float:
+        wanted = wanted_by(item)
+        return (wanted.deadline if wanted is not None else None) or self.settings.deadline
+
+    @contextlib.contextmanager
+    def _beside(self, item: pytest.Item, topology: Topology) -> Iterator[Preload]:
+        try:
+            with self.clusters.turn() as preload:
+                item.user_properties += [(DEVICE, EMULATED)]
+                yield preload
+        except Unavailable as error:
+            item.user_properties += self._properties(topology, NO_DEVICE, "skipped", str(error))
+            pytest.skip(str(error))
+
+    def verifying(self, item: pytest.Item) -> contextlib.AbstractContextManager[Preload]:
+        """Leave to verify a program in a test."""
+        return self.clusters.turn()
+
+    def finish(self, session: pytest.Session) -> None:
+        """Tear down what is set up on hosts that will get no more tests."""
+        from emulate.pytest_plugin.host import finish
+        from emulate.pytest_plugin.watch import Watch
+
+        for topology, item in self._last.items():
+            with contextlib.suppress(GpudistError), self.clusters.lease(topology) as lease:
+                watch = Watch(self._config, lease, item)
+                lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
+                for report in watch.late_reports(everything=True):
+                    item.ihook.pytest_runtest_logreport(report=report)
+
+    def close(self) -> None:
+        """End every process."""
+        self.clusters.close()
+
+
+def _hosts_of(item: pytest.Item) -> Topology | None:
+    """The topology on whose hosts a test runs; None where it does not."""
+    topology = topology_of(item)
+    return topology if topology is not None and runs_on_hosts(item) else None
+
+
+def _nodeid(item: pytest.Item) -> str:
+    """Without what pytest-xdist appends for its groups."""
+    assert item.parent is not None
+    return f"{item.parent.nodeid}::{item.name}"
+
+
+def _worker(config: pytest.Config) -> dict[str, Any]:
+    """What makes a host's pytest look like a worker of pytest-xdist to other plugins."""
+    given = getattr(config, "workerinput", {})
+    return {
+        "workerid": given.get("workerid", "master"),
+        "workercount": given.get("workercount", 1),
+        "testrunuid": given.get("testrunuid", "gpudist"),
+        "mainargv": given.get("mainargv", ["pytest"]),
+    }
+
+
+def _sendable(options: dict[str, Any]) -> dict[str, Any]:
+    import pickle
+
+    found = {}
+    for name, value in options.items():
+        with contextlib.suppress(Exception):  # what cannot be sent to pytest-xdist's workers either
+            pickle.dumps(value)
+            found[name] = value
+    return found

@@ -1,0 +1,336 @@
+"""On a host: one pytest session that lives as long as the host, and runs the tests it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import pytest
+
+from emulate.errors import WrongUse
+from emulate.pool import keep_state
+from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.keys import EMULATED, HOST
+from emulate.pytest_plugin.meeting import HostCluster
+from emulate.pytest_plugin.wire import OUTPUT, Ended, SessionPlan, TestPlan, dump_report, dump_warning
+
+if TYPE_CHECKING:
+    from emulate.cluster import HostContext
+
+_host: Host | None = None  # of this process
+
+
+def run_test(context: HostContext, plan: TestPlan) -> Ended:
+    """Run one test here; its reports are sent as they come.
+
+    Args:
+        context: The host's own.
+        plan: Which test.
+
+    Returns:
+        How it ended, beside what its reports say.
+    """
+    global _host
+    if context.role in ("worker", "ps") and context.topology.num_ps:
+        _serve()
+    if _host is None:
+        _host = Host(context, plan.session)
+    return _host.run(plan)
+
+
+def finish(context: HostContext) -> None:
+    """End this host's session: what is still set up is torn down."""
+    global _host
+    if _host is not None:
+        _host.finish()
+    _host = None
+
+
+def _serve() -> NoReturn:
+    """Be a task that the chief directs, until the cluster is ended."""
+    import gpudist_core
+
+    gpudist_core.make_strategy()
+    raise AssertionError("a server does not return")
+
+
+class Host:
+    """This process as pytest in it sees it.
+
+    Args:
+        context: The host's own.
+        plan: How to start pytest.
+    """
+
+    def __init__(self, context: HostContext, plan: SessionPlan) -> None:
+        self._context = context
+        self._plan: TestPlan | None = None
+        self._nodes: dict[Path, list[pytest.Item]] = {}
+        self._last: pytest.Item | None = None
+        self._changed = False
+        name = f"{context.topology}-host{context.host}"
+        folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
+        self._config = upstream.make_config(_options(plan, folder, name), list(plan.args))
+        self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
+        self._config.stash[HOST] = self
+        self._config.pluginmanager.register(_Ears(self), "gpudist-host")
+        upstream.refuse_debugger(_refuse_debugger)
+        self._session = upstream.start_session(self._config)
+        if self._config.getoption("capture", "fd") == "no":
+            sys.stdout, sys.stderr = _Told(sys.stdout, self.send), _Told(sys.stderr, self.send)
+        self._collectors = upstream.collectors(self._session, plan.files)
+        self._settle()
+
+    def _settle(self) -> None:
+        """What is there now belongs to the session, and stays."""
+        upstream.stop_capturing(self._config)
+        keep_state()
+        self._changed = False
+
+    def run(self, plan: TestPlan) -> Ended:
+        """Run a test."""
+        self._plan = plan
+        self._cluster = HostCluster(self._context, plan.shared)
+        try:
+            if plan.wants_strategy and self._context.topology.has_several_hosts:
+                _start_server()  # before the test's module makes a tensor
+            item = self._item(plan.path, plan.nodeid)
+            self._tear_down_before(item)
+            _seed(plan.seed)
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
+            self._last = item
+        except pytest.exit.Exception as leave:
+            return Ended(EMULATED, exit_reason=str(leave.msg))
+        finally:
+            upstream.stop_capturing(self._config)
+            if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
+                self._settle()
+        return Ended(EMULATED, stop=str(self._session.shouldstop or ""))
+
+    def _item(self, path: Path, nodeid: str) -> pytest.Item:
+        for item in self._items(path):
+            if item.nodeid == nodeid:
+                return item
+        raise WrongUse(
+            f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of {path} "
+            f"on {self._cluster.name}. Parametrize and name tests in the same way in every process."
+        )
+
+    def _items(self, path: Path) -> list[pytest.Item]:
+        if path not in self._nodes:
+            self._nodes[path] = upstream.items_of(self._session, self._collectors[path])
+            self._settle()
+        return self._nodes[path]
+
+    def _tear_down_before(self, item: pytest.Item) -> None:
+        """What earlier tests left set up because nobody knew which test would follow."""
+        last = self._last
+        if last is not None:
+            self._tear_down(last, item)
+
+    def _tear_down(self, last: pytest.Item, keep: pytest.Item | None) -> None:
+        start = time.time()
+        call = pytest.CallInfo.from_call(lambda: upstream.tear_down(self._session, keep), "teardown")
+        if call.excinfo is not None:
+            report = pytest.TestReport.from_item_and_call(last, call)
+            report.start = start
+            self.send_report(report)
+
+    def _following(self, plan: TestPlan, item: pytest.Item) -> Any:
+        """The next test, or what stands for one: what it needs stays set up."""
+        if plan.is_last:
+            return None
+        if plan.next_path is None or plan.next_nodeid is None:
+            return _Following(item.listchain()[:-1])
+        if plan.next_path in self._nodes:
+            return self._item(plan.next_path, plan.next_nodeid)
+        return _Following(self._collectors[plan.next_path].listchain())
+
+    def finish(self) -> None:
+        """Tear everything down and end the session."""
+        if self._last is not None:
+            self._tear_down(self._last, None)
+        upstream.end_session(self._session)
+
+    def send_report(self, report: pytest.TestReport) -> None:
+        """Tell the controller."""
+        self._context.send(dump_report(self._config, report))
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Tell the controller something else."""
+        self._context.send(event)
+
+    def has_changed(self) -> None:
+        """A fixture that outlives its test was set up or torn down."""
+        self._changed = True
+
+    def make_strategy(self, item: pytest.Item) -> Any:
+        """The strategy that the test's mark asks for."""
+        import gpudist_core
+
+        kind = (self._plan.strategy if self._plan is not None else None) or "auto"
+        if kind == "default":
+            import tensorflow as tf
+
+            return tf.distribute.get_strategy()
+        with _quietly():
+            return gpudist_core.make_strategy(kind)
+
+    def logical_devices(self) -> list[Any]:
+        """The devices that a program sees on this host."""
+        import tensorflow as tf
+
+        return list(tf.config.list_logical_devices("GPU"))
+
+    def shared_folder(self) -> Path:
+        """A folder that all hosts of this test share."""
+        return self._cluster.shared_path
+
+    def cluster(self) -> HostCluster:
+        """The cluster as this host sees it."""
+        return self._cluster
+
+
+class _Told(io.TextIOBase):
+    """Passes on what is written to a stream, and tells the controller line by line."""
+
+    def __init__(self, stream: TextIO, send: Callable[[dict[str, Any]], None]) -> None:
+        self._stream = stream
+        self._send = send
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        done, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._send({"event": OUTPUT, "text": done})
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+class _Following:
+    """Stands for a test that is not collected yet, where pytest asks what it will need."""
+
+    def __init__(self, chain: list[Any]) -> None:
+        self._chain = chain
+        self.nodeid = chain[-1].nodeid
+
+    def listchain(self) -> list[Any]:
+        return self._chain
+
+
+class _Ears:
+    """Hears in the host's pytest what the controller must know."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._host.send_report(report)
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        if when == "runtest":
+            self._host.send(dump_warning(warning_message, when, nodeid, location))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            raise WrongUse(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        self._note_change(fixturedef)
+        return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        if fixturedef.cached_result is not None:
+            self._note_change(fixturedef)
+
+    def _note_change(self, fixturedef: Any) -> None:
+        if fixturedef.scope != "function" and not fixturedef.func.__module__.startswith(("_pytest.", "xdist.")):
+            self._host.has_changed()
+
+
+def _options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
+    """The user's options, without those that are about the run as a whole."""
+    options = {
+        **plan.options,
+        "basetemp": folder,
+        "plugins": [*plan.options.get("plugins", []), "no:terminal"],
+        "usepdb": False,
+        "trace": False,
+        "maxfail": 0,
+        "pyargs": False,
+        "keyword": "",
+        "markexpr": "",
+        "deselect": None,
+        "lf": False,
+        "failedfirst": False,
+        "newfirst": False,
+        "stepwise": False,
+        "stepwise_skip": False,
+        "cacheclear": False,
+        "looponfail": False,
+        "dist": "no",
+        "loadgroup": False,
+        "distload": False,
+        "numprocesses": None,
+        "maxprocesses": None,
+        "tx": [],
+    }
+    if options.get("log_file"):
+        options["log_file"] = f"{options['log_file']}.{name}"
+    return options
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """TensorFlow warns where a process makes its second strategy of several hosts, which is what warm hosts do."""
+    logger = logging.getLogger("absl")
+    expected = logging.Filter()
+    expected.filter = lambda record: "Enabling collective ops after program startup" not in record.getMessage()  # type: ignore[method-assign]
+    logger.addFilter(expected)
+    try:
+        yield
+    finally:
+        logger.removeFilter(expected)
+
+
+def _refuse_debugger(*args: Any, **kwargs: Any) -> None:
+    raise WrongUse(
+        "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
+        'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '
+        "of your own."
+    )
+
+
+def _start_server() -> None:
+    """Let the hosts find each other: TensorFlow wants that before its runtime is up, and a test's module may start it."""
+    import gpudist_core
+    from gpudist_core.upstream import strategies
+
+    if not strategies.has_collective_server():
+        gpudist_core.make_strategy()
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator a test may use."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(seed)
+    for name in ("keras", "tf_keras"):
+        if name in sys.modules:
+            sys.modules[name].utils.set_random_seed(seed)

@@ -1,0 +1,113 @@
+"""`@pytest.mark.topology(...)`: which topologies a test names, and what it wants there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from emulate.errors import WrongUse
+from emulate.topology import Topology
+
+NAME = "topology"
+PARAMETER = "_gpudist_topology"
+"""The hidden fixture whose parameter is the topology."""
+STRATEGIES = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server", "default")
+DESCRIPTION = (
+    'topology(shape, ..., strategy="auto", deadline=None): run the test on each of these topologies ("1x4": one host with four '
+    "devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; one that asks "
+    "for `cluster`, `topology` or `gpudist` runs once, beside them."
+)
+_EXAMPLE = '@pytest.mark.topology("1x4", "2x2")'
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the marks of a test say.
+
+    Attributes:
+        topologies: Where it runs.
+        strategy: The kind of strategy it gets: one of `STRATEGIES`, or None for none.
+        deadline: Seconds it may take, None for what the options say.
+    """
+
+    topologies: tuple[Topology, ...]
+    strategy: str | None = "auto"
+    deadline: float | None = None
+
+
+def wanted_by(node: pytest.Item) -> Wanted | None:
+    """What the marks nearest to a test say: its own, else those of its class, else those of its module.
+
+    Args:
+        node: The test, or the definition from which tests are generated.
+
+    Returns:
+        None where there is no mark.
+
+    Raises:
+        WrongUse: When a mark cannot be meant.
+    """
+    marks = list(node.iter_markers_with_node(NAME))
+    if not marks:
+        return None
+    nearest = [mark for owner, mark in marks if owner is marks[0][0]]
+    options: dict[str, Any] = {}
+    for mark in nearest:
+        _merge(options, dict(mark.kwargs))
+    shapes = [Topology.parse(shape) for mark in reversed(nearest) for shape in mark.args]
+    if not shapes:
+        raise WrongUse(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
+    return Wanted(tuple(dict.fromkeys(shapes)), **_checked(options))
+
+
+def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if options.setdefault(name, value) != value:
+            raise WrongUse(
+                f"The marks of one test must agree. Received: {name}={value!r} and {name}={options[name]!r}. Keep one of them."
+            )
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = sorted(options.keys() - {"strategy", "deadline"})
+    if unknown:
+        raise WrongUse(
+            f"A mark has topologies and the keywords strategy and deadline. Received: {unknown[0]}={options[unknown[0]]!r}. "
+            f'Write {_EXAMPLE[:-1]}, strategy="mirrored").'
+        )
+    kind, deadline = options.get("strategy", "auto"), options.get("deadline")
+    if kind is not None and kind not in STRATEGIES:
+        raise WrongUse(
+            f"A strategy is one of {', '.join(STRATEGIES)}, or None for none. Received: strategy={kind!r}. Choose one of them."
+        )
+    if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
+        raise WrongUse(f"A deadline is a positive number of seconds. Received: deadline={deadline!r}.")
+    return options
+
+
+def _shown(mark: pytest.Mark) -> str:
+    words = [repr(one) for one in mark.args] + [f"{name}={value!r}" for name, value in mark.kwargs.items()]
+    return f"@pytest.mark.{NAME}({', '.join(words)})"
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Make one test for each topology that the marks of a function name."""
+    try:
+        wanted = wanted_by(metafunc.definition)
+    except WrongUse as error:
+        pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+    if wanted is not None:
+        # pytest parametrizes only what a function asks for; whether this one asks for anything does not matter.
+        metafunc.fixturenames.append(PARAMETER)
+        metafunc.parametrize(
+            PARAMETER, wanted.topologies, indirect=True, ids=[str(one) for one in wanted.topologies], scope="function"
+        )
+
+
+def topology_of(item: pytest.Item) -> Topology | None:
+    """The topology that a test was generated for."""
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get(PARAMETER) if callspec is not None else getattr(item, "gpudist_topology", None)
+    return found if isinstance(found, Topology) else None

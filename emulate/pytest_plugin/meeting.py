@@ -1,0 +1,94 @@
+"""The cluster as a test on one of its hosts sees it: who it is, and where the hosts meet."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emulate.topology import Topology
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from emulate.cluster import HostContext
+
+
+class HostCluster:
+    """The cluster that a test runs on, seen from one of its hosts.
+
+    Args:
+        context: The host's own.
+        folder: A folder of the test, the same on all hosts; made when it is used.
+
+    Attributes:
+        topology: Its shape.
+        host: The number of this host.
+        num_hosts: How many hosts run the test.
+        name: What messages call this host.
+
+    Example:
+        def test_hosts_agree(strategy, cluster):
+            losses = cluster.gather(train(strategy))
+            assert len(set(losses)) == 1
+    """
+
+    def __init__(self, context: HostContext, folder: Path) -> None:
+        self.topology: Topology = context.topology
+        self.host = context.host
+        self.num_hosts = 1 if context.topology.num_ps else context.topology.num_hosts
+        self.name = f"host {context.host}"
+        self._folder = folder
+        self._meetings = 0
+
+    @property
+    def shared_path(self) -> Path:
+        """A folder that all hosts of this test share."""
+        path = self._folder / "shared"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def gather(self, value: Any) -> list[Any]:
+        """Meet the other hosts and exchange a value; call it equally often on each.
+
+        Args:
+            value: What this host contributes; it must be possible to pickle it.
+
+        Returns:
+            The values of all hosts, in host order.
+        """
+        folder = self._folder / f"meeting-{self._meetings}"
+        self._meetings += 1
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = folder / f".{self.host}"
+        mine.write_bytes(pickle.dumps(value))
+        os.replace(mine, folder / str(self.host))
+        paths = [folder / str(host) for host in range(self.num_hosts)]
+        while not all(path.exists() for path in paths):  # the test's deadline ends this
+            time.sleep(0.002)
+        return [pickle.loads(path.read_bytes()) for path in paths]
+
+    def barrier(self) -> None:
+        """Wait until every host is here."""
+        self.gather(None)
+
+    def run(self, *_: Any, **__: Any) -> None:
+        """Refused here.
+
+        Raises:
+            WrongUse: Always.
+        """
+        from emulate.errors import WrongUse
+
+        raise WrongUse(
+            "cluster.run starts functions on hosts from beside them. Received: a call on a host, in a test that asks for "
+            "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."
+        )
+
+    def __enter__(self) -> HostCluster:  # noqa: PYI034
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        pass

@@ -1,0 +1,288 @@
+"""The reports of all hosts as those of one test."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from emulate.pytest_plugin import upstream
+
+if TYPE_CHECKING:
+    from emulate.pool import HostResult
+
+_MACHINERY = re.compile(r'  File "[^"]*/(_pytest|pluggy|unittest)/')
+_PHASES = ("setup", "call", "teardown")
+_WORDS = {"setup": "setting the test up", "call": "running the test", "teardown": "tearing the test down"}
+
+
+@dataclass
+class HostRun:
+    """One test on one host.
+
+    Attributes:
+        host: The host's number.
+        name: What messages call it.
+        reports: What its pytest reported.
+        result: How its job ended.
+    """
+
+    host: int
+    name: str
+    reports: list[pytest.TestReport]
+    result: HostResult
+
+    def report(self, phase: str) -> pytest.TestReport | None:
+        """What it reported of a phase."""
+        return next((one for one in self.reports if one.when == phase), None)
+
+    def stop_of(self, phase: str) -> float:
+        """When a phase was over."""
+        report = self.report(phase)
+        return float("inf") if report is None else report.stop
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether nothing went wrong here."""
+        return self.result.status == "returned" and all(one.passed for one in self.reports)
+
+    @property
+    def unfinished(self) -> str | None:
+        """The phase in which the host left or was ended; None where it was done."""
+        if self.result.status == "returned":
+            return None
+        seen = {one.when for one in self.reports}
+        if self.reports and self.reports[0].when == "setup" and not self.reports[0].passed:
+            seen.add("call")
+        return next((phase for phase in _PHASES if phase not in seen), None)
+
+
+def merge(item: pytest.Item, runs: list[HostRun], deadline: float) -> list[pytest.TestReport]:
+    """One report for each phase.
+
+    Args:
+        item: The test.
+        runs: How it went on each host.
+        deadline: The seconds it had.
+
+    Returns:
+        Reports of setup, call (unless the setup failed) and teardown.
+    """
+    merger = _Merger(item, runs, deadline)
+    reports = [merger.phase("setup")]
+    if reports[0].passed:
+        reports.append(merger.phase("call"))
+    return [*reports, merger.phase("teardown")]
+
+
+class _Merger:
+    def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float) -> None:
+        self._item = item
+        self._runs = runs
+        self._deadline = deadline
+        self._has_failed = False
+
+    def phase(self, phase: str) -> pytest.TestReport:
+        """The report of one phase."""
+        reports = [(run, report) for run in self._runs if (report := run.report(phase)) is not None]
+        merged = self._whole(phase, [report for _, report in reports])
+        broken = [] if self._has_failed else [run for run in self._runs if run.unfinished == phase]
+        failing = [run for run, report in reports if report.failed]
+        if any(run.result.status == "ended" for run in broken) and not failing:
+            broken = self._excused(broken, reports)
+        if failing or broken:
+            self._fail(merged, phase, failing, broken)
+        elif reports:
+            self._agree(merged, phase, reports)
+        merged.sections = _shared_sections(reports, len(self._runs))
+        return merged
+
+    def _excused(self, broken: list[HostRun], reports: list[tuple[HostRun, pytest.TestReport]]) -> list[HostRun]:
+        """A host that waited for one that raised as expected (xfail) has done nothing else."""
+        expected = [report for _, report in reports if report.skipped and hasattr(report, "wasxfail")]
+        return [run for run in broken if not (expected and run.result.status == "ended")]
+
+    def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
+        """The phase as a passed one, as long as its slowest host took."""
+        if not reports:
+            return _empty(self._item, phase)
+        slowest = max(reports, key=lambda report: report.duration)
+        merged = _empty(self._item, phase)
+        merged.__dict__.update({k: v for k, v in reports[0].__dict__.items() if k not in merged.__dict__ and k != "wasxfail"})
+        merged.keywords = dict(reports[0].keywords)
+        merged.duration = slowest.duration
+        merged.start = min(report.start for report in reports)
+        merged.stop = max(report.stop for report in reports)
+        merged.user_properties = _shared_properties(self._runs, reports)
+        return merged
+
+    def _agree(self, merged: pytest.TestReport, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> None:
+        """All hosts passed, or all skipped, or all failed as expected; else that is the failure."""
+        kinds = {_kind(report) for _, report in reports}
+        first = reports[0][1]
+        if len(kinds) == 1:
+            merged.outcome, merged.longrepr = first.outcome, first.longrepr
+            if hasattr(first, "wasxfail"):
+                merged.wasxfail = first.wasxfail
+            return
+        said = _joined(reports, lambda report: _kind(report) + _reason(report))
+        text = (
+            f"All hosts of a test must agree on what becomes of it. Received: {said}. Skip, or expect a failure, on every host."
+        )
+        self._set_failed(merged, f"in {_WORDS[phase]}", upstream.failure(text, *self._place(), text))
+
+    def _fail(self, merged: pytest.TestReport, phase: str, failing: list[HostRun], broken: list[HostRun]) -> None:
+        groups = self._groups(phase, failing, broken)
+        names, longrepr, message = groups[0]
+        on = _names(names, len(self._runs))
+        if not hasattr(longrepr, "addsection"):
+            longrepr = upstream.failure(str(longrepr), *self._place(), message)
+        if longrepr.reprcrash is not None and len(self._runs) > 1:
+            longrepr.reprcrash.message = f"{on}: {longrepr.reprcrash.message}"
+        for others, text, _ in groups[1:]:
+            longrepr.addsection(f"{_names(others, len(self._runs))}, otherwise", str(text).strip("\n"), "-")
+        involved = [name for names, _, _ in groups for name in names]
+        if rest := self._rest(phase, involved):
+            longrepr.addsection("the other hosts", rest, "-")
+        self._set_failed(merged, f"on {on}" if len(self._runs) > 1 else "", longrepr)
+
+    def _set_failed(self, merged: pytest.TestReport, where: str, longrepr: Any) -> None:
+        path, line, name = merged.location
+        merged.location = (path, line, f"{name} {where}".rstrip())
+        merged.outcome, merged.longrepr = "failed", longrepr
+        self._has_failed = True
+
+    def _groups(self, phase: str, failing: list[HostRun], broken: list[HostRun]) -> list[tuple[list[str], Any, str]]:
+        """Hosts with the same failure together: those that left by themselves first, else who failed first."""
+        left = [run for run in broken if run.result.status not in ("ended", "timeout")]
+        late = [run for run in broken if run.result.status == "timeout"]
+        ended = [run for run in broken if run.result.status == "ended"] if not failing and not left and not late else []
+        order = [*left, *sorted(failing, key=lambda run: run.stop_of(phase)), *late, *ended]
+        found: dict[str, tuple[list[str], Any, str]] = {}
+        for run in order:
+            report = run.report(phase) if run in failing else None
+            shown = report.longrepr if report is not None else self._left(run, phase)
+            message = getattr(getattr(shown, "reprcrash", None), "message", None) or str(shown).strip().splitlines()[0]
+            found.setdefault(_alike(str(shown)), ([], shown, message))[0].append(run.name)
+        return list(found.values())
+
+    def _left(self, run: HostRun, phase: str) -> str:
+        """How a host ended that did not report."""
+        status, code, while_ = run.result.status, run.result.code, _WORDS[phase]
+        if status == "killed":
+            text = f"The host was killed by {_signal(code)} while {while_}."
+        elif status == "exited":
+            text = f"The host's process left with exit code {code} while {while_}."
+        elif status == "raised" and run.result.error is not None:
+            text = (
+                f"{run.result.error.message}" if run.result.error.kind.endswith("WrongUse") else run.result.error.traceback_text
+            )
+        elif status == "timeout":
+            text = f"The host did not finish {while_} within {self._deadline:g} s; it was in\n{_stack(run)}"
+        else:
+            text = f"The host was ended while {while_}, because another one had failed; it was in\n{_stack(run)}"
+        return text + (f"\nIts last output:\n{_tail(run.result.output)}" if run.result.output.strip() else "")
+
+    def _rest(self, phase: str, involved: list[str]) -> str:
+        """What the hosts did that had no part in it."""
+        lines: dict[str, list[str]] = {}
+        for run in self._runs:
+            if run.name not in involved:
+                lines.setdefault(self._doing(run, phase), []).append(run.name)
+        return "\n".join(f"{_names(names, len(self._runs))} {text}" for text, names in lines.items())
+
+    def _doing(self, run: HostRun, phase: str) -> str:
+        if run.unfinished is not None:
+            return f"did not finish {_WORDS[run.unfinished]}; it was ended inside\n{_stack(run)}"
+        report = run.report(phase)
+        return f"{_kind(report)}{_reason(report)}" if report is not None else "did nothing"
+
+    def _place(self) -> tuple[str, int]:
+        return self._item.location[0], (self._item.location[1] or 0) + 1
+
+
+def _empty(item: pytest.Item, phase: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, dict.fromkeys(item.keywords, 1), "passed", None, phase)  # type: ignore[arg-type]
+
+
+def _kind(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "failed as expected" if report.skipped else "passed unexpectedly"
+    return report.outcome
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return f" ({report.longrepr[2].removeprefix('Skipped: ')})"
+    return ""
+
+
+def _joined(reports: list[tuple[HostRun, pytest.TestReport]], describe: Callable[[pytest.TestReport], str]) -> str:
+    said: dict[str, list[str]] = {}
+    for run, report in reports:
+        said.setdefault(describe(report), []).append(run.name)
+    return ", ".join(f"{text} on {_names(names, len(reports))}" for text, names in said.items())
+
+
+def _names(names: list[str], number: int) -> str:
+    """`host 1`, `hosts 0 and 2`, `all 4 hosts`."""
+    if len(names) == number and number > 1:
+        return f"all {number} hosts"
+    if len(names) == 1:
+        return names[0]
+    short = [name.removeprefix("host ") for name in names]
+    return f"hosts {', '.join(short[:-1])} and {short[-1]}"
+
+
+def _alike(text: str) -> str:
+    """A failure without what differs from process to process."""
+    return re.sub(r"0x[0-9a-f]+|[\w-]+-host\d+-\w+|\bhost[- ]\d+|task:\d+", "*", text)
+
+
+def _signal(code: int | None) -> str:
+    number = -(code or 0)
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _stack(run: HostRun) -> str:
+    """Where the host was, without the frames of pytest."""
+    frames = re.split(r"\n(?=  File )", run.result.stack.rstrip("\n"))
+    shown = [frame for frame in frames if not _MACHINERY.match(frame)]
+    return "\n".join(shown or frames) or "  (unknown)"
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.rstrip().splitlines()[-20:])
+
+
+def _shared_sections(reports: list[tuple[HostRun, pytest.TestReport]], number: int) -> list[tuple[str, str]]:
+    """What hosts wrote, the same text once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run, report in reports:
+        for title, text in report.sections:
+            found.setdefault((title, text), []).append(run.name)
+    if number == 1:
+        return list(found)
+    return [(f"{title} on {_names(names, number)}", text) for (title, text), names in found.items()]
+
+
+def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) -> list[tuple[str, object]]:
+    """What tests record, once where all hosts record the same, else under the host's name."""
+    found: dict[str, list[object]] = {}
+    for report in reports:
+        for name, value in report.user_properties:
+            found.setdefault(name, []).append(value)
+    merged: list[tuple[str, object]] = []
+    for name, values in found.items():
+        if all(value == values[0] for value in values):
+            merged.append((name, values[0]))
+        else:
+            merged += [(f"{name} (host {number})", value) for number, value in enumerate(values)]
+    return merged

@@ -1,0 +1,142 @@
+"""The plugin's options, each on the command line, as an ini setting, or left at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+DEVICES = ("auto", "cpu", "gpu")
+DEFAULT_POOL_SIZE = 12
+DEFAULT_DEADLINE = 300.0
+
+
+def _of(flag: str, name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
+    """A parser for one option that says what the option must be."""
+
+    def parse(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise pytest.UsageError(f"{flag} {rule}. Received: {name}={text!r}.") from None
+
+    return parse
+
+
+def _device(text: str) -> str:
+    if text not in DEVICES:
+        raise ValueError
+    return text
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 32:
+        raise ValueError
+    return number
+
+
+_OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
+    "device": (
+        _device,
+        "auto",
+        "KIND",
+        "must be one of auto, cpu, gpu",
+        "What the topologies are made of: cpu (emulated), gpu, auto.",
+    ),
+    "deadline": (
+        _positive,
+        DEFAULT_DEADLINE,
+        "SECONDS",
+        "must be a positive number of seconds",
+        "How long a test may take on its hosts before it fails with the stack of each.",
+    ),
+    "pool-size": (
+        _count,
+        None,
+        "HOSTS",
+        "must be a number of hosts, 1 or more",
+        f"How many hosts stay warm between tests, {DEFAULT_POOL_SIZE} unless told; workers of pytest-xdist share them.",
+    ),
+    "seed": (
+        _seed,
+        0,
+        "N",
+        "must be a whole number from 0 to 4294967295",
+        "Seeds Python, NumPy, TensorFlow and Keras on every host.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        device: `auto`, `cpu` or `gpu`.
+        deadline: Seconds that a test may take on its hosts.
+        pool_size: How many hosts stay warm; None where nobody said.
+        seed: What every host is seeded with before each test.
+        strict: Whether a run fails in which a test was skipped or ran on emulated devices.
+    """
+
+    device: str
+    deadline: float
+    pool_size: int | None
+    seed: int
+    strict: bool
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("gpudist", "gpudist: tests on emulated and real topologies")
+    for name, (convert, default, metavar, rule, text) in _OPTIONS.items():
+        flag, ini = f"--gpudist-{name}", f"gpudist_{name.replace('-', '_')}"
+        shown = "" if default is None else f" Default: {default:g}." if isinstance(default, float) else f" Default: {default}."
+        group.addoption(
+            flag, dest=ini, metavar=metavar, default=None, type=_of(flag, ini, convert, rule), help=f"{text}{shown} Ini: {ini}."
+        )
+        parser.addini(ini, text, default="")
+    text = "Fail the run when a test with a topology was skipped or ran on emulated devices."
+    group.addoption(
+        "--gpudist-strict", dest="gpudist_strict", action="store_true", default=None, help=f"{text} Ini: gpudist_strict."
+    )
+    parser.addini("gpudist_strict", text, type="bool", default=False)
+
+
+def settings(config: pytest.Config) -> Settings:
+    """What the user asked for: on the command line, else in the ini file, else nothing.
+
+    Args:
+        config: Pytest's.
+
+    Returns:
+        The settings.
+
+    Raises:
+        pytest.UsageError: When an ini setting cannot be meant.
+    """
+    values: dict[str, Any] = {}
+    for name, (convert, default, _, rule, _) in _OPTIONS.items():
+        ini = f"gpudist_{name.replace('-', '_')}"
+        value = config.getoption(ini)
+        if value is None and (text := str(config.getini(ini)).strip()):
+            value = _of(f"The ini setting {ini}", ini, convert, rule)(text)
+        values[name.replace("-", "_")] = default if value is None else value
+    return Settings(strict=bool(config.getoption("gpudist_strict") or config.getini("gpudist_strict")), **values)

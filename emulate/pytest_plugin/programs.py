@@ -1,0 +1,82 @@
+"""The fixture `gpudist`: programs under test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from emulate.pytest_plugin.keys import DEVICE, EMULATED, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.marks import topology_of
+
+if TYPE_CHECKING:
+    from emulate.pytest_plugin.controller import Controller
+    from emulate.verify import Verdict
+
+
+class Programs:
+    """Verifies programs in a test, with the settings of the run; all tests share one process to fork from.
+
+    Args:
+        controller: Of this pytest.
+        item: The test.
+
+    Example:
+        @pytest.mark.topology("1x4", "2x2")
+        def test_training(gpudist):
+            gpudist.assert_equivalent("train.py")
+    """
+
+    def __init__(self, controller: Controller, item: pytest.Item) -> None:
+        self._controller = controller
+        self._item = item
+
+    def verify(self, program: Any, topology: Any = None, **options: Any) -> Verdict:
+        """As `emulate.verify`.
+
+        Args:
+            program: As for `emulate.verify`.
+            topology: As for `emulate.verify`; the test's own where it has one.
+            **options: As for `emulate.verify`.
+
+        Returns:
+            The verdict, which the test's properties carry too.
+        """
+        from emulate.verify import verify
+
+        wanted = topology or topology_of(self._item) or "1x4"
+        asked = self._controller.settings
+        options = {"device": asked.device, "seed": asked.seed, "timeout": asked.deadline, **options}
+        with self._controller.verifying(self._item) as preload:
+            verdict = verify(program, wanted, preload=preload, **options)
+        self._note(verdict)
+        return verdict
+
+    def assert_equivalent(self, program: Any, topology: Any = None, **options: Any) -> None:
+        """As `emulate.assert_equivalent`.
+
+        Args:
+            program: As for `emulate.verify`.
+            topology: As for `emulate.verify`; the test's own where it has one.
+            **options: As for `emulate.verify`.
+
+        Raises:
+            AssertionError: With the whole report as its text.
+        """
+        from emulate.report import render
+
+        __tracebackhide__ = True
+        verdict = self.verify(program, topology, **options)
+        if not verdict.is_equivalent:
+            raise AssertionError(render(verdict))
+
+    def _note(self, verdict: Verdict) -> None:
+        runs = verdict.runs
+        kind = EMULATED if verdict.device == "cpu" else verdict.device
+        found = {
+            TOPOLOGY: ", ".join(run.topology for run in runs),
+            DEVICE: kind,
+            VERDICT: ", ".join(run.verdict for run in runs),
+        }
+        kept = [one for one in self._item.user_properties if one[0] not in found]
+        self._item.user_properties[:] = kept + list(found.items())

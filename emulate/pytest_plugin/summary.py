@@ -1,0 +1,88 @@
+"""How many tests ran where, said at the end; and the strict run, which fails when it was not on real devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.options import Settings
+
+_SHOWN = 3
+
+
+class Summary:
+    """Counts the tests with a topology as their reports arrive.
+
+    Args:
+        settings: What the user asked for.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._strict = settings.strict
+        self._tests: dict[str, dict[str, str]] = {}
+        self._skipped_files: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take note of a test."""
+        if report.user_properties:
+            found = {name: str(value) for name, value in report.user_properties if name.startswith("gpudist_")}
+            if found:
+                self._tests.setdefault(report.nodeid, {}).update(found)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that skips itself may hold tests with topologies."""
+        if report.skipped:
+            self._skipped_files.append(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A strict run fails when something was skipped or emulated."""
+        if (
+            self._strict
+            and self._objections()
+            and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        ):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The line at the end."""
+        if self._tests:
+            terminalreporter.write_line(f"gpudist: {self._line()}")
+        if self._strict and self._objections():
+            terminalreporter.write_line(
+                f"gpudist: --gpudist-strict: the run fails, because {'; '.join(self._objections())}.", red=True
+            )
+
+    def _line(self) -> str:
+        real = [one for one in self._tests.values() if one.get(DEVICE) not in (EMULATED, NO_DEVICE, None)]
+        parts = [self._count("ran on emulated devices", self._on(EMULATED)), self._count("on real devices", real)]
+        if skipped := self._on(NO_DEVICE):
+            reasons = Counter(one.get(REASON, "") for one in skipped)
+            shown = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN))
+            parts.append(f"{self._count('skipped for lack of devices', skipped)}: {shown}")
+        return ", ".join(parts)
+
+    def _on(self, device: str) -> list[dict[str, str]]:
+        return [one for one in self._tests.values() if one.get(DEVICE) == device]
+
+    def _count(self, what: str, tests: list[dict[str, str]]) -> str:
+        shapes = Counter(one.get(TOPOLOGY, "?") for one in tests)
+        shown = ", ".join(f"{shape}: {count}" for shape, count in sorted(shapes.items()))
+        noun = " tests" if what.startswith("ran") else ""
+        return f"{len(tests)}{noun} {what}" + (f" ({shown})" if shown else "")
+
+    def _objections(self) -> list[str]:
+        skipped = [name for name, one in self._tests.items() if one.get(VERDICT) == "skipped"]
+        emulated = [name for name, one in self._tests.items() if one.get(DEVICE) == EMULATED]
+        found = []
+        for names, what in (
+            (skipped, "skipped"),
+            (emulated, "ran on emulated devices"),
+            (self._skipped_files, "skipped as a file"),
+        ):
+            if names:
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                found.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+        return found

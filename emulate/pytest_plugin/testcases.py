@@ -1,0 +1,77 @@
+"""Tests of unittest: pytest parametrizes none, so one test for each topology is made here."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from emulate.errors import WrongUse
+from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.keys import HOST
+from emulate.pytest_plugin.marks import NAME, Wanted, wanted_by
+from emulate.topology import Topology
+
+
+def multiply(collector: pytest.Collector, report: pytest.CollectReport) -> None:
+    """Put one test for each of its topologies in the place of each test of a class of unittest.
+
+    Args:
+        collector: Whose tests they are.
+        report: What was collected; failed where a mark cannot be meant, or where Python has lost one.
+    """
+    try:
+        _refuse_lost_marks(collector)
+        if upstream.is_test_case(collector):
+            report.result = [one for test in report.result or [] for one in _per_topology(test)]
+    except WrongUse as error:
+        report.outcome, report.longrepr, report.result = "failed", str(error), []
+
+
+def _per_topology(test: Any) -> list[Any]:
+    wanted = wanted_by(test)
+    if wanted is None:
+        return [test]
+    return [
+        _class().from_parent(
+            test.parent, name=f"{test.name}[{topology}]", originalname=test.name, topology=topology, wanted=wanted
+        )
+        for topology in wanted.topologies
+    ]
+
+
+def _refuse_lost_marks(collector: pytest.Collector) -> None:
+    """A decorator that returns nothing (parameterized.expand) leaves a mark above it without a test."""
+    for name, value in list(vars(getattr(collector, "obj", None) or object).items()):
+        if isinstance(value, pytest.MarkDecorator) and value.name == NAME and name != "pytestmark":
+            raise WrongUse(
+                f"A mark stands on a test. Received: {collector.nodeid}::{name}, which is only the mark, because the decorator "
+                "below it returns no test. Write @pytest.mark.topology(...) below @parameterized.expand(...)."
+            )
+
+
+@functools.cache
+def _class() -> Any:
+    """Made when it is first needed: its base is private to pytest."""
+
+    class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
+        """A test of unittest on one topology, which the test finds in `self.topology`, on hosts with `self.strategy`."""
+
+        def __init__(self, *, topology: Topology, wanted: Wanted, **more: Any) -> None:
+            super().__init__(**more)
+            self.gpudist_topology = topology
+            self._wanted = wanted
+
+        def _getinstance(self) -> Any:
+            return self.parent.obj(self.originalname)
+
+        def setup(self) -> None:
+            super().setup()
+            if HOST in self.config.stash:
+                names = ("topology", *(["strategy"] if self._wanted.strategy is not None else []), "devices")
+                for name in names:
+                    if not hasattr(type(self.instance), name):
+                        setattr(self.instance, name, upstream.fixture_request(self).getfixturevalue(name))
+
+    return TopologyTestCase

@@ -1,0 +1,134 @@
+"""The private names of pytest that the plugin rests on; tests say when they change."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def make_config(options: dict[str, Any], args: list[str]) -> pytest.Config:
+    """A config for a process that another pytest directs, as pytest-xdist makes one for its workers."""
+    from _pytest.assertion.rewrite import AssertionRewritingHook
+    from _pytest.config import Config
+
+    # A host is forked from a process that has imported this package, which holds no assertions to rewrite.
+    AssertionRewritingHook._warn_already_imported = lambda self, name: None  # type: ignore[method-assign]
+    return Config.fromdictargs(options, args)
+
+
+def start_session(config: pytest.Config) -> pytest.Session:
+    """What pytest does before it collects."""
+    from _pytest import assertion
+
+    config._do_configure()
+    session = pytest.Session.from_config(config)
+    config.hook.pytest_sessionstart(session=session)
+    assertion.pytest_collection(session)  # which rewrites assertions in test modules from now on
+    return session
+
+
+def end_session(session: pytest.Session) -> None:
+    """What pytest does at the end."""
+    session.config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
+    session.config._ensure_unconfigure()
+
+
+def collectors(session: pytest.Session, files: Sequence[Path]) -> dict[Path, pytest.Collector]:
+    """The collectors of test files, which are not imported yet."""
+    nodes = session.perform_collect([str(file) for file in files], genitems=False)
+    return {node.path: node for node in nodes if isinstance(node, pytest.Collector)}
+
+
+def items_of(session: pytest.Session, collector: pytest.Collector) -> list[pytest.Item]:
+    """The tests of a file, after the hooks that may change them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the process that directs this one has collected the file too, and shown them
+        items = list(session.genitems(collector))
+        session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+    session.items.extend(items)
+    return items
+
+
+def tear_down(session: pytest.Session, keep: pytest.Item | None) -> None:
+    """Tear down what is set up and not needed by the test `keep`."""
+    session._setupstate.teardown_exact(keep)
+
+
+def is_torn_down(session: pytest.Session) -> bool:
+    """Whether nothing is set up."""
+    return not session._setupstate.stack
+
+
+def stop_capturing(config: pytest.Config) -> None:
+    """Give the process its own streams back until the next phase of a test."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+
+
+def base_folder(config: pytest.Config) -> Path:
+    """Where the temporary folders of this run lie."""
+    return Path(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+
+
+def fixture_request(item: pytest.Item) -> Any:
+    """The request of a test that is being set up."""
+    return item._request  # type: ignore[attr-defined]
+
+
+def failure(text: str, path: str, line: int, message: str) -> Any:
+    """A failure without a Python traceback, in the form that survives serialisation with its message."""
+    from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
+
+    return ReprExceptionInfo(
+        reprtraceback=ReprTracebackNative([f"{text}\n"]), reprcrash=ReprFileLocation(path=path, lineno=line, message=message)
+    )
+
+
+def is_test_case(collector: pytest.Collector) -> bool:
+    """Whether a collector is a class of unittest."""
+    from _pytest.unittest import UnitTestCase
+
+    return isinstance(collector, UnitTestCase)
+
+
+def test_case_function() -> Any:
+    """The class of a test of unittest."""
+    from _pytest.unittest import TestCaseFunction
+
+    return TestCaseFunction
+
+
+def refuse_debugger(refuse: Callable[..., Any]) -> None:
+    """Have `breakpoint()` and `pdb.set_trace()` call something else."""
+    import pdb
+    import sys
+
+    from _pytest.debugging import pytestPDB
+
+    pytestPDB.set_trace = refuse  # type: ignore[method-assign]
+    pdb.set_trace = refuse
+    sys.breakpointhook = refuse
+
+
+def keep_marks_of_absl() -> None:
+    """A mark above absl's `@parameterized.parameters` reaches the tests it makes: absl loses what stands on its iterator."""
+    from absl.testing import parameterized
+
+    iterator = getattr(parameterized, "_ParameterizedTestIter", None)
+    if iterator is None:
+        return
+    real = iterator.__iter__
+
+    def with_marks(self: Any) -> Any:
+        for test in real(self):
+            marks = self.__dict__.get("pytestmark", [])
+            if marks:
+                test.pytestmark = [*getattr(test, "pytestmark", []), *marks]
+            yield test
+
+    iterator.__iter__ = with_marks

@@ -1,0 +1,148 @@
+"""What hosts and the controller tell each other, as JSON and as values that pickle."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Events of a host.
+REPORT = "gpudist-report"
+WARNING = "gpudist-warning"
+OUTPUT = "gpudist-output"
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """What a host needs to start a pytest like the one that directs it.
+
+    Attributes:
+        options: The values of all options.
+        args: What was to be collected.
+        files: The files whose tests may run on the hosts of this topology.
+        temporary: An existing folder for the folders of `tmp_path`.
+        worker: What `config.workerinput` has besides the host's own name.
+    """
+
+    options: dict[str, Any]
+    args: list[str]
+    files: tuple[Path, ...]
+    temporary: Path
+    worker: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TestPlan:
+    """One test, as every host of a topology gets it.
+
+    Attributes:
+        session: For a host that has no pytest yet.
+        path: The test's file.
+        nodeid: The test.
+        next_path: The file of the next test of these hosts; None after the last one.
+        next_nodeid: That test; None where it is not known which one it will be.
+        is_last: Whether no other test follows on these hosts.
+        strategy: The kind of strategy that it gets.
+        wants_strategy: Whether it asks for one.
+        shared: A folder for all hosts, made when it is used.
+        seed: What everything is seeded with.
+    """
+
+    session: SessionPlan
+    path: Path
+    nodeid: str
+    next_path: Path | None
+    next_nodeid: str | None
+    is_last: bool
+    strategy: str | None
+    wants_strategy: bool
+    shared: Path
+    seed: int
+
+    __test__ = False  # not a test, whatever its name
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a host returns after a test.
+
+    Attributes:
+        device: What the test ran on: `emulated`, or the kind of a real device.
+        exit_reason: What `pytest.exit` was called with, None where it was not.
+        stop: Why the host's session should stop, where it said so.
+    """
+
+    device: str
+    exit_reason: str | None = None
+    stop: str = ""
+
+
+@dataclass
+class Received:
+    """What arrived from one host.
+
+    Attributes:
+        reports: The reports of the test, in order.
+        late: Reports of an earlier test, torn down now.
+    """
+
+    reports: list[pytest.TestReport] = field(default_factory=list)
+    late: list[pytest.TestReport] = field(default_factory=list)
+
+
+def dump_report(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
+    """A report as an event."""
+    data = config.hook.pytest_report_to_serializable(config=config, report=report)
+    return {"event": REPORT, "report": json.dumps(data, default=repr)}
+
+
+def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestReport:
+    """The report in an event; JSON knows no tuples."""
+    data = json.loads(event["report"])
+    data["location"] = tuple(data["location"])
+    data["sections"] = [tuple(one) for one in data["sections"]]
+    data["user_properties"] = [tuple(one) for one in data["user_properties"]]
+    if isinstance(data["longrepr"], list):
+        data["longrepr"] = tuple(data["longrepr"])
+    report: pytest.TestReport = config.hook.pytest_report_from_serializable(config=config, data=data)
+    return report
+
+
+def dump_warning(message: warnings.WarningMessage, when: str, nodeid: str, location: Any) -> dict[str, Any]:
+    """A recorded warning as an event."""
+    return {
+        "event": WARNING,
+        "module": message.category.__module__,
+        "kind": message.category.__qualname__,
+        "text": str(message.message),
+        "filename": message.filename,
+        "lineno": message.lineno,
+        "when": when,
+        "nodeid": nodeid,
+        "location": location,
+    }
+
+
+def load_warning(event: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `pytest_warning_recorded`."""
+    category = _category(event["module"], event["kind"])
+    message = warnings.WarningMessage(
+        message=category(event["text"]), category=category, filename=event["filename"], lineno=event["lineno"]
+    )
+    location = tuple(event["location"]) if event["location"] else None
+    return {"warning_message": message, "when": event["when"], "nodeid": event["nodeid"], "location": location}
+
+
+def _category(module: str, kind: str) -> Any:
+    try:
+        found = getattr(importlib.import_module(module), kind) if module in ("builtins", "pytest") else UserWarning
+        found("a text")
+    except (AttributeError, TypeError):
+        return UserWarning
+    return found
