@@ -35,6 +35,12 @@ LIMITS = (
         "number of replicas.",
     ),
     Limit(
+        (r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"),
+        "A replica without rows runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an empty batch.",
+        "Give every replica a row of the last batch: drop_remainder=True, or a number of rows that leaves more; "
+        "gpudist_core's TrainStep and distributed models run it as it is.",
+    ),
+    Limit(
         (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),
         "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras-team/keras#20585).",
         "Write the training loop with strategy.run (MultiWorkerMirroredStrategy works there), or use tf_keras with "
