@@ -36,7 +36,8 @@ LIMITS = (
     ),
     Limit(
         (r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"),
-        "A replica without rows runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an empty batch.",
+        "A replica without rows runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an "
+        "empty batch.",
         "Give every replica a row of the last batch: drop_remainder=True, or a number of rows that leaves more; "
         "gpudist_core's TrainStep and distributed models run it as it is.",
     ),
