@@ -121,17 +121,17 @@ def _install_losses() -> None:
     loss.unscale_loss_for_distribution = unscale
 
 
-def _weighted_scalar(share: shares.Share, value: Any, weights: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
     """A loss that is one number for all rows is their mean."""
     import tensorflow as tf
 
-    given = {name: w for name, w in (("sample_weight", weights), ("mask", mask)) if w is not None}
+    given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
         raise WrongUse(
             "A loss must return one value for each row where rows have weights or a mask",
             "Leave out its mean.",
             shape=(),
-            **given,
+            **{f"{name}_shape": tuple(weight.shape) for name, weight in given.items()},
         )
     for weight in given.values():
         value *= tf.reduce_mean(tf.cast(weight, value.dtype))
