@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model.model import DistributedModel
-from gpudist_core.upstream import batch_norm, trainer
+from gpudist_core.upstream import batch_norm, models, trainer
 
 DRAWS = ("replica", "row")
 Model = TypeVar("Model")
@@ -16,6 +16,9 @@ Model = TypeVar("Model")
 
 def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
     """Make Keras's own compile, fit, evaluate and predict of a model exact on every topology.
+
+    A gradient that is not finite on one replica is not finite in the sum: with a loss scale all skip the step, without one all
+    copies of a variable are damaged alike, as on one device (`keras.callbacks.TerminateOnNaN` ends such a training).
 
     Args:
         model: A Keras model, made in the strategy's scope.
@@ -35,6 +38,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("A Keras model is needed", "Use gd.TrainStep for another callable.", model=type(model).__name__)
     if draws not in DRAWS:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+    models.check_strategy(models.strategy_of(model))
     trainer.install()
     if not isinstance(model, DistributedModel):
         model.__class__ = _distributed_class(cast(Hashable, type(model)))

@@ -33,6 +33,7 @@ class DistributedModel:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras's compile; what it makes is made in the strategy's scope, and optimizers sum gradients first."""
         me: Any = self
+        models.check_current(self)
         with me.distribute_strategy.scope():
             super().compile(*args, **kwargs)  # type: ignore[misc]
             self._gpudist_exact()
@@ -64,6 +65,7 @@ class DistributedModel:
         Returns:
             Keras's `History`.
         """
+        models.check_current(self)
         fit = super().fit  # type: ignore[misc]
         given = inspect.signature(fit).bind(*args, **kwargs)
         given.apply_defaults()
@@ -84,6 +86,7 @@ class DistributedModel:
         Returns:
             What Keras's returns.
         """
+        models.check_current(self)
         evaluate = super().evaluate  # type: ignore[misc]
         given = inspect.signature(evaluate).bind(*args, **kwargs)
         given.apply_defaults()
@@ -101,6 +104,7 @@ class DistributedModel:
         Returns:
             What Keras's returns.
         """
+        models.check_current(self)
         with trainer.iterating(self._gpudist_epochs_of(None, training=False)):
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 

@@ -41,8 +41,27 @@ def check_strategy(strategy: Any) -> None:
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
         raise WrongUse(
             "With parameter servers the coordinator sends the work to the workers",
-            "Use gd.CoordinatedTraining instead of gd.TrainStep.",
+            "Use gd.CoordinatedTraining.",
             strategy=type(strategy).__name__,
+        )
+
+
+def check_current(model: Any) -> None:
+    """Refuse to train or use a model within the scope of a strategy that it was not made in.
+
+    Args:
+        model: A Keras model.
+
+    Raises:
+        WrongUse: Where it was made in another one, or in none.
+    """
+    current, own = tf.distribute.get_strategy(), getattr(model, "_distribute_strategy", None)
+    if tf.distribute.has_strategy() and current is not own:
+        raise WrongUse(
+            "A model must be used with the strategy that it was made in",
+            "Leave the other strategy's scope, or make the model there.",
+            strategy=type(current).__name__,
+            model_strategy=None if own is None else type(own).__name__,
         )
 
 
