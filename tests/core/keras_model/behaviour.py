@@ -1,0 +1,159 @@
+"""What fit does beside the numbers, each seen on two replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from tests.core.keras_model.run import Run, digits, hidden, strategy
+
+
+def seen_all(folder: str) -> dict[str, Any]:
+    """What each of the functions below sees."""
+    import keras
+
+    run, seen = Run(strategy()), {}
+    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed):
+        keras.utils.set_random_seed(2)
+        seen[act.__name__] = act(run, f"{folder}/{act.__name__}")
+    return seen
+
+
+def masks(run: Run, folder: str) -> list[Any]:
+    """What each replica's dropout leaves of ones."""
+    import keras
+
+    left: list[Any] = []
+
+    class Seeing(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            left.append(self.layers[0](data[0], training=True).numpy())
+            return {}
+
+    model = run.sequential(lambda: keras.layers.Dropout(0.5, seed=1), kind=Seeing, run_eagerly=True)
+    model.fit(np.ones((2, 64), "float32"), np.zeros(2), batch_size=2, verbose=0)
+    return left
+
+
+def damaged(run: Run, folder: str) -> dict[str, Any]:
+    """A row that is no number is on one replica: all copies are the same, and Keras's callback ends the training."""
+    import keras
+
+    x, y = digits(20)
+    x[9] = np.nan
+    model = run.sequential()
+    history = model.fit(x, y, batch_size=5, epochs=3, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()])
+    copies = [[part.numpy() for part in run.where.experimental_local_results(v.value)] for v in model.trainable_variables]
+    return {"copies": copies, "losses": history.history["loss"]}
+
+
+def drawn_bar(run: Run, folder: str) -> tuple[str, list[float]]:
+    """What the progress bar shows."""
+    import io
+
+    x, y = digits(20)
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        history = run.sequential(hidden).fit(x, y, batch_size=5, epochs=2)
+    return text.getvalue(), history.history["loss"]
+
+
+def logs_kept(run: Run, folder: str) -> dict[str, Any]:
+    """Logs that a callback keeps, changes or copies, as a dict."""
+    import copy
+    import pickle
+
+    import keras
+
+    x, y = digits(15)
+    every: list[Any] = []
+    found: dict[str, Any] = {}
+
+    class Keeping(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            every.append(logs)
+            if batch == 2:
+                found["copies"] = [dict(logs), {**logs}, logs.copy(), copy.copy(logs), pickle.loads(pickle.dumps(logs))]
+                found["equal"] = all(dict(one) == logs for one in found["copies"])
+                found["kinds"] = {type(value).__name__ for value in logs.values()}
+                found["taken"] = [logs.pop("accuracy"), logs.setdefault("more", 3.0), logs | {"x": 1.0}, sorted(logs)]
+
+    run.sequential(hidden).fit(x, y, batch_size=5, verbose=0, callbacks=[Keeping()])
+    return found | {"losses": [float(logs["loss"]) for logs in every]}
+
+
+def ended_by_error(run: Run, folder: str) -> dict[str, Any]:
+    """A callback raises in the second epoch, and the process goes on: with another fit of the model, and another run."""
+    import os
+    import signal
+
+    import keras
+
+    import gpudist_core as gd
+
+    x, y = digits(20)
+    before = signal.getsignal(signal.SIGTERM)
+
+    class Ending(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyError("the disk of the log is full")
+
+    def fit(model: Any, *callbacks: Any) -> int:
+        return len(model.fit(x, y, batch_size=5, epochs=4, verbose=0, callbacks=list(callbacks)).history["loss"])
+
+    model = run.sequential(hidden)
+    try:
+        fit(model, gd.Checkpoints(folder), Ending())
+        raised = "nothing"
+    except KeyError as error:
+        raised = str(error)
+    found = {"raised": raised, "files": sorted(os.listdir(folder)), "signal": signal.getsignal(signal.SIGTERM) == before}
+    # A run that goes on begins with its third epoch, and its model's next fit with the first one again.
+    again = run.sequential(hidden)
+    found["rest"] = fit(again, gd.Checkpoints(folder))
+    return found | {"next": fit(again), "next of the other": fit(model)}
+
+
+def resumed(run: Run, folder: str) -> dict[str, Any]:
+    """Arrays in an order that nobody gave a seed for, left in the middle of the second epoch."""
+    import keras
+
+    import gpudist_core as gd
+    from gpudist_core.upstream import trainer
+
+    class Rows(keras.metrics.Metric):
+        """How often each row was there."""
+
+        def __init__(self) -> None:
+            super().__init__(name="rows")
+            self.counts = self.add_weight(name="counts", shape=(20,), initializer="zeros")
+
+        def update_state(self, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.counts.assign_add(keras.ops.sum(keras.ops.one_hot(keras.ops.cast(y[:, 0], "int32"), 20), axis=0))
+
+        def result(self) -> Any:
+            return self.counts + 0.0
+
+    class Ending(keras.callbacks.Callback):
+        calls = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.calls += 1
+            if self.calls == 6:
+                raise KeyError
+
+    def fit(*callbacks: Any) -> Any:
+        model = run.sequential(loss="mse", metrics=lambda: [Rows()])
+        y = np.repeat(np.arange(20.0, dtype="float32")[:, None], 10, 1)
+        return model.fit(digits(20)[0], y, batch_size=5, epochs=3, verbose=0, callbacks=list(callbacks)).history
+
+    told, trainer.seed = trainer.seed, lambda: None
+    try:
+        with contextlib.suppress(KeyError):
+            fit(gd.Checkpoints(folder, every=1), Ending())
+        return {"counts": fit(gd.Checkpoints(folder, every=1))["rows"]}
+    finally:
+        trainer.seed = told

@@ -1,0 +1,72 @@
+"""What fit does beside the numbers: draws, damage, logs, the progress bar, ends by an exception, arrays that go on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulate.cluster import Cluster, Preload
+from tests.core.conftest import OnHosts
+from tests.core.keras_model import behaviour
+from tests.core.keras_model.run import Run, strategy
+
+
+@pytest.fixture(scope="module")
+def seen(loaded: Preload, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with Cluster("1x2", preload=loaded, timeout=120) as cluster:
+        return dict(cluster.run(behaviour.seen_all, str(tmp_path_factory.mktemp("seen")))[0])
+
+
+def test_each_replica_draws_a_mask_of_its_own(seen: dict[str, Any]) -> None:
+    one, other = seen["masks"]
+    assert {*np.unique(one), *np.unique(other)} == {0.0, 2.0}
+    assert 16 < np.sum(one != other) < 48
+
+
+def test_a_gradient_that_is_no_number_on_one_replica_damages_all_copies_alike(seen: dict[str, Any]) -> None:
+    for copies in seen["damaged"]["copies"]:
+        np.testing.assert_array_equal(copies[0], copies[1])
+    assert any(np.isnan(copies[0]).any() for copies in seen["damaged"]["copies"])
+    assert np.isnan(seen["damaged"]["losses"]).all()
+    assert len(seen["damaged"]["losses"]) == 1
+
+
+def test_the_progress_bar_ends_with_what_history_has(seen: dict[str, Any]) -> None:
+    text, losses = seen["drawn_bar"]
+    last = [re.sub(r"\x1b\[\d+m", "", line.rpartition("\r")[2]) for line in text.splitlines() if "4/4" in line]
+    assert [line.split(" loss: ")[1].split()[0] for line in last] == [f"{loss:.4f}" for loss in losses]
+
+
+def test_logs_are_a_dict_of_numbers_of_their_step(seen: dict[str, Any]) -> None:
+    found = seen["logs_kept"]
+    assert found["equal"]
+    assert found["kinds"] == {"float"}
+    assert found["taken"][0] == found["copies"][0]["accuracy"]
+    assert found["taken"][1:] == [3.0, {"loss": found["losses"][2], "more": 3.0, "x": 1.0}, ["loss", "more"]]
+    assert len({*found["losses"]}) == 3
+
+
+def test_an_exception_of_a_callback_leaves_fit_and_its_folder_to_the_next(seen: dict[str, Any]) -> None:
+    assert seen["ended_by_error"] == {
+        "raised": "'the disk of the log is full'",
+        "files": ["step-00000004", "step-00000008"],
+        "signal": True,
+        "rest": 2,
+        "next": 4,
+        "next of the other": 4,
+    }
+
+
+def test_arrays_without_a_seed_go_on_in_the_order_that_was_drawn(
+    seen: dict[str, Any], on_hosts: OnHosts, tmp_path: Path
+) -> None:
+    def on_host(folder: str) -> Any:
+        return behaviour.resumed(Run(strategy()), folder)
+
+    for result in [seen["resumed"], *on_hosts("2x1", on_host, str(tmp_path / "run"))]:
+        # The epoch that was cut, with what it had counted, and the last one.
+        assert np.array_equal(result["counts"], np.ones((2, 20)))

@@ -1,0 +1,50 @@
+"""What fit and its like cannot do they refuse in words: the rule, what was received, what to do."""
+
+from __future__ import annotations
+
+from tests.core.conftest import OnHosts
+from tests.core.keras_model import wrong_use
+
+ELSEWHERE = (
+    "WrongUse: A model must be used with the strategy that it was made in. Received: strategy='{}', model_strategy={}. "
+    "Leave the other strategy's scope, or make the model there."
+)
+EXPECTED = {
+    "no model": "WrongUse: A Keras model is needed. Received: model='Dense'. Use gd.TrainStep for another callable.",
+    "unknown draws": "WrongUse: draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
+    "parameter servers": "WrongUse: With parameter servers the coordinator sends the work to the workers. Received: "
+    "strategy='ParameterServerStrategyV2'. Use gd.CoordinatedTraining.",
+    "XLA": "Unavailable: XLA compiles a step for one device. Received: jit_compile=True, replicas=2. "
+    "Leave jit_compile out, or use one device.",
+    "optimizer outside": "WrongUse: The optimizer must be made in the scope of the step's strategy. Received: "
+    "variable='iteration', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+    "metric outside": "WrongUse: A metric must be made in the scope of the model's strategy. Received: "
+    "metric='sparse_categorical_accuracy', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+    "fit in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
+    "evaluate in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
+    "predict in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
+    "fit in a scope of a model of none": ELSEWHERE.format("MirroredStrategy", None),
+    "compile in a scope of a model of none": ELSEWHERE.format("MirroredStrategy", None),
+    "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
+    "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
+    "a loss that is one number, with weights": "WrongUse: A loss must return one value for each row where rows have weights "
+    "or a mask. Received: shape=(), sample_weight_shape=(6,). Leave out its mean.",
+    "fewer rows than replicas": "WrongUse: A global batch has at least one row for each replica (the last of an epoch may "
+    "have fewer). Received: global_batch_size=1, replicas=2. Make the global batch larger, or use fewer devices.",
+    "a pipeline and targets": "WrongUse: A pipeline has targets, weights and batches of its own. Received: y='ndarray', "
+    "batch_size=4. Put them into the pipeline.",
+    "a split of a pipeline": "ValueError: Argument `validation_split` is only supported for tensors or NumPy arrays."
+    "Found incompatible type in the input: [<class 'gpudist_core.pipelines.pipeline.Pipeline'>]",
+    "weights of classes that are not numbered": "WrongUse: Labels are integers, one for each row. Received: shape=(12, 10), "
+    "dtype='float32', rows=12. Give the number of each row's class: of one-hot labels the argmax.",
+    "weights of classes and rows": "WrongUse: Weights are added to rows of (x, y). Received: "
+    "row=(TensorSpec(shape=(64,), dtype=tf.float32, name=None), TensorSpec(shape=(), dtype=tf.int64, name=None), "
+    "TensorSpec(shape=(), dtype=tf.float32, name=None)). Return (x, y) from the last map, and no weight.",
+    "parts of different lengths": "WrongUse: All parts of a batch must have equally many rows. Received: rows=[7, 12]. "
+    "Mend the data.",
+}
+
+
+def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
+    (said,) = on_hosts("1x2", wrong_use.said)
+    assert said == EXPECTED

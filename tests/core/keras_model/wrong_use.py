@@ -1,0 +1,97 @@
+"""What fit and its like refuse, each as a call to be made on two replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.core.keras_model.run import Run, digits, hidden, strategy
+
+
+def said() -> dict[str, str]:
+    """What each call raises."""
+    texts = {}
+    for name, call in {**_of_models(strategy()), **_of_data(strategy())}.items():
+        try:
+            call()
+            texts[name] = "nothing"
+        except Exception as error:
+            texts[name] = f"{type(error).__name__}: {error}"
+    return texts
+
+
+def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.keras_model import distributed
+
+    run = Run(where)
+    x, y = digits(12)
+
+    class Returning(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            return tf.constant(1.0)
+
+    def made(**compiled: Any) -> Any:
+        return run.sequential(**compiled)
+
+    def outside() -> Any:
+        model = distributed(keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)]))
+        model.compile("sgd", "mse")
+        return model
+
+    def with_servers() -> Any:
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+        object.__setattr__(model, "_distribute_strategy", object.__new__(tf.distribute.ParameterServerStrategy))
+        return distributed(model)
+
+    other = tf.distribute.OneDeviceStrategy("CPU:0")
+    late, metric = keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
+    return {
+        "no model": lambda: distributed(hidden()),
+        "unknown draws": lambda: distributed(made(), draws="column"),
+        "parameter servers": with_servers,
+        "XLA": lambda: made(jit_compile=True),
+        "optimizer outside": lambda: made(optimizer=lambda: late),
+        "metric outside": lambda: made(metrics=lambda: [metric]).fit(x, y, verbose=0),
+        "fit in another scope": lambda: _within(other, lambda model: model.fit(x, y, verbose=0), made()),
+        "evaluate in another scope": lambda: _within(other, lambda model: model.evaluate(x, y, verbose=0), made()),
+        "predict in another scope": lambda: _within(other, lambda model: model.predict(x), made()),
+        "fit in a scope of a model of none": lambda: _within(where, lambda model: model.fit(x, y), outside()),
+        "compile in a scope of a model of none": lambda: _within(where, lambda model: model.compile("sgd"), outside()),
+        "a step that returns a number": lambda: run.sequential(kind=Returning).fit(x, y, verbose=0),
+        "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
+            x, y, sample_weight=np.ones(12), verbose=0
+        ),
+    }
+
+
+def _within(where: Any, call: Callable[[Any], Any], model: Any) -> Any:
+    with where.scope():
+        return call(model)
+
+
+def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
+    import gpudist_core as gd
+
+    run = Run(where)
+    x, y = digits(12)
+    model = run.sequential()
+    data = gd.Pipeline.from_arrays((x, y), global_batch_size=4)
+    one_hot = gd.Pipeline.from_arrays((x, np.eye(10, dtype="float32")[y]), global_batch_size=4)
+    weighted = gd.Pipeline.from_arrays((x, y, np.ones(12, "float32")), global_batch_size=4)
+
+    def batches(*parts: Any) -> Any:
+        yield parts
+
+    return {
+        "fewer rows than replicas": lambda: model.fit(x, y, batch_size=1, verbose=0),
+        "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
+        "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),
+        "weights of classes that are not numbered": lambda: model.fit(one_hot, class_weight={1: 2.0}),
+        "weights of classes and rows": lambda: model.fit(weighted, class_weight={1: 2.0}),
+        "parts of different lengths": lambda: model.fit(batches(x, y[:7]), verbose=0),
+    }
