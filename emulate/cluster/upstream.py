@@ -18,7 +18,7 @@ def is_runtime_initialized() -> bool:
     if context is None:
         return False
     current = context._context
-    return current is not None and current._context_handle is not None
+    return current is not None and bool(current._initialized)
 
 
 def wait_for_leader() -> None:

@@ -134,6 +134,11 @@ class AllReduceChoice:
         self._note("all-reduce", text)
 
 
+def forget_all_reduce() -> None:
+    """There is no strategy yet."""
+    _remember("none")
+
+
 def _remember(name: str) -> None:
     global _in_use
     _in_use = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulate.devices import upstream
-from emulate.devices.all_reduce import AllReduceChoice
+from emulate.devices.all_reduce import AllReduceChoice, forget_all_reduce
 from emulate.devices.config import DeviceAnswers, answer_program
 from emulate.devices.deferred_captures import defer_past_control_flow
 from emulate.devices.gpus import EmulatedGpus, split_cpu
@@ -15,6 +15,9 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.strategies import use_emulated_devices
 from emulate.errors import WrongUse
 from emulate.imports import when_imported
+
+_installed: list[EmulatedGpus] = []
+_said: set[tuple[str, str]] = set()
 
 
 def install(plan: DevicePlan, note: Note) -> None:
@@ -38,6 +41,7 @@ def _install(plan: DevicePlan, note: Note) -> None:
             "run an operation. Start the host in a process that has not."
         )
     gpus = _gpus(plan, note)
+    _installed.append(gpus)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
     answer_program(DeviceAnswers(gpus, names))
@@ -59,12 +63,17 @@ def _gpus(plan: DevicePlan, note: Note) -> EmulatedGpus:
     return gpus
 
 
-def _once(note: Note) -> Note:
-    said: set[tuple[str, str]] = set()
+def forget_program() -> bool:
+    """Give the devices of this host to another program, as they were for the first one; whether that is possible."""
+    _said.clear()
+    forget_all_reduce()
+    return all(gpus.forget_program() for gpus in _installed)
 
+
+def _once(note: Note) -> Note:
     def say(code: str, text: str) -> None:
-        if (code, text) not in said:
-            said.add((code, text))
+        if (code, text) not in _said:
+            _said.add((code, text))
             note(code, text)
 
     return say

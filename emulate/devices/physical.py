@@ -78,6 +78,10 @@ class PhysicalGpus(EmulatedGpus):
             )
         self._configure()
 
+    def forget_program(self) -> bool:
+        """TensorFlow keeps what a program set of its GPUs: only where it set nothing are they as at the start."""
+        return self._visible is None and self.cpu_split is None and not self._splits and not self._growth
+
     def split_cpu(self) -> None:
         """The CPU stays as it is: what changed are the GPUs."""
         self.version += 1

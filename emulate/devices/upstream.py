@@ -18,7 +18,7 @@ def context() -> Any:
 
 def is_initialized() -> bool:
     """Whether TensorFlow's runtime is up, after which devices cannot change."""
-    return context()._context_handle is not None
+    return bool(context()._initialized)
 
 
 def context_class() -> Any:

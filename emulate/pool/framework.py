@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from emulate.pool import upstream
+from emulate.devices import forget_program
+from emulate.pool.upstream import runtime, settings, state
 
 
 @dataclass(frozen=True)
@@ -19,43 +20,42 @@ class _Setting:
     put: Callable[[Any], Any] | None = None
 
 
-class Settings:
-    """The settings at one moment."""
+class Framework:
+    """The settings of TensorFlow, Keras and NumPy at one moment."""
 
     def __init__(self) -> None:
         self._settings = _settings()
         self._values = {setting.name: setting.get() for setting in self._settings}
 
-    def begin(self) -> None:
-        """Make the generators those of a process that has just started."""
-        upstream.forget_seeds()
+    def begin(self, num_strategies: int) -> None:
+        """Be as a process that has just started, for a job.
+
+        Args:
+            num_strategies: How many strategies the cluster's hosts have made so far.
+        """
+        state.continue_strategies(num_strategies)
+        state.forget_seeds()
+        runtime.begin_job()
 
     def restore(self) -> list[str]:
         """Put back what can be; what cannot."""
+        runtime.end_job()
         changed = [one for one in self._settings if one.get() != self._values[one.name]]
         for setting in changed:
             if setting.put is not None:
                 setting.put(self._values[setting.name])
-        upstream.forget_names()
-        upstream.forget_seeds()
+        state.forget_names()
+        state.forget_seeds()
         stuck = [one.name for one in changed if one.put is None or one.get() != self._values[one.name]]
-        reasons = [f"it changed {', '.join(stuck)}"] if stuck else []
-        return reasons + upstream.unhealthy()
+        return [f"it changed {', '.join(stuck)}"] if stuck else []
 
 
-def is_running() -> bool:
-    """Whether TensorFlow's runtime is up in this process."""
-    return upstream.is_runtime_initialized()
-
-
-def num_strategies() -> int:
-    """How many strategies this process has made."""
-    return upstream.num_strategies()
-
-
-def continue_strategies(number: int) -> None:
-    """Count the strategies on from here."""
-    upstream.continue_strategies(number)
+def check(has_several_hosts: bool) -> list[str]:
+    """Why TensorFlow's runtime cannot serve another job like the first."""
+    found = [runtime.unlike_a_fresh_one(has_several_hosts), state.collectives_fail()]
+    if not forget_program():
+        found.append("it split devices")
+    return [reason for reason in found if reason]
 
 
 def _settings() -> list[_Setting]:
@@ -86,28 +86,28 @@ def _of_tensorflow() -> list[_Setting]:
         _Setting("tf.config.run_functions_eagerly", config.functions_run_eagerly, config.run_functions_eagerly),
         _Setting("tf.config.set_soft_device_placement", config.get_soft_device_placement, config.set_soft_device_placement),
         _Setting("tf.config.optimizer.set_jit", config.optimizer.get_jit),
-        _Setting("tf.config.optimizer.set_experimental_options", upstream.graph_options, upstream.set_graph_options),
+        _Setting("tf.config.optimizer.set_experimental_options", settings.graph_options, settings.set_graph_options),
         _Setting(
             "tf.config.experimental.enable_tensor_float_32_execution",
             config.experimental.tensor_float_32_execution_enabled,
             config.experimental.enable_tensor_float_32_execution,
         ),
-        _Setting("tf.config.experimental.enable_op_determinism", upstream.is_deterministic, upstream.set_deterministic),
+        _Setting("tf.config.experimental.enable_op_determinism", settings.is_deterministic, settings.set_deterministic),
         _Setting("tf.debugging.set_log_device_placement", debugging.get_log_device_placement),
         _Setting(
             "tf.debugging.disable_traceback_filtering",
             debugging.is_traceback_filtering_enabled,
             lambda on: (debugging.enable_traceback_filtering if on else debugging.disable_traceback_filtering)(),
         ),
-        _Setting("tf.debugging.enable_check_numerics", upstream.checks_numerics),
-        _Setting("tf.data.experimental.enable_debug_mode", upstream.debugs_data),
+        _Setting("tf.debugging.enable_check_numerics", settings.checks_numerics),
+        _Setting("tf.data.experimental.enable_debug_mode", settings.debugs_data),
         _Setting("tf.compat.v1.disable_eager_execution", v1.executing_eagerly_outside_functions),
         _Setting("tf.compat.v1.disable_control_flow_v2", v1.control_flow_v2_enabled),
         _Setting("tf.compat.v1.disable_resource_variables", v1.resource_variables_enabled),
-        _Setting("tf.compat.v1.disable_tensor_equality", upstream.compares_tensors),
-        _Setting("tf.summary's writer", upstream.summary_writer),
+        _Setting("tf.compat.v1.disable_tensor_equality", settings.compares_tensors),
+        _Setting("tf.summary's writer", settings.summary_writer),
         _Setting("tf.distribute's strategy", tf.distribute.has_strategy),
-        _Setting("the device of tf.device", upstream.device_scope),
+        _Setting("the device of tf.device", settings.device_scope),
     ]
 
 

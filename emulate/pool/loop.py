@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from emulate.cluster import HostContext, describe
 from emulate.pool import keep
-from emulate.pool.job import DONE, IDLE, OUTPUT, Job
+from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job
 from emulate.pool.state import HostState
+from emulate.pool.upstream import runtime
 
 
 class WarmHost:
@@ -25,6 +27,7 @@ class WarmHost:
         """
         output = context.directory / OUTPUT
         _write_both_streams_to(output)
+        _watch_runtime(context)
         state = HostState(context)
         keep.state = state
         context.answer({"event": IDLE, "reasons": [], "num_strategies": 0})
@@ -37,6 +40,16 @@ class WarmHost:
             context.answer(answer)
             reasons = state.restore()
             context.answer({"event": IDLE, "reasons": reasons, "num_strategies": state.num_strategies})
+
+
+def _watch_runtime(context: HostContext) -> None:
+    def park(name: str) -> NoReturn:
+        context.send({"event": NEEDS_FRESH, "name": name})
+        while True:
+            signal.pause()
+
+    if "tensorflow" in sys.modules:  # else the host's first job is its last
+        runtime.watch(park)
 
 
 def _write_both_streams_to(path: os.PathLike[str]) -> None:

@@ -12,9 +12,12 @@ from pathlib import Path
 
 from emulate.cluster import HostContext
 from emulate.pool import framework
+from emulate.pool.framework import Framework
 from emulate.pool.interpreter import Interpreter
 from emulate.pool.job import Job
+from emulate.pool.patches import Patches
 from emulate.pool.resources import Resources
+from emulate.pool.upstream import runtime, state
 
 
 class HostState:
@@ -34,13 +37,14 @@ class HostState:
     @property
     def num_strategies(self) -> int:
         """How many strategies this process has made, by which the next one gets its collective keys."""
-        return framework.num_strategies()
+        return state.num_strategies()
 
     def keep(self) -> None:
         """What is there now is the host's own."""
         self._interpreter = Interpreter()
         self._resources = Resources()
-        self._framework = framework.Settings()
+        self._framework = Framework()
+        self._patches = Patches()
         self._kept |= {entry.name for entry in self._folder.iterdir()}
 
     @property
@@ -57,16 +61,22 @@ class HostState:
         tempfile.tempdir = None
         os.environ["TMPDIR"] = str(self._folder)
         self._interpreter.environment["TMPDIR"] = str(self._folder)
-        framework.continue_strategies(job.num_strategies)
-        self._framework.begin()
+        self._framework.begin(job.num_strategies)
 
     def restore(self) -> list[str]:
         """Undo what a job did; why that is not enough, one sentence for each reason."""
         reasons: list[str] = []
-        for action in (self._interpreter.restore, self._framework.restore, _collect, self._clear_folder):
+        for action in (
+            self._framework.restore,
+            self._interpreter.restore,
+            _collect,
+            self._clear_folder,
+            self._patches.check,
+            lambda: framework.check(self._context.topology.has_several_hosts),
+            self._resources.check,
+        ):
             reasons += _tried(action)
-        reasons += _tried(self._resources.check)
-        if self._is_first and framework.is_running():
+        if self._is_first and runtime.is_up():
             # The runtime's threads, sockets and memory came with its first use, and stay.
             self._is_first = False
             self._resources = Resources()

@@ -1,0 +1,179 @@
+"""TensorFlow's runtime in a warm host: it is up, and each job finds it as if it were not.
+
+What is possible only before the first operation (splitting devices, a number of threads) is possible for a job that has run
+none yet: a warm host cannot do it any more, says so, and the job is begun again on a host that has run nothing. What a program
+may not do after its first operation raises here too.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_MODULE = "tensorflow.python.eager.context"
+_LATE_METHODS = ("set_visible_devices", "set_memory_growth", "set_logical_device_configuration", "set_server_def")
+_LATE_PROPERTIES = ("intra_op_parallelism_threads", "inter_op_parallelism_threads", "operation_timeout_in_ms")
+_COLLECTIVES = (
+    "_collective_leader",
+    "_collective_scoped_allocator_enabled_ops",
+    "_collective_use_nccl_communication",
+    "_collective_device_filters",
+)
+_LATE_COLLECTIVES = "Collective ops must be configured at program startup"
+
+NeedsFresh = Callable[[str], NoReturn]
+
+
+def context() -> Any:
+    """The eager context; None before there is one."""
+    module = sys.modules.get(_MODULE)
+    return None if module is None else module._context
+
+
+def is_up() -> bool:
+    """Whether TensorFlow's runtime is up in this process."""
+    return context() is not None and context()._context_handle is not None
+
+
+def begin_job() -> None:
+    """From here on nothing has run yet, as far as the next job can see."""
+    _configured.clear()
+    if is_up():
+        current = context()
+        _servers[:] = [current._collective_ops_server_def]
+        current._initialized, current._collective_ops_server_def = False, None
+
+
+def end_job() -> None:
+    """The runtime is what it is."""
+    if is_up():
+        current = context()
+        current._initialized = True
+        if current._collective_ops_server_def is None and _servers:
+            current._collective_ops_server_def = _servers[0]
+        if current._collective_ops_server_def is None:  # on one host, collectives are configured by each strategy anew
+            for name in _COLLECTIVES:
+                setattr(current, name, None)
+        current._thread_local_data.function_call_options = None
+
+
+def unlike_a_fresh_one(has_several_hosts: bool) -> str:
+    """What about the runtime a fresh process could not have, or could still choose; empty where there is nothing."""
+    if not is_up():
+        return ""
+    current = context()
+    if has_several_hosts and current._collective_ops_server_def is None:
+        return "TensorFlow's runtime started without the servers of the cluster"
+    if current._server_def is not None:
+        return "TensorFlow was connected to a cluster of another kind"
+    return "" if current.executing_eagerly() else "eager execution is off"
+
+
+_configured: set[str] = set()  # what the job has configured
+_servers: list[Any] = []  # those of the cluster, that an earlier job started
+
+
+def watch(needs_fresh: NeedsFresh) -> None:
+    """Change the class of the eager context; called once in a process, when TensorFlow has been imported.
+
+    Args:
+        needs_fresh: Called with what the job asks for where only a host that has run nothing can do it.
+    """
+    cls = sys.modules[_MODULE].Context
+    _initialize_again(cls)
+    for name in _LATE_METHODS:
+        setattr(cls, name, _or_fresh(getattr(cls, name), name, needs_fresh))
+    for name in _LATE_PROPERTIES:
+        known = getattr(cls, name)
+        setattr(cls, name, known.setter(_or_fresh(known.fset, name, needs_fresh)))
+    _configure_collectives(cls, needs_fresh)
+    _enable_collectives(cls)
+
+
+def _is_warm(self: Any) -> bool:
+    """Whether the runtime is up, by an earlier job alone."""
+    return self._context_handle is not None and not self._initialized
+
+
+def _initialize_again(cls: Any) -> None:
+    real = cls.ensure_initialized
+
+    @functools.wraps(real)
+    def ensure_initialized(self: Any) -> None:
+        if self._initialized:
+            return
+        if self._context_handle is not None:
+            self._initialized = True
+            return
+        real(self)
+
+    cls.ensure_initialized = ensure_initialized
+
+
+def _or_fresh(real: Callable[..., Any], name: str, needs_fresh: NeedsFresh) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def late(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_warm(self):
+            return real(self, *args, **kwargs)
+        try:
+            return real(self, *args, **kwargs)  # what is asked for may be what is so already
+        except (RuntimeError, ValueError):
+            needs_fresh(name)
+
+    return late
+
+
+def _configure_collectives(cls: Any, needs_fresh: NeedsFresh) -> None:
+    real = cls.configure_collective_ops
+
+    @functools.wraps(real)
+    def configure_collective_ops(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self._initialized and "collectives" not in _configured:
+            raise RuntimeError(_LATE_COLLECTIVES)
+        if _is_warm(self) and not (args or kwargs.get("collective_leader")) and self._collective_leader is None:
+            _configure_local(self, real, kwargs)
+        elif _is_warm(self):
+            try:
+                real(self, *args, **kwargs)
+            except (RuntimeError, ValueError):
+                needs_fresh("configure_collective_ops")
+        else:
+            real(self, *args, **kwargs)
+        _configured.add("collectives")
+
+    cls.configure_collective_ops = configure_collective_ops
+
+
+def _configure_local(self: Any, real: Callable[..., None], options: dict[str, Any]) -> None:
+    """Collectives within one host need no server, so that the options of later functions are all there is to set."""
+    handle, self._context_handle = self._context_handle, None
+    try:
+        real(self, **options)
+    finally:
+        self._context_handle = handle
+    self._thread_local_data.function_call_options = None
+
+
+def _enable_collectives(cls: Any) -> None:
+    real = cls.enable_collective_ops
+
+    @functools.wraps(real)
+    def enable_collective_ops(self: Any, server_def: Any) -> Any:
+        if not _is_warm(self):
+            return real(self, server_def)
+        self._initialized = True
+        logger = logging.getLogger("absl")
+        logger.addFilter(_is_worth_telling)
+        try:
+            return real(self, server_def)
+        finally:
+            logger.removeFilter(_is_worth_telling)
+
+    cls.enable_collective_ops = enable_collective_ops
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("Enabling collective ops after program startup")

@@ -1,0 +1,119 @@
+"""Settings of TensorFlow that have no public question, or no public way back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from emulate.pool.upstream.runtime import context
+
+
+def is_deterministic() -> bool:
+    """Whether operations are asked to be deterministic."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
+def set_deterministic(on: bool) -> None:
+    """Ask for it, or no longer."""
+    from tensorflow.python.framework import config
+
+    (config.enable_op_determinism if on else config.disable_op_determinism)()
+
+
+def graph_options() -> dict[str, Any]:
+    """What was asked of Grappler; what strategies with collectives ask for is not among it."""
+    return {} if context() is None else dict(context()._optimizer_experimental_options)
+
+
+def set_graph_options(options: dict[str, Any]) -> None:
+    """Ask for exactly that of Grappler."""
+    context()._optimizer_experimental_options.clear()
+    context().set_optimizer_experimental_options(options)
+
+
+def checks_numerics() -> bool:
+    """Whether `tf.debugging.enable_check_numerics` is in force."""
+    from tensorflow.python.debug.lib import check_numerics_callback
+
+    return getattr(check_numerics_callback._state, "callback", None) is not None
+
+
+def debugs_data() -> bool:
+    """Whether tf.data runs Python functions eagerly."""
+    from tensorflow.python.data.ops import debug_mode
+
+    return bool(debug_mode.DEBUG_MODE)
+
+
+def compares_tensors() -> bool:
+    """Whether `==` on tensors compares their elements."""
+    from tensorflow.python.framework import tensor
+
+    return bool(tensor.Tensor._USE_EQUALITY)
+
+
+def promotes_types() -> Any:
+    """How NumPy's type promotion is switched on, if it is."""
+    from tensorflow.python.framework import ops
+
+    return ops.is_numpy_style_type_promotion(), str(ops.get_dtype_conversion_mode())
+
+
+def summary_writer() -> Any:
+    """The writer that `tf.summary` writes to by default."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    return summary_ops_v2._summary_state.writer
+
+
+def set_summary_writer(writer: Any) -> None:
+    """Write there, or nowhere."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    summary_ops_v2._summary_state.writer = writer
+
+
+def device_scope() -> str:
+    """The device that a `tf.device` which was not left asks for."""
+    return "" if context() is None else str(context().device_name)
+
+
+def name_scope() -> str:
+    """The name scope that was not left."""
+    return "" if context() is None else str(context().scope_name)
+
+
+def dispatchers() -> int:
+    """How many functions take part in dispatching calls of TensorFlow's interface."""
+    from tensorflow.python.util import dispatch
+
+    return len(dispatch._GLOBAL_DISPATCHERS)
+
+
+def gradients() -> frozenset[str]:
+    """The names of operations with a gradient."""
+    from tensorflow.python.framework import ops
+
+    return frozenset(ops.gradient_registry._registry)
+
+
+def conversions() -> int:
+    """How many types have a conversion to tensors of their own."""
+    from tensorflow.python.framework import tensor_conversion_registry
+
+    return sum(map(len, tensor_conversion_registry._tensor_conversion_func_registry.values()))
+
+
+def is_profiling() -> bool:
+    """Whether a profile is being taken."""
+    profiler = sys.modules.get("tensorflow.python.profiler.profiler_v2")
+    return profiler is not None and profiler._profiler is not None
+
+
+def graph_is_default() -> bool:
+    """Whether a graph was entered with `as_default` and not left."""
+    from tensorflow.python.framework import ops
+
+    return len(ops._default_graph_stack.stack) > 0

@@ -1,0 +1,49 @@
+"""Generators, names, caches and collectives: what TensorFlow and Keras count and keep while programs run."""
+
+from __future__ import annotations
+
+import sys
+
+from emulate.devices import strategies_made
+from emulate.pool.upstream.runtime import context, is_up
+
+_KEYS = 100_000_000
+"""Below the keys of strategies' collectives end, and those of the probing ones begin."""
+
+
+def num_strategies() -> int:
+    """How many strategies this process has made."""
+    return strategies_made()
+
+
+def continue_strategies(number: int) -> None:
+    """Count the strategies on from here."""
+    strategies_made(number)
+
+
+def forget_seeds() -> None:
+    """Unseeded generators, as after a start: NumPy's, TensorFlow's, and what Keras derives from one."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if "tensorflow" in sys.modules:
+        import tensorflow as tf
+        from tensorflow.python.ops import stateful_random_ops
+
+        tf.random.set_seed(None)
+        stateful_random_ops.global_generator = None
+
+
+def forget_names() -> None:
+    """Keras counts its layers anew, the default graph is empty, kernels and their state are gone."""
+    if (keras := sys.modules.get("keras")) is not None:
+        keras.utils.clear_session(free_memory=False)
+    if (legacy := sys.modules.get("tf_keras")) is not None:
+        legacy.backend.clear_session()
+    if is_up():
+        context()._clear_caches()
+        context().clear_kernel_cache()
+
+
+def collectives_fail() -> str:
+    """Why collectives do not work in this process any more: one that failed takes all later ones with it."""
+    return ""
