@@ -101,10 +101,10 @@ def decide(
         why = blind or _why_too_few(inventory, topologies)
         return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}.") if why else _on_gpus(inventory)
     if blind:
-        numbers = ", ".join(f"{topology} has {topology.num_replicas}" for topology in topologies)
+        numbers = ", ".join(f"{topology} ({_count(topology.num_replicas, 'device')})" for topology in topologies)
         raise Unavailable(
-            f"A GPU that TensorFlow can use is needed. Received: device='gpu' for the devices of a topology ({numbers}), where "
-            f"{blind}. Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
+            f"GPUs that TensorFlow can use must be there. Received: device='gpu' for {numbers}, and {blind}. "
+            "Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
         )
     lacking = {topology: why for topology in topologies if (why := _why_lacking(inventory, topology))}
     if len(lacking) == len(topologies):
@@ -132,9 +132,14 @@ def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
     usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
     for topology in topologies:
         if not distinct(usable, topology):
-            wanted = f"{topology} has {topology.num_replicas} devices, and {len(usable)} GPUs are free"
-            return f"{wanted} (--device gpu splits them)" if usable else wanted
+            free = f"{_count(len(usable), 'GPU')} {'is' if len(usable) == 1 else 'are'} free"
+            hint = " (--device gpu splits what there is)" if usable else ""
+            return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}"
     return ""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _why_lacking(inventory: Inventory, topology: Topology) -> str:

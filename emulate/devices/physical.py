@@ -72,8 +72,8 @@ class PhysicalGpus(EmulatedGpus):
         self._real = list(upstream.context().list_physical_devices("GPU"))
         if len(self._real) != len(self._share.visible):
             raise Unavailable(
-                f"TensorFlow must see the GPUs that a host is given. Received: {len(self._share.visible)} GPUs "
-                f"({', '.join(self._share.visible)}), of which TensorFlow sees {len(self._real)}. "
+                f"TensorFlow must see the GPUs that a host is given. Received: "
+                f"gpus={', '.join(self._share.visible)}, of which TensorFlow sees {len(self._real)}. "
                 "Check `gpudist devices`; TensorFlow's CUDA libraries come with tensorflow[and-cuda]."
             )
         self._configure()

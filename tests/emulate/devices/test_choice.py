@@ -1,0 +1,98 @@
+"""`--device`: GPUs where they are asked for and there, the CPU where it is; never the one for the other in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulate.devices import DeviceChoice, Inventory, choose_device
+from emulate.devices.choice import decide
+from emulate.errors import Unavailable, WrongUse
+from emulate.topology import Topology
+from tests.emulate.devices.made_gpus import gpu, gpus, inventory
+
+NONE = Inventory(why="no NVIDIA driver answers: not found")
+ONE, FOUR, MANY = Topology(1, 1), Topology(2, 2), Topology(8, 8)
+
+
+def sees(number: int) -> Any:
+    return lambda: {"tensorflow": "2.21.0", "with_cuda": True, "gpus": [{"name": "H100"}] * number}
+
+
+def test_the_cpu_is_taken_without_asking_for_gpus() -> None:
+    assert choose_device("cpu", [FOUR]) == DeviceChoice("cpu")
+
+
+def test_another_word_is_wrong_use() -> None:
+    with pytest.raises(WrongUse, match=r"one of cpu, gpu, auto\. Received: device='tpu'\. Choose one of them\."):
+        choose_device("tpu", [ONE])
+
+
+def test_gpus_on_a_machine_without_any_are_unavailable_with_the_numbers() -> None:
+    with pytest.raises(Unavailable) as caught:
+        decide("gpu", [FOUR, ONE], NONE, sees(0))
+    assert str(caught.value) == (
+        "GPUs that TensorFlow can use must be there. Received: device='gpu' for 2x2 (4 devices), 1x1 (1 device), and no NVIDIA "
+        "driver answers: not found. Use --device cpu, or a machine with GPUs: `gpudist devices` says what this one has."
+    )
+
+
+def test_gpus_that_tensorflow_does_not_see_are_unavailable() -> None:
+    with pytest.raises(
+        Unavailable, match=r"the driver has 4 GPUs and TensorFlow sees 0 of them \(install tensorflow\[and-cuda"
+    ):
+        decide("gpu", [FOUR], gpus(4), sees(0))
+
+
+def test_a_tensorflow_without_cuda_is_named() -> None:
+    with pytest.raises(Unavailable, match="this TensorFlow was built without CUDA"):
+        decide("gpu", [FOUR], gpus(4), lambda: {**sees(0)(), "with_cuda": False})
+
+
+def test_a_tensorflow_that_cannot_be_asked_is_named() -> None:
+    answer = {"tensorflow": None, "tensorflow_error": "ImportError: none", "gpus": []}
+    with pytest.raises(Unavailable, match=r"TensorFlow cannot be asked \(ImportError: none\)"):
+        decide("gpu", [FOUR], gpus(4), lambda: answer)
+
+
+def test_enough_gpus_are_taken() -> None:
+    assert decide("gpu", [FOUR], gpus(4), sees(4)) == DeviceChoice("gpu")
+    assert decide("auto", [FOUR, ONE], gpus(4), sees(4)) == DeviceChoice(
+        "gpu", "device auto: this machine's GPUs compute, it has 4."
+    )
+
+
+def test_too_few_gpus_are_sliced_only_when_they_are_asked_for() -> None:
+    assert decide("gpu", [FOUR], gpus(1), sees(1)) == DeviceChoice("gpu")
+    assert decide("auto", [ONE, FOUR], gpus(1), sees(1)) == DeviceChoice(
+        "cpu",
+        "device auto: the CPU computes, because 2x2 has 4 devices, and 1 GPU is free (--device gpu splits what there is).",
+    )
+
+
+def test_auto_without_gpus_asks_nobody() -> None:
+    def never() -> dict[str, Any]:
+        raise AssertionError("it takes seconds")
+
+    assert decide("auto", [FOUR], NONE, never).kind == "cpu"
+
+
+def test_auto_passes_over_gpus_that_tensorflow_does_not_see_and_says_so() -> None:
+    choice = decide("auto", [ONE], gpus(1), sees(0))
+    assert choice.kind == "cpu"
+    assert "TensorFlow sees 0 of them" in choice.why
+
+
+def test_a_topology_that_does_not_fit_does_not_take_the_others_along() -> None:
+    choice = decide("gpu", [ONE, MANY], gpus(1, free=8_000), sees(1))
+    assert choice.kind == "gpu"
+    assert list(choice.lacking) == [MANY]
+    assert "topology='8x8' with 64 devices" in choice.lacking[MANY]
+    with pytest.raises(Unavailable, match="topology='8x8' with 64 devices"):
+        decide("gpu", [MANY], gpus(1, free=8_000), sees(1))
+
+
+def test_of_mig_instances_tensorflow_sees_one() -> None:
+    parts = inventory(gpu(0, is_part=True), gpu(1, is_part=True))
+    assert decide("gpu", [Topology(2, 1)], parts, sees(1)).kind == "gpu"
