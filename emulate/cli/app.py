@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from emulate.cli import causes, compare, devices, run, verify
+from emulate.cli import causes, compare, devices, faults, run, verify
 from emulate.cli.command import INTERRUPTED, OWN_FAULT, ProgramCommand, complain
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.r
 app.command(epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=causes.EXAMPLES)(causes.causes)
+app.command(epilog=faults.EXAMPLES)(faults.faults)
 
 
 def _show_version(wanted: bool) -> None:

@@ -66,6 +66,16 @@ AllReduceOption = Annotated[
 ]
 
 
+FaultOption = Annotated[
+    list[str],
+    typer.Option(
+        "--fault",
+        metavar="FAULT",
+        help="What befalls a host: kill:host=1,step=5,phase=all-reduce; 'gpudist faults' lists all kinds. Repeatable.",
+    ),
+]
+
+
 def program_target(program: str | None, module: str | None) -> str:
     """The program as `Program.find` takes it; WrongUse when none was given, or two."""
     if module is None and program is None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,7 @@ from emulate.cli.command import complain, exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network
 from emulate.devices import choose_device
 from emulate.errors import WrongUse
+from emulate.faults import Fault, check_fired, check_for, parse_all
 from emulate.program import Program, own_traceback
 
 if TYPE_CHECKING:
@@ -28,7 +30,9 @@ EXAMPLES = """Examples:
 
 gpudist run train.py --topology 2x4
 
-gpudist run train.py --topology 1x8 -- --epochs 3"""
+gpudist run train.py --topology 1x8 -- --epochs 3
+
+gpudist run train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
 _GRACE = 10.0
 _RAISED = 3
 _WRONG_USE = f"{WrongUse.__module__}.{WrongUse.__qualname__}"  # seen only once the program's file has run
@@ -45,12 +49,15 @@ def run(
     device: options.DeviceOption = Device.AUTO,
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
+    fault: options.FaultOption = [],  # noqa: B006 (typer copies it)
 ) -> int:
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     shape = options.topologies([topology])[0]
     found = Program.find(options.program_target(program, module), program_args(context))
     choice = choose_device(device.value, [shape])
-    launch = partial(_launch, partial(_entry, found), shape, choice.kind, all_reduce.value, network.value)
+    faults = parse_all(fault)
+    check_for(faults, shape)
+    launch = partial(_launch, partial(_entry, found), shape, choice.kind, all_reduce.value, network.value, faults)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -72,7 +79,16 @@ class _NeedsFreshProcess(Exception):
     """The program sets a variable of the environment that TensorFlow has read by now."""
 
 
-def _launch(entry: Callable[[Any], None], shape: Topology, device: str, all_reduce: str, network: str, *, imports: bool) -> int:
+def _launch(
+    entry: Callable[[Any], None],
+    shape: Topology,
+    device: str,
+    all_reduce: str,
+    network: str,
+    faults: tuple[Fault, ...],
+    *,
+    imports: bool,
+) -> int:
     from emulate.cluster import ClusterPlan, Preload
 
     with Preload(imports=imports) as preload:
@@ -80,12 +96,17 @@ def _launch(entry: Callable[[Any], None], shape: Topology, device: str, all_redu
         plan = ClusterPlan(
             shape, entry, directory, device=device, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True
         )
-        with preload.launch(plan) as cluster:
-            return _watch(cluster)
+        with preload.launch(replace(plan, faults=faults)) as cluster:
+            code = _watch(cluster)
+        if code == 0:
+            check_fired(faults, cluster.fired)
+        return code
 
 
 def _watch(cluster: RunningCluster) -> int:
     """Wait for the hosts; once one has failed the others get a short while, because they may never end."""
+    from emulate.cluster import first_cause
+
     told, until = 0, math.inf
     while not cluster.is_over and time.monotonic() < until:
         for _, event in cluster.events(0.1):
@@ -93,9 +114,11 @@ def _watch(cluster: RunningCluster) -> int:
         for note in cluster.notes[told:]:
             complain(note)
         told = len(cluster.notes)
-        if until == math.inf and _first_failure(cluster) is not None:
+        if until == math.inf and first_cause(cluster.outcomes) is not None:
             until = time.monotonic() + _GRACE
-    failed = _first_failure(cluster)
+    for fired in cluster.fired:
+        complain(f"A fault came to pass: {fired}.")
+    failed = first_cause(cluster.outcomes)
     if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
         raise WrongUse(failed.error.message)
     if failed is not None and failed.status == "killed":
@@ -108,10 +131,6 @@ def _tell(event: dict[str, Any]) -> None:
         raise _NeedsFreshProcess
     if event.get("event") == "note":
         complain(str(event.get("text")))
-
-
-def _first_failure(cluster: RunningCluster) -> HostOutcome | None:
-    return next((outcome for outcome in cluster.outcomes if _exit_code(outcome)), None)
 
 
 def _exit_code(outcome: HostOutcome) -> int:

@@ -2,8 +2,10 @@
 
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
+from emulate.cluster.failures import first_cause
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe
+from emulate.cluster.isolation import describe_isolation
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import roles_of
@@ -20,7 +22,9 @@ __all__ = [
     "Preload",
     "RemoteError",
     "RunningCluster",
+    "describe_isolation",
     "describe",
+    "first_cause",
     "is_read_at_import",
     "remove_tree",
     "roles_of",

@@ -7,13 +7,14 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, final
 
 from emulate.cluster.environ import is_read_at_import
+from emulate.cluster.failures import PEER_SECONDS, first_cause, follows_from_a_peer
 from emulate.cluster.host import HostContext
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
@@ -21,6 +22,7 @@ from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.faults import Fault, Fired, check_fired, check_for, parse_all
 from emulate.program import pickle_by_value
 from emulate.topology import Topology
 
@@ -44,6 +46,7 @@ class Cluster:
 
     Attributes:
         device: `cpu` or `gpu`: what computes.
+        fired: The faults of the last `run` that came to pass.
         notes: What the user should know, each once.
 
     Raises:
@@ -83,17 +86,26 @@ class Cluster:
         self._echo = echo
         self._owns_preload = preload is None
         self._preload: Preload | None = preload or Preload(environment=self._early())
+        self.fired: list[Fired] = []
         self.notes: list[str] = [choice.why] if choice.why and choice.kind == "gpu" else []
 
     def _early(self) -> dict[str, str]:
         return {name: value for name, value in self._environment.items() if is_read_at_import(name)}
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        faults: str | Fault | Iterable[str | Fault] = (),
+        **kwargs: Any,
+    ) -> list[Any]:
         """Run a function on every host at the same time.
 
         Args:
             function: Sent by value where it is local to a script or a test; TensorFlow is imported on the host already.
             *args: Its arguments, the same on every host.
+            faults: What befalls the hosts, as `"kill:host=1,step=5"` or `emulate.faults.Kill(host=1, step=5)`. All that came
+                to pass are in `fired` afterwards.
             **kwargs: Its keyword arguments.
 
         Returns:
@@ -104,27 +116,31 @@ class Cluster:
             ProgramFailed: When a host raised or ended by itself, with the host's name and its traceback; the
                 exception itself is the cause where this process knows its class.
             Hung: When the time limit passed.
-            WrongUse: When the cluster was left already.
+            WrongUse: When the cluster was left already, a fault cannot be, or did not come to pass.
         """
         if self._preload is None:
             raise WrongUse(
                 f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Make a new one."
             )
+        befalling = parse_all(faults)
+        check_for(befalling, self.topology)
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
         try:
-            return self._run_once(self._preload, call)
+            return self._run_once(self._preload, call, befalling)
         except _NeedsFreshProcessError:
             with Preload(environment=self._early(), imports=False) as preload:
-                return self._run_once(preload, call)
+                return self._run_once(preload, call, befalling)
 
-    def _run_once(self, preload: Preload, call: _Call) -> list[Any]:
+    def _run_once(self, preload: Preload, call: _Call, faults: tuple[Fault, ...]) -> list[Any]:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))
         try:
-            with preload.launch(self._plan(call, directory)) as running:
+            with preload.launch(replace(self._plan(call, directory), faults=faults)) as running:
+                self.fired = running.fired
                 self._supervise(running)
+            check_fired(faults, running.fired)
             self.notes += [note for note in running.notes if note not in self.notes]
             return _values(running)
         finally:
@@ -143,15 +159,22 @@ class Cluster:
         )
 
     def _supervise(self, running: RunningCluster) -> None:
-        until = time.monotonic() + (self._timeout or float("inf"))
-        while not running.is_over:
-            for _, event in running.events(min(1.0, max(0.0, until - time.monotonic()))):
+        until = failed_at = float("inf")
+        limit = self._timeout or float("inf")
+        while not running.is_over and time.monotonic() < failed_at + PEER_SECONDS:
+            for _, event in running.events(0.2):
                 self._react(event)
-            for outcome in running.outcomes:
-                if outcome.status != "returned":
-                    _fail(running, outcome)
+                if event["event"] == "started":  # how long the start may take has a limit of its own
+                    until = time.monotonic() + limit
+            cause = first_cause(running.outcomes)
+            if cause is not None and not follows_from_a_peer(cause):
+                break
+            if cause is not None:
+                failed_at = min(failed_at, time.monotonic())
             if time.monotonic() > until:
                 self._give_up(running, self._timeout or 0.0)
+        if (cause := first_cause(running.outcomes)) is not None:
+            _fail(running, cause)
 
     def _react(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "needs-fresh-process":
@@ -161,10 +184,11 @@ class Cluster:
 
     def _give_up(self, running: RunningCluster, seconds: float) -> NoReturn:
         stacks = running.stacks()
+        expected = _expected(running)
         shown = "\n".join(f"{running.name(host)}:\n{stack}" for host, stack in stacks.items())
         raise Hung(
             f"A function must end in time on every host. Received: timeout={seconds:g} s, topology={str(self.topology)!r}. "
-            f"Give it more time, or see where each host was:\n{shown}",
+            f"{expected}Give it more time, or see where each host was:\n{shown}",
             reason="timeout",
             stacks=stacks,
         )
@@ -208,12 +232,19 @@ def _values(running: RunningCluster) -> list[Any]:
 
 def _fail(running: RunningCluster, outcome: HostOutcome) -> NoReturn:
     name, output = running.name(outcome.host), _last_output(running, outcome.host)
+    expected = _expected(running)
     if outcome.error is not None:
-        text = f"A function must not raise. Received: {outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
+        said = f"{outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
+        text = f"A function must not raise. {expected}Received: {said}"
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
-    text = f"A function must return. Received: {name} ended with {how} instead.{output}"
+    text = f"A function must return. Received: {name} ended with {how} instead. {expected}{output}".rstrip()
     raise ProgramFailed(text, host=outcome.host, traceback_text="")
+
+
+def _expected(running: RunningCluster) -> str:
+    """What is said of the faults that came to pass."""
+    return "".join(f"A fault came to pass: {fired}. " for fired in running.fired)
 
 
 def _last_output(running: RunningCluster, host: int) -> str:

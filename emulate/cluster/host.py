@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
 from emulate.devices import GpuShare
 from emulate.errors import Unavailable
+from emulate.faults import HostFaults, Late
+from emulate.faults import install as install_faults
 from emulate.imports import when_imported
 from emulate.topology import Topology
 
@@ -92,6 +95,7 @@ class HostSettings:
     is_preloaded: bool
     emulated: bool
     waits_for_others: bool
+    faults: HostFaults
 
 
 def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | None, parent: int) -> NoReturn:
@@ -101,6 +105,7 @@ def run(settings: HostSettings, context: HostContext, output: tuple[int, int] | 
         _become_a_process_of_its_own(context, output, parent)
         _set_environment(settings, context)
         context.send({"event": "started"})
+        _be_late(settings.faults, context)
         code = _run_entry(settings, context)
         if code == 0 and settings.waits_for_others:
             _wait_for_others(context._channel.socket)
@@ -170,6 +175,15 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     Watch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
 
 
+def _be_late(known: HostFaults, context: HostContext) -> None:
+    for number, fault in known.faults.items():
+        if isinstance(fault, Late) and fault.host == known.host:
+            context.send(
+                {"event": "fired", "fault": number, "text": str(fault), "host": fault.host, "step": 0, "phase": "start"}
+            )
+            time.sleep(fault.seconds)
+
+
 def _keep_proxies_out() -> None:
     """Without this gRPC sends even what is meant for 127.0.0.1 to a proxy."""
     names = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -185,6 +199,7 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
         entry = pickle.loads(settings.entry)
         if settings.emulated:
             _install_devices(settings, context)
+        install_faults(settings.faults, context.send)
         value = entry(context)
     except SystemExit as leave:
         return _leave(leave.code, context)

@@ -22,6 +22,7 @@ from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
 from emulate.devices import GpuShare
 from emulate.errors import GpudistError
+from emulate.faults import Board, HostFaults, Missing
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,12 @@ class _Keeper:
             self._isolate(capability)
             self._fork_hosts(fds, is_preloaded)
             self._report(
-                {"is": "ready", "hosts": list(self._hosts), "isolation": str(self._isolation), "notes": self._isolation.notes}
+                {
+                    "is": "ready",
+                    "hosts": {number: pid for pid, number in self._hosts.items()},
+                    "isolation": str(self._isolation),
+                    "notes": self._isolation.notes,
+                }
             )
             self._watch()
         except GpudistError as error:
@@ -119,8 +125,8 @@ class _Keeper:
             remove_tree(self._plan.directory / "tmp")
 
     def _isolate(self, capability: Capability) -> None:
-        wants_network = self._plan.topology.has_several_hosts and self._plan.network == "own"
-        self._isolation = isolate(capability, network=wants_network, folders=self._plan.views, directory=self._plan.directory)
+        network = self._plan.network if self._plan.topology.has_several_hosts else None
+        self._isolation = isolate(capability, network=network, folders=self._plan.views, directory=self._plan.directory)
 
     def _fork_hosts(self, fds: list[int], is_preloaded: bool) -> None:
         assert not is_runtime_initialized(), "TensorFlow's runtime was initialised before a fork"
@@ -129,8 +135,12 @@ class _Keeper:
         outputs = [(fds[at], fds[at + 1]) for at in range(len(self._roles), len(fds), 2)]
         (self._plan.directory / "tmp").mkdir(exist_ok=True)
         parent = os.getpid()
+        board = Board(len(self._roles))
+        missing = {one.host for one in self._plan.faults_to_come.values() if isinstance(one, Missing)}
         for number, channel in enumerate(channels):
-            settings = self._settings(ports, number, is_preloaded)
+            if number in missing:
+                continue
+            settings = self._settings(ports, number, is_preloaded, board)
             pid = os.fork()
             if pid == 0:
                 self._channel.close()
@@ -152,7 +162,7 @@ class _Keeper:
         self._held_ports = roles.hold_ports(len(self._roles))
         return [sock.getsockname()[1] for sock in self._held_ports]
 
-    def _settings(self, ports: list[int], number: int, is_preloaded: bool) -> host.HostSettings:
+    def _settings(self, ports: list[int], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
         plan = self._plan
         return host.HostSettings(
             topology=plan.topology,
@@ -168,6 +178,7 @@ class _Keeper:
             is_preloaded=is_preloaded,
             emulated=plan.emulated,
             waits_for_others=len(self._roles) > 1,
+            faults=HostFaults(number, plan.faults_to_come, board),
         )
 
     def _gpus_of(self, number: int) -> GpuShare | None:
@@ -206,7 +217,13 @@ class _Keeper:
         if body == b"stacks":
             for pid in self._hosts:  # not reaped yet, so the numbers are theirs
                 os.kill(pid, stacks.SIGNAL)
+        elif body.startswith(b"continue"):
+            for pid in self._pids_of(int(body.split()[1])):
+                os.kill(pid, signal.SIGCONT)
         return body != b"end"
+
+    def _pids_of(self, number: int) -> list[int]:
+        return [pid for pid, one in self._hosts.items() if one == number]
 
     def _report(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

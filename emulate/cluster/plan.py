@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emulate.faults import Fault
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class ClusterPlan:
         echo: Pass output through instead of capturing it.
         start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
         shutdown_timeout: Seconds a host gets to leave by itself once all are over.
+        faults: What is to befall the hosts and their links.
+        fired: Places in `faults` of those that came to pass in an earlier life of this cluster.
     """
 
     topology: Topology
@@ -53,6 +56,13 @@ class ClusterPlan:
     echo: bool = False
     start_timeout: float = 60
     shutdown_timeout: float = 5
+    faults: tuple[Fault, ...] = ()
+    fired: frozenset[int] = frozenset()
+
+    @property
+    def faults_to_come(self) -> dict[int, Fault]:
+        """The faults that are still to come to pass, by their place in `faults`."""
+        return {number: fault for number, fault in enumerate(self.faults) if number not in self.fired}
 
     @property
     def sets_tf_config(self) -> bool:
@@ -97,7 +107,8 @@ class HostOutcome:
     Attributes:
         host: Its number.
         status: `returned`; `raised`; `exited` (the process left by itself, `sys.exit(1)` say); `killed` (by a
-            signal, `code` is minus its number); `ended` (by `RunningCluster.end`, before it was over).
+            signal, `code` is minus its number); `ended` (by `RunningCluster.end`, before it was over); `missing` (a
+            fault kept it from starting).
         code: The exit code, where the process left by itself or was killed.
         error: What was raised.
     """

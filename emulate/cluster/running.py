@@ -16,12 +16,14 @@ from types import TracebackType
 from typing import Any, final
 
 from emulate.cluster import stacks, system
+from emulate.cluster.befallen import Befallen
 from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.roles import host_name, roles_of
 from emulate.errors import Unavailable
+from emulate.faults import Fired
 
 _SLICE = 0.2  # so that end(), called by another thread, need not wait longer
 _KEEPER_PATIENCE = 10.0
@@ -50,12 +52,13 @@ class RunningCluster:
         self.plan = plan
         self.roles = roles_of(plan.topology)
         self.outcomes: list[HostOutcome] = []
+        self._befallen = Befallen(plan)
         self.notes: list[str] = [gpus.text] if gpus else []
         self.isolation = ""
         self._gpus = gpus
         self._log = log
         self._lock = threading.RLock()
-        self._pids: list[int] = []
+        self._pids: dict[int, int] = {}
         self._started: set[int] = set()
         self._events: list[tuple[int, Event]] = []
         self._is_told_to_leave = False
@@ -93,6 +96,11 @@ class RunningCluster:
             end.close()
         if self._echo:
             self._echo.close_their_ends()
+
+    @property
+    def fired(self) -> list[Fired]:
+        """The faults of the plan that came to pass so far."""
+        return self._befallen.fired
 
     @property
     def is_over(self) -> bool:
@@ -137,6 +145,8 @@ class RunningCluster:
                 self._read_host(number)
         if _KEEPER in ready:
             self._read_keeper()
+        for number in self._befallen.to_continue():
+            self._keeper.send(CONTROL, b"continue %d" % number)
         for closed in self._echo.pass_on() if self._echo else ():
             self._selector.unregister(closed)
         if self.is_over and not self._is_told_to_leave:
@@ -158,6 +168,8 @@ class RunningCluster:
     def _take(self, number: int, event: Event) -> None:
         if event.get("event") == "started":
             self._started.add(number)
+        if event.get("event") == "fired":
+            self._befallen.take(number, event)
         if event.get("event") == "unavailable":
             raise Unavailable(event["text"])
         self._events.append((number, event))
@@ -181,6 +193,8 @@ class RunningCluster:
             if message["is"] == "ready":
                 self._pids, self.isolation = message["hosts"], message["isolation"]
                 self.notes += message["notes"]
+                for number in self._befallen.start():
+                    self._set_outcome(HostOutcome(number, "missing"))
             elif message["is"] == "exit":
                 self._take_exit(message["host"], message["code"])
         if self._keeper_inbox.is_closed:
@@ -205,8 +219,9 @@ class RunningCluster:
             self._set_outcome(HostOutcome(number, "killed", code=-int(signal.SIGKILL)))
 
     def _check_start(self) -> None:
-        missing = [number for number in range(len(self.roles)) if number not in self._started]
-        if time.monotonic() > self._deadline and missing and not self.outcomes:
+        absent = [outcome.host for outcome in self.outcomes if outcome.status == "missing"]
+        missing = [number for number in range(len(self.roles)) if number not in {*self._started, *absent}]
+        if time.monotonic() > self._deadline and missing and len(self.outcomes) == len(absent):
             names = ", ".join(self.name(number) for number in missing)
             self.end()
             raise Unavailable(
@@ -227,13 +242,13 @@ class RunningCluster:
 
     def cpu_seconds(self, host: int) -> float:
         """Processor time a host has used so far."""
-        pid = self._pids[host] if self._pids else 0
+        pid = self._pids.get(host, 0)
         return (system.cpu_seconds(pid) if pid else None) or 0.0
 
     def stacks(self) -> dict[int, str]:
         """The Python stack of every host that is still there, outermost call first, frames of gpudist removed."""
         with self._lock:
-            live = [number for number, pid in enumerate(self._pids) if pid and number in self._started]
+            live = [number for number, pid in self._pids.items() if pid and number in self._started]
             folders = {number: self.plan.directory / f"host-{number}" for number in live}
             before = {number: stacks.size(folder) for number, folder in folders.items()}
             with contextlib.suppress(OSError):
@@ -264,7 +279,7 @@ class RunningCluster:
 
     def _await_leave(self) -> None:
         deadline = time.monotonic() + self.plan.shutdown_timeout
-        while any(self._pids) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
+        while any(self._pids.values()) and not self._keeper_inbox.is_closed and time.monotonic() < deadline:
             self._pump(min(_SLICE, self.plan.shutdown_timeout))
 
     def _end_keeper(self) -> None:

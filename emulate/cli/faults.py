@@ -1,0 +1,21 @@
+"""`gpudist faults`: what can befall a host, and how it is written."""
+
+from __future__ import annotations
+
+from emulate.cli.command import exits_properly
+from emulate.faults import EXAMPLES as FAULTS
+from emulate.faults import KINDS, PHASES
+
+EXAMPLES = """Examples:
+
+gpudist faults"""
+
+
+@exits_properly
+def faults() -> int:
+    """What can befall a host (`--fault`) and how it is written."""
+    width = max(len(example) for example in FAULTS.values())
+    for kind, fault in KINDS.items():
+        print(f"{FAULTS[kind]:{width}}  {fault.meaning}")
+    print(f"\nphases of a step: {', '.join(PHASES)} (input unless told). Steps are counted from 1.")
+    return 0

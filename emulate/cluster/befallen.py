@@ -1,0 +1,51 @@
+"""Which faults of a plan came to pass, as the supervisor knows, and what it owes the hosts that they befell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from emulate.cluster.plan import ClusterPlan
+from emulate.faults import Fired, Link, Missing, Stop
+
+
+class Befallen:
+    """Of one life of a cluster.
+
+    Args:
+        plan: With its faults.
+
+    Attributes:
+        fired: What came to pass so far.
+    """
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self._plan = plan
+        self.fired: list[Fired] = []
+        self._stopped: dict[int, float] = {}  # until when
+
+    def take(self, host: int, event: Mapping[str, Any]) -> None:
+        """A host tells that a fault comes to pass."""
+        fired = Fired.of(event, self._plan.faults)
+        self.fired.append(fired)
+        if isinstance(fired.fault, Stop):
+            self._stopped[host] = float("inf") if fired.fault.seconds is None else time.monotonic() + fired.fault.seconds
+
+    def start(self) -> list[int]:
+        """The hosts were started; those that were not, because a fault kept them from it."""
+        to_come = self._plan.faults_to_come.items()
+        self.fired += [Fired(number, fault) for number, fault in to_come if isinstance(fault, (Link, Missing))]
+        return [fault.host for _, fault in to_come if isinstance(fault, Missing)]
+
+    @property
+    def stopped(self) -> list[int]:
+        """Hosts that are stopped now."""
+        return list(self._stopped)
+
+    def to_continue(self) -> list[int]:
+        """Hosts whose stop is over, each once."""
+        over = [host for host, until in self._stopped.items() if time.monotonic() >= until]
+        for host in over:
+            del self._stopped[host]
+        return over

@@ -1,0 +1,32 @@
+"""Which host's end says why a cluster failed: the first to raise is often one that lost a peer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from emulate.cluster.plan import HostOutcome
+
+PEER_IS_GONE = re.compile(
+    r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY|Connection refused"
+    r"|heartbeat|Broken pipe|UNAVAILABLE"
+)
+"""What TensorFlow says on a host whose peer left."""
+PEER_SECONDS = 1.0
+"""How long after such an error the peer's own end is waited for."""
+
+
+def has_failed(outcome: HostOutcome) -> bool:
+    """Whether this is no end that a program is to have."""
+    return outcome.status not in ("returned", "missing", "ended") and (outcome.status, outcome.code) != ("exited", 0)
+
+
+def follows_from_a_peer(outcome: HostOutcome) -> bool:
+    """Whether a host raised because another was gone: what that one did says more."""
+    return outcome.error is not None and bool(PEER_IS_GONE.search(outcome.error.traceback_text + outcome.error.message))
+
+
+def first_cause(outcomes: Sequence[HostOutcome]) -> HostOutcome | None:
+    """The failure that says most: a host that left, else an error that is not about a peer, else the first."""
+    failed = [outcome for outcome in outcomes if has_failed(outcome)]
+    return min(failed, key=follows_from_a_peer, default=None)

@@ -1,0 +1,51 @@
+"""What may befall a host (kill, stop, preempt, slow, disconnect, fill-disk, missing, late) or the links between them."""
+
+from emulate.faults.board import Board
+from emulate.faults.checks import check_fired, check_for, needs_links, never_fired
+from emulate.faults.fired import Fired
+from emulate.faults.hooks import install
+from emulate.faults.text import parse, parse_all
+from emulate.faults.triggers import HostFaults
+from emulate.faults.values import (
+    EXAMPLES,
+    KINDS,
+    PHASES,
+    AtStep,
+    Disconnect,
+    Fault,
+    FillDisk,
+    Kill,
+    Late,
+    Link,
+    Missing,
+    Preempt,
+    Slow,
+    Stop,
+)
+
+__all__ = [
+    "EXAMPLES",
+    "KINDS",
+    "PHASES",
+    "AtStep",
+    "Board",
+    "Disconnect",
+    "Fault",
+    "FillDisk",
+    "Fired",
+    "HostFaults",
+    "Kill",
+    "Late",
+    "Link",
+    "Missing",
+    "Preempt",
+    "Slow",
+    "Stop",
+    "check_fired",
+    "check_for",
+    "install",
+    "needs_links",
+    "never_fired",
+    "parse",
+    "parse_all",
+]

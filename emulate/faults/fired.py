@@ -1,0 +1,54 @@
+"""Faults that came to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emulate.faults.values import AtStep, Fault
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A fault that came to pass.
+
+    Attributes:
+        number: Its place in the list that the user gave.
+        fault: What it was.
+        step: In which step, counted from 1; None where it has none.
+    """
+
+    number: int
+    fault: Fault
+    step: int | None = None
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any], faults: Sequence[Fault]) -> Fired:
+        """From the event that a host sends."""
+        return cls(int(event["fault"]), faults[event["fault"]], event.get("step"))
+
+    @property
+    def host(self) -> int | None:
+        """The host that it befell; None for the links of all."""
+        return getattr(self.fault, "host", None)
+
+    def __str__(self) -> str:
+        how = _HOW.get(self.fault.kind, self.fault.kind)
+        who = "the links" if self.host is None else f"host {self.host}"
+        if not isinstance(self.fault, AtStep):
+            return f"{who} {how} (--fault {self.fault})"
+        return f"{who} {how} in step {self.step}, {self.fault.phase} (--fault {self.fault})"
+
+
+_HOW = {
+    "kill": "was killed",
+    "stop": "was stopped",
+    "preempt": "was told to leave",
+    "slow": "was slowed down",
+    "disconnect": "was disconnected",
+    "fill-disk": "had no room on its disk",
+    "missing": "never started",
+    "late": "started late",
+    "link": "were made slow or lossy",
+}

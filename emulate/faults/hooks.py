@@ -1,0 +1,258 @@
+"""Finds out in a host, by wrapping TensorFlow and Keras, when a step is in which phase; the program is not edited.
+
+Where a fault waits, a small Python call stands in the program's graph at its place: what comes after it waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from emulate.faults import upstream
+from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
+from emulate.imports import when_imported
+
+_SAVING, _ARRAYS = "gpudist_core.checkpoints.saving", "gpudist_core.checkpoints.arrays"
+
+
+def install(known: HostFaults, send: Send) -> None:
+    """Put the triggers of this host's faults in place, now or as soon as TensorFlow and Keras are imported.
+
+    Args:
+        known: What this host has to know.
+        send: Sends an event to the supervisor.
+    """
+    if not known.own and not known.announces:
+        return
+    hooks = _Hooks(Triggers(known, send))
+    when_imported("tensorflow", hooks.install_tensorflow)
+    for package in ("keras", "tf_keras"):
+        when_imported(package, functools.partial(hooks.wrap_optimizers, package))
+    if "checkpoint" in hooks.phases:
+        when_imported("keras", hooks.wrap_keras_savers)
+        when_imported(_SAVING, hooks.wrap_core_checkpoints)
+
+
+class _Hooks:
+    def __init__(self, triggers: Triggers) -> None:
+        self._triggers = triggers
+        self.phases = triggers.phases
+        self._counters: weakref.WeakKeyDictionary[Any, Counter] = weakref.WeakKeyDictionary()
+        self._sites: list[Site] = []
+        self._is_applying = False
+
+    def install_tensorflow(self) -> None:
+        self.wrap_optimizers("tensorflow")
+        if "input" in self.phases:
+            for cls in upstream.strategy_classes():
+                self._wrap_run(cls)
+        launcher = upstream.collective_launcher()
+        for method in ("all_reduce", "_all_gather"):
+            self._wrap_collective(launcher, method)
+        if "checkpoint" in self.phases:
+            self._wrap_merge()
+
+    # Where a step's data enters.
+
+    def _wrap_run(self, cls: Any) -> None:
+        original = cls.run
+        clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+        @functools.wraps(original)
+        def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+            if not upstream.is_function(fn):
+                return original(strategy, self._body(upstream.convert(fn), True), args, kwargs, options)
+            if fn not in clones:
+                clones[fn] = upstream.clone_function(fn, self._body(fn.python_function, False))
+            return original(strategy, clones[fn], args, kwargs, options)
+
+        cls.run = run
+
+    def _body(self, function: Callable[..., Any], is_converted: bool) -> Callable[..., Any]:
+        @upstream.do_not_convert
+        def body(*args: Any, **kwargs: Any) -> Any:
+            inner = function if is_converted else upstream.convert(function, enabled=True)
+            if not _is_first_replica():
+                return inner(*args, **kwargs)
+            return _after(self._triggers.input, lambda: inner(*args, **kwargs))
+
+        return body
+
+    # Where its gradients do.
+
+    def wrap_optimizers(self, package: str) -> None:
+        for cls, method in upstream.optimizers(package):
+            self._wrap_apply(cls, method)
+
+    def _wrap_apply(self, cls: Any, method: str) -> None:
+        original = getattr(cls, method)
+
+        @functools.wraps(original)
+        def apply(optimizer: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_applying or not _is_first_replica():
+                return original(optimizer, gradients, *args, **kwargs)
+            return self._apply(optimizer, list(gradients), lambda gated: original(optimizer, gated, *args, **kwargs))
+
+        setattr(cls, method, apply)
+
+    def _apply(self, optimizer: Any, gradients: list[Any], proceed: Callable[[list[Any]], Any]) -> Any:
+        counter = self._counter(optimizer)
+        gated = _gate(functools.partial(self._triggers.entering_apply, counter), gradients)
+        sites_before = len(self._sites)
+        self._is_applying = True
+        try:
+            result = proceed(gated)
+        finally:
+            self._is_applying = False
+        if len(self._sites) == sites_before and self._sites:  # it was given the sum
+            self._sites[-1].is_of_gradients = True
+        _call(functools.partial(self._triggers.applied, counter), _updated(gated, optimizer))
+        return result
+
+    def _counter(self, optimizer: Any) -> Counter:
+        import tensorflow as tf
+
+        if optimizer not in self._counters:
+            with tf.init_scope():
+                made = upstream.steps_made(optimizer)
+            self._counters[optimizer] = Counter(made or 0)
+        return self._counters[optimizer]
+
+    # Where they are summed.
+
+    def _wrap_collective(self, cls: Any, method: str) -> None:
+        original = getattr(cls, method)
+
+        @functools.wraps(original)
+        def collective(launcher: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            site = Site(is_inside=self._is_applying, is_of_gradients=self._is_applying)
+            self._sites.append(site)
+            [gated] = _gate(functools.partial(self._triggers.entering, site), [tensor])
+            [result] = _gate(functools.partial(self._triggers.leaving, site), [original(launcher, gated, *args, **kwargs)])
+            return result
+
+        setattr(cls, method, collective)
+
+    # Where a checkpoint is written.
+
+    def _wrap_merge(self) -> None:
+        module, name = upstream.merge_of_checkpoint()
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def merge(*args: Any, **kwargs: Any) -> Any:
+            return _after(self._triggers.writing, lambda: original(*args, **kwargs))
+
+        setattr(module, name, merge)
+
+    def wrap_keras_savers(self) -> None:
+        for cls, method in upstream.keras_savers():
+            self._wrap_saver(cls, method)
+
+    def _wrap_saver(self, cls: Any, method: str) -> None:
+        original = getattr(cls, method)
+
+        @functools.wraps(original)
+        def close(store: Any) -> Any:
+            if getattr(store, "mode", "w") != "r":
+                self._triggers.writing()
+            return original(store)
+
+        setattr(cls, method, close)
+
+    def wrap_core_checkpoints(self) -> None:
+        saving, data = sys.modules[_SAVING], sys.modules[_ARRAYS].DataFile
+        write_part, close = saving._write_part, data.close
+        writing: list[int] = []
+
+        @functools.wraps(write_part)
+        def note_step(snapshot: Any, path: Any, host: int) -> int:
+            writing[:] = [snapshot.step]
+            return int(write_part(snapshot, path, host))
+
+        @functools.wraps(close)
+        def close_half(file: Any) -> Any:
+            self._triggers.writing(writing[0] if writing else None)
+            return close(file)
+
+        saving._write_part = note_step  # type: ignore[attr-defined]
+        data.close = close_half
+
+
+def _is_first_replica() -> bool:
+    """Whether this is the first replica of this host, or no replica's code at all."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return True
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    try:
+        local = len(context.strategy.extended.worker_devices)
+    except (RuntimeError, AttributeError):  # the default strategy has no devices to count
+        local = 1
+    return number is None or int(number) % max(1, local) == 0
+
+
+def _call(act: Callable[[], None], after: Any = ()) -> Any:
+    """Call it now, or each time this place of the graph is reached once what is given is there; returns the operation."""
+    import numpy as np
+    import tensorflow as tf
+
+    def acted() -> Any:
+        act()
+        return np.int64(0)
+
+    if tf.executing_eagerly():
+        act()
+        return None
+    with upstream.device("CPU:0"), tf.control_dependencies(list(after)):
+        operation = tf.numpy_function(acted, [], tf.int64).op
+    upstream.run_independently(operation)
+    return operation
+
+
+def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
+    """What `build` makes, all of which waits for the call."""
+    import tensorflow as tf
+
+    operation = _call(act)
+    if operation is None:
+        return build()
+    with tf.control_dependencies([operation]):
+        return build()
+
+
+def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
+    """Tensors, or pairs of a gradient and its variable: whoever uses them waits for the call, made once all are there."""
+    import tensorflow as tf
+
+    gradients = [value[0] if isinstance(value, tuple) else value for value in values]
+    operation = _call(act, [t for t in tf.nest.flatten(gradients, expand_composites=True) if tf.is_tensor(t)])
+    if operation is None:
+        return values
+    with tf.control_dependencies([operation]):
+        passed = tf.nest.map_structure(_identity, gradients, expand_composites=True)
+    return [(new, *old[1:]) if isinstance(old, tuple) else new for new, old in zip(passed, values, strict=True)]
+
+
+def _identity(value: Any) -> Any:
+    import tensorflow as tf
+
+    if not tf.is_tensor(value):
+        return value
+    with upstream.device(value.device):
+        return tf.identity(value)
+
+
+def _updated(gradients: list[Any], optimizer: Any) -> list[Any]:
+    """What is there once an optimizer has changed its variables: one of them, read again, and the gradients."""
+    import tensorflow as tf
+
+    values = [value[0] if isinstance(value, tuple) else value for value in gradients]
+    variables = [value[1] for value in gradients if isinstance(value, tuple)] or getattr(optimizer, "_trainable_variables", [])
+    there = [t for t in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(t)]
+    return there + [tf.convert_to_tensor(variable) for variable in list(variables)[-1:]]

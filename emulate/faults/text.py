@@ -1,0 +1,107 @@
+"""Faults as text: `kill:host=1,step=5,phase=all-reduce`."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from emulate.errors import WrongUse
+from emulate.faults.values import EXAMPLES, KINDS, Fault
+
+
+def parse(text: str | Fault) -> Fault:
+    """The fault that a text names; a fault is itself.
+
+    Args:
+        text: `KIND:NAME=VALUE,NAME=VALUE`. Times are in seconds, or as `20ms`, `5s`, `1min`; a loss is `1%` or `0.01`.
+
+    Returns:
+        The fault.
+
+    Raises:
+        WrongUse: When it cannot be meant; the text says what to do.
+
+    Example:
+        >>> parse("kill:host=1,step=5,phase=all-reduce")
+        Kill(host=1, step=5, phase='all-reduce')
+        >>> str(parse("link:latency=20ms,loss=1%"))
+        'link:latency=0.02,loss=0.01'
+    """
+    if isinstance(text, Fault):
+        return text
+    name, _, rest = text.strip().partition(":")
+    if name not in KINDS:
+        raise WrongUse(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
+    kind = KINDS[name]
+    known = {field.name.replace("_", "-"): field for field in fields(kind)}
+    given = dict(_item(text, name, item, known) for item in rest.split(",") if item.strip())
+    lacking = [one.name for one in known.values() if one.default is MISSING and one.name not in given]
+    if lacking:
+        raise WrongUse(f"A fault must say its {lacking[0]}. Received: fault={text!r}. Write it as in {EXAMPLES[name]!r}.")
+    return kind(**given)
+
+
+def parse_all(faults: str | Fault | Iterable[str | Fault]) -> tuple[Fault, ...]:
+    """The faults that some texts name, one text or fault included."""
+    return tuple(parse(one) for one in ([faults] if isinstance(faults, (str, Fault)) else faults))
+
+
+def _item(text: str, kind: str, item: str, known: dict[str, Field[Any]]) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in item.partition("="))
+    if not equals or key not in known:
+        raise WrongUse(
+            f"A {kind} takes {', '.join(known)}. Received: fault={text!r}, {item.strip()!r} in it. {_near(key, known)}"
+        )
+    try:
+        return known[key].name, _READERS.get(key, str)(value)
+    except ValueError:
+        raise WrongUse(
+            f"A fault's {key} must be {_WANTED[key]}. Received: fault={text!r}, {item.strip()!r} in it. "
+            f"Write it as in {EXAMPLES[kind]!r}."
+        ) from None
+
+
+def seconds(text: str) -> float:
+    """A time: `20ms`, `5s`, `1min`, `1.5`; ValueError when it is none."""
+    for unit, size in (("ms", 1e-3), ("min", 60.0), ("s", 1.0)):
+        if text.endswith(unit):
+            return _finite(text[: -len(unit)]) * size
+    return _finite(text)
+
+
+def _part(text: str) -> float:
+    return _finite(text[:-1]) / 100 if text.endswith("%") else _finite(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_READERS: dict[str, Any] = {
+    "host": int,
+    "step": int,
+    "seconds": seconds,
+    "latency": seconds,
+    "factor": _finite,
+    "loss": _part,
+}
+_WANTED = {
+    "host": "a whole number",
+    "step": "a whole number",
+    "seconds": "a time",
+    "latency": "a time",
+    "factor": "a number",
+    "loss": "a percentage",
+}
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, 1)
+    return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(names)}."

@@ -1,0 +1,169 @@
+"""In a host: knows in which step and phase it is, and lets its faults come to pass there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.faults.actions import Slowness, befall
+from emulate.faults.board import Board
+from emulate.faults.values import AtStep, Fault, Slow
+
+PEER_SECONDS = 60.0
+"""How long a host waits, at the door of an all-reduce, for a peer that it leaves waiting inside."""
+_A_MOMENT = 0.05  # from a peer's announcement to its operation's start
+_POLL = 0.002
+
+Send = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class HostFaults:
+    """What a host needs to know of the faults of its cluster.
+
+    Attributes:
+        host: Its number.
+        faults: Those still to come, by their place in the list that the user gave.
+        board: Shared with the other hosts.
+    """
+
+    host: int
+    faults: Mapping[int, Fault]
+    board: Board
+
+    @property
+    def own(self) -> dict[int, AtStep]:
+        """Those that befall this host in a step."""
+        return {k: fault for k, fault in self.faults.items() if isinstance(fault, AtStep) and fault.host == self.host}
+
+    @property
+    def announces(self) -> bool:
+        """Whether somebody waits for this host to enter an all-reduce."""
+        others = (one for one in self.faults.values() if isinstance(one, AtStep) and one.host != self.host)
+        return any(one.phase == "all-reduce" for one in others)
+
+
+@dataclass
+class Site:
+    """One place in the program's graphs, or one moment of its eager code, where a collective starts.
+
+    Attributes:
+        is_inside: Whether an optimizer's apply starts it.
+        is_of_gradients: Whether it sums the gradients of a step, as far as is known.
+    """
+
+    is_inside: bool
+    is_of_gradients: bool
+
+
+@dataclass
+class Counter:
+    """The steps of one optimizer.
+
+    Attributes:
+        made: Those whose gradients were there, with those of the run that it was restored from.
+    """
+
+    made: int = 0
+
+
+@dataclass
+class Triggers:
+    """Counts steps and lets faults come to pass.
+
+    Attributes:
+        known: What this host has to know.
+        send: Tells the supervisor.
+    """
+
+    known: HostFaults
+    send: Send
+    _pending: dict[int, AtStep] = field(init=False)
+    _slow: dict[int, Slowness] = field(init=False)
+    _made: int = field(default=0, init=False)
+    _step: int = field(default=0, init=False)
+    _told: set[int] = field(default_factory=set, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self._pending = dict(self.known.own)
+        self._slow = {k: Slowness(fault) for k, fault in self._pending.items() if isinstance(fault, Slow)}
+
+    @property
+    def phases(self) -> set[str]:
+        """Phases in which something may come to pass here."""
+        return {fault.phase for fault in self.known.own.values()}
+
+    def input(self) -> None:
+        """The data of the next step is about to reach a replica."""
+        self._arrive("input", self._made + 1)
+
+    def entering_apply(self, counter: Counter) -> None:
+        """The gradients are there and an optimizer is about to take them."""
+        counter.made += 1
+        self._step = counter.made
+        self._made = max(self._made, counter.made)
+        for phase in ("input", "before-all-reduce"):
+            self._arrive(phase, self._step)
+
+    def entering(self, site: Site) -> None:
+        """A collective is about to start."""
+        if not site.is_of_gradients:
+            return
+        step = self._step_at(site)
+        self._arrive("before-all-reduce", step)
+        self.known.board.enter(self.known.host, step)
+        if self._is_due("all-reduce", step):
+            self._await_peer(step)
+            self._arrive("all-reduce", step)
+
+    def leaving(self, site: Site) -> None:
+        """A collective is complete on this host."""
+        if site.is_of_gradients:
+            self._arrive("after-all-reduce", self._step_at(site))
+
+    def applied(self, counter: Counter) -> None:
+        """The weights are new. Where nothing was summed between replicas, what waits for that comes to pass now."""
+        for phase in ("all-reduce", "after-all-reduce"):
+            self._arrive(phase, counter.made)
+
+    def writing(self, step: int | None = None) -> None:
+        """Half of a checkpoint is written, of that step or of the last one."""
+        self._arrive("checkpoint", self._made if step is None else step)
+
+    def _step_at(self, site: Site) -> int:
+        return self._step if site.is_inside else self._made + 1
+
+    def _is_due(self, phase: str, step: int) -> bool:
+        return any(fault.phase == phase and step >= fault.step for fault in list(self._pending.values()))
+
+    def _await_peer(self, step: int) -> None:
+        deadline = time.monotonic() + PEER_SECONDS
+        while not self.known.board.has_peer_entered(self.known.host, step) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        time.sleep(_A_MOMENT)
+
+    def _arrive(self, phase: str, step: int) -> None:
+        for number, fault in list(self._pending.items()):
+            if fault.phase != phase or step < fault.step:
+                continue
+            if number in self._slow:
+                self._tell_once(number, fault, step)
+                self._slow[number].slow_down(step)
+            elif self._tell_once(number, fault, step):
+                befall(fault, self.known.host, self.known.board)
+                self._pending.pop(number, None)
+
+    def _tell_once(self, number: int, fault: AtStep, step: int) -> bool:
+        """Whether it is now that it comes to pass."""
+        with self._lock:
+            if number in self._told:
+                return False
+            self._told.add(number)
+        self.send(
+            {"event": "fired", "fault": number, "text": str(fault), "host": fault.host, "step": step, "phase": fault.phase}
+        )
+        return True

@@ -1,0 +1,224 @@
+"""Faults as values: what befalls which host, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from emulate.errors import WrongUse
+
+PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
+"""Where in a step: before its data reaches the replicas; its gradients are there and not sent; a peer has sent its own and
+waits; the sum has arrived and is not applied; while the first checkpoint after it is being written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What all faults have in common; `str` gives the text that `parse` reads.
+
+    Faults with a step come to pass once, in the first step from that one on that reaches their phase. Steps are counted
+    from 1, as `Checkpoints` counts them, and go on counting where a program restored its optimizer.
+    """
+
+    kind: ClassVar[str] = ""
+    meaning: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
+        return f"{self.kind}:" + ",".join(f"{name}={_short(value)}" for name, value in given)
+
+    def _must(self, holds: bool, rule: str) -> None:
+        if not holds:
+            raise WrongUse(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
+
+
+def _short(value: object) -> str:
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnHost(Fault):
+    """A fault of one host.
+
+    Attributes:
+        host: Its number.
+    """
+
+    host: int
+
+    def __post_init__(self) -> None:
+        self._must(self.host >= 0, "Hosts are counted from 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtStep(OnHost):
+    """A fault of one host in one step.
+
+    Attributes:
+        step: Counted from 1.
+        phase: One of `PHASES`.
+    """
+
+    step: int = 1
+    phase: str = "input"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must(self.step >= 1, "Steps are counted from 1")
+        self._must(self.phase in PHASES, f"A phase must be one of {', '.join(PHASES)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kill(AtStep):
+    """The host's process is killed (SIGKILL), as a machine that loses power."""
+
+    kind = "kill"
+    meaning = "its process is killed (SIGKILL)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(AtStep):
+    """The host's process is stopped (SIGSTOP), as a machine that is frozen.
+
+    Attributes:
+        seconds: Until it goes on; None for never.
+    """
+
+    seconds: float | None = None
+    kind = "stop"
+    meaning = "its process is stopped (SIGSTOP), for `seconds` or for ever"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must(self.seconds is None or self.seconds > 0, "A stop must take some seconds, or be for ever")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preempt(AtStep):
+    """The host is told to leave (SIGTERM), as schedulers do, and killed when it is still there after a while.
+
+    Attributes:
+        seconds: Until it is killed.
+    """
+
+    seconds: float = 30.0
+    kind = "preempt"
+    meaning = "it is told to leave (SIGTERM), and killed `seconds` later (30)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must(self.seconds > 0, "A host that is told to leave must have some seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(AtStep):
+    """The host is slow from a step on.
+
+    Attributes:
+        seconds: By how much each step takes longer.
+        factor: Or how many times as long it takes.
+    """
+
+    seconds: float | None = None
+    factor: float | None = None
+    kind = "slow"
+    meaning = "from that step on each takes `seconds` longer, or `factor` times as long"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must((self.seconds is None) != (self.factor is None), "A slow host needs seconds or a factor, one of them")
+        self._must(self.seconds is None or self.seconds > 0, "A slow host must take some seconds longer")
+        self._must(self.factor is None or self.factor > 1, "A slow host must take more than 1 time as long")
+        self._must(self.phase != "checkpoint", "A slow host is slow in a phase of every step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disconnect(AtStep):
+    """The host's link goes down: nothing it sends arrives, nothing reaches it, and nobody is told.
+
+    Attributes:
+        seconds: Until the link is up again; None for never.
+    """
+
+    seconds: float | None = None
+    kind = "disconnect"
+    meaning = "its link goes down, for `seconds` or for ever"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must(self.seconds is None or self.seconds > 0, "A disconnection must take some seconds, or be for ever")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FillDisk(AtStep):
+    """The host's disk is full: a file that it makes, or makes longer in place, gets `No space left on device`.
+
+    Files that are open already can still be written at their end; whatever can be read can still be read.
+    """
+
+    kind = "fill-disk"
+    meaning = "what it writes gets `No space left on device`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing(OnHost):
+    """The host never starts."""
+
+    kind = "missing"
+    meaning = "it never starts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late(OnHost):
+    """The host starts its program later than the others.
+
+    Attributes:
+        seconds: By how much.
+    """
+
+    seconds: float
+    kind = "late"
+    meaning = "it starts its program `seconds` after the others"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._must(self.seconds > 0, "A host that is late must be late by some seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link(Fault):
+    """The links between the hosts are slow or lossy, from the start on.
+
+    Attributes:
+        host: The one whose link it is; None for every host's.
+        latency: Seconds that what a host sends is under way.
+        loss: The part of its packets that get lost, from 0 to below 1.
+    """
+
+    host: int | None = None
+    latency: float = 0.0
+    loss: float = 0.0
+    kind = "link"
+    meaning = "what hosts (or one `host`) send is `latency` under way, a part `loss` of it gets lost"
+
+    def __post_init__(self) -> None:
+        self._must(self.host is None or self.host >= 0, "Hosts are counted from 0")
+        self._must(self.latency >= 0, "A latency must not be negative")
+        self._must(0 <= self.loss < 1, "A loss must be from 0% to below 100%")
+        self._must(bool(self.latency or self.loss), "A link must have a latency or a loss")
+
+
+KINDS: dict[str, type[Fault]] = {
+    one.kind: one for one in (Kill, Stop, Preempt, Slow, Disconnect, FillDisk, Missing, Late, Link)
+}
+EXAMPLES = {
+    "kill": "kill:host=1,step=5,phase=all-reduce",
+    "stop": "stop:host=1,step=5,seconds=3",
+    "preempt": "preempt:host=0,step=5",
+    "slow": "slow:host=1,step=2,factor=3",
+    "disconnect": "disconnect:host=1,step=5,seconds=3",
+    "fill-disk": "fill-disk:host=0,step=5",
+    "missing": "missing:host=1",
+    "late": "late:host=1,seconds=5",
+    "link": "link:latency=20ms,loss=1%",
+}
