@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Hashable
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model.model import DistributedModel
-from gpudist_core.upstream import batch_norm, models, trainer
+from gpudist_core.upstream import batch_norm, classes, models, trainer
 
 DRAWS = ("replica", "row")
 Model = TypeVar("Model")
@@ -40,19 +38,10 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
     models.check_strategy(models.strategy_of(model))
     trainer.install()
-    if not isinstance(model, DistributedModel):
-        model.__class__ = _distributed_class(cast(Hashable, type(model)))
+    classes.mix_in(model, DistributedModel)
     object.__setattr__(model, "_gpudist_draws", draws)
     if synchronize_batch_norm:
         batch_norm.synchronize(model)
     if model.compiled:
         model._gpudist_exact()
     return model
-
-
-@functools.cache
-def _distributed_class(cls: Any) -> Any:
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    made = type(cls.__name__, (DistributedModel, cls), names)
-    trainer.register(made, cls)
-    return made

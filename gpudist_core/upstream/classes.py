@@ -24,6 +24,17 @@ def mix_in(thing: Any, mixin: type) -> Any:
     if not issubclass(cls, mixin):
         if (mixin, cls) not in _made:
             names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            _made[mixin, cls] = type(cls.__name__, (mixin, cls), names)
+            _made[mixin, cls] = _saved_as(cls, type(cls.__name__, (mixin, cls), names))
         thing.__class__ = _made[mixin, cls]
     return thing
+
+
+def _saved_as(cls: type, made: type) -> type:
+    """Let objects of a class be saved under the name of another: Keras's own, or that a user registered."""
+    from keras.src import api_export
+    from keras.src.saving import object_registration
+
+    for names in (api_export.REGISTERED_OBJS_TO_NAMES, object_registration.GLOBAL_CUSTOM_NAMES):
+        if cls in names:
+            names[made] = names[cls]
+    return made

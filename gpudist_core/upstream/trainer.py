@@ -294,14 +294,6 @@ def in_this_thread(callbacks: Any) -> None:
     callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
 
-def register(made: Any, cls: Any) -> None:
-    """Save objects of a class made from another under the other's name, where it was registered."""
-    from keras.src.saving import object_registration
-
-    if cls in object_registration.GLOBAL_CUSTOM_NAMES:
-        object_registration.GLOBAL_CUSTOM_NAMES[made] = object_registration.GLOBAL_CUSTOM_NAMES[cls]
-
-
 def data_adapter(**data: Any) -> Any:
     """Keras's own reader of whatever `fit` takes.
 
