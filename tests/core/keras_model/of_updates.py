@@ -50,7 +50,7 @@ def own_losses(run: Run) -> dict[str, Any]:
     import keras
 
     def regularised() -> Any:
-        return keras.layers.Dense(16, kernel_regularizer="l2", activity_regularizer="l2")
+        return keras.layers.Dense(16, kernel_regularizer="l2", activity_regularizer="l2", kernel_constraint="max_norm")
 
     x, y = digits(76)
     return run.fit(run.sequential(regularised, keras.layers.BatchNormalization, hidden), x, y)

@@ -1,0 +1,264 @@
+"""Each private name of Keras and TensorFlow that gpudist_core uses is there and means what it did; a failure names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.core.conftest import OnHosts
+
+
+def trainer() -> dict[str, bool]:
+    import contextlib
+    import inspect
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import trainer
+    from keras.src.losses import loss
+    from keras.src.metrics.reduction_metrics import Mean
+    from keras.src.trainers import compile_utils, data_adapters
+    from keras.src.utils import rng_utils
+
+    from gpudist_core.upstream import trainer as ours
+
+    x, y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    before = ours.needs_build(model)
+    ours.build(model, (tf.TensorSpec((2, 2)), tf.TensorSpec((2, 1))))
+    keras.utils.set_random_seed(5)
+
+    given: list[set[str]] = []
+
+    class Epochs:
+        """What keras_model/epochs.py is to Keras's loops."""
+
+        num_batches = 2
+
+        def __init__(self, **arguments: Any) -> None:
+            given.append(set(arguments))
+
+        def reset(self) -> None:
+            pass
+
+        def __iter__(self) -> Any:
+            batches = iter([(x[:2], y[:2]), (x[2:], y[2:])])
+            yield from ((step, step, batches) for step in range(2))
+
+        def catch_stop_iteration(self) -> Any:
+            return contextlib.nullcontext()
+
+    trainer.TFEpochIterator, original = Epochs, trainer.TFEpochIterator
+    steps = len(model.fit(x, y, batch_size=2, verbose=0, validation_data=(x, y), epochs=3).epoch)
+    trainer.TFEpochIterator = original
+    adapter = data_adapters.get_data_adapter(x=x, y=y, sample_weight=None, batch_size=2, shuffle=False, class_weight=None)
+    callbacks = keras.callbacks.CallbackList([], model=model)
+    arguments = {"x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "distribute_strategy"}
+    sources = [inspect.getsource(one) for one in (trainer, compile_utils)]
+    return {
+        "trainer.TFEpochIterator": [arguments <= one for one in given] == [True, True] and "class_weight" in given[0],
+        "what fit does with a TFEpochIterator": (steps, int(model.optimizer.iterations)) == (3, 6),
+        "TensorFlowTrainer.train_step": ours.is_default(keras.Model, "train_step"),
+        "TensorFlowTrainer.test_step": ours.is_default(keras.Model, "test_step"),
+        "TensorFlowTrainer._maybe_symbolic_build": list(inspect.signature(model._maybe_symbolic_build).parameters)
+        == ["iterator", "data_batch"],
+        "Trainer._compute_loss": "training" in inspect.signature(model._compute_loss).parameters,
+        "Trainer._symbolic_build": "data_batch" in inspect.signature(model._symbolic_build).parameters,
+        "Trainer._loss_tracker": isinstance(model._loss_tracker, keras.metrics.Mean),
+        "Trainer._compile_metrics, _compile_loss": before and not ours.needs_build(model),
+        "Model._call_has_training_arg": model._call_has_training_arg in {True, False},
+        "Layer._flatten_layers": model.layers[0] in model._flatten_layers(),
+        "CompileMetrics.metrics": [metric.name for metric in ours.metrics_of(model)] == ["loss", "mae"],
+        "loss.reduce_weighted_values": "reduce_weighted_values(" in inspect.getsource(loss.Loss.__call__),
+        "loss.unscale_loss_for_distribution": all("loss_module.unscale_loss_for_distribution(" in text for text in sources),
+        "loss.scale_loss_for_distribution": "scale_loss_for_distribution(" in inspect.getsource(loss.reduce_values)
+        or "loss_module.scale_loss_for_distribution(" in sources[0],
+        "loss.squeeze_or_expand_to_same_rank": callable(loss.squeeze_or_expand_to_same_rank),
+        "loss.standardize_reduction": loss.standardize_reduction("sum") == "sum",
+        "Mean.update_state": list(inspect.signature(Mean.update_state).parameters) == ["self", "values", "sample_weight"],
+        "ArrayDataAdapter._inputs, _batch_size": ours.arrays_of(adapter) is not None and ours.arrays_of(adapter)[1] == 2,
+        "CallbackList._async_train, _async_test, _async_predict": {"_async_train", "_async_test", "_async_predict"}
+        <= set(vars(callbacks)),
+        "rng_utils.get_random_seed": rng_utils.get_random_seed() == ours.seed() == 5,
+    }
+
+
+def models() -> dict[str, bool]:
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.upstream import classes, run_state
+    from gpudist_core.upstream import losses as ours
+    from gpudist_core.upstream import models as our_models
+
+    where = tf.distribute.OneDeviceStrategy("CPU:0")
+    with where.scope():
+        inside = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    outside = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+    class Mixin:
+        pass
+
+    @keras.saving.register_keras_serializable("own")
+    class Own(keras.layers.Dense):
+        pass
+
+    own = keras.saving.serialize_keras_object(classes.mix_in(Own(2), Mixin))
+
+    layer = classes.mix_in(keras.layers.Dense(2, name="kept"), Mixin)
+    kept = keras.saving.serialize_keras_object(layer)
+    masked = keras.layers.Embedding(3, 2, mask_zero=True)(tf.constant([[1, 0]]))
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    return {
+        "Model._distribute_strategy": inside._distribute_strategy is where and outside._distribute_strategy is None,
+        "Variable.value": our_models.strategy_of(inside) is where,
+        "LossScaleOptimizer.inner_optimizer": isinstance(scaling.inner_optimizer, keras.optimizers.SGD),
+        "Optimizer.loss_scale_factor": hasattr(keras.optimizers.SGD(), "loss_scale_factor"),
+        "backend.get_keras_mask": tf.reduce_all(ours.mask_of(masked) == [[True, False]]).numpy(),
+        "api_export.REGISTERED_OBJS_TO_NAMES": (kept["module"], kept["class_name"]) == ("keras.layers", "Dense"),
+        "object_registration.GLOBAL_CUSTOM_NAMES": own["registered_name"] == "own>Own",
+        "Layer._flatten_layers": len(run_state.flat_layers(inside)) >= 2,
+    }
+
+
+def layers() -> dict[str, bool]:
+    import inspect
+
+    import keras
+    import tensorflow as tf
+    from keras.src import backend
+    from keras.src.backend.tensorflow import random
+
+    from gpudist_core.upstream import randomness
+
+    class Adding(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    layer = Adding()
+    layer(tf.ones([2]))
+    lists = [list(layer._losses), layer._get_own_losses()]
+    layer._clear_losses()
+    drawn: list[str] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        original = getattr(random, name)
+
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            drawn.append(name)
+            return original(*args, **kwargs)
+
+        return draw
+
+    for name in (*randomness.SHAPED, "dropout", "_cast_seed"):
+        setattr(random, name, watched(name))
+    keras.layers.Dropout(0.5, seed=1)(tf.ones([2, 2]), training=True)
+    keras.layers.GaussianNoise(0.5, seed=1)(tf.ones([2, 2]), training=True)
+    keras.random.uniform([2], seed=1)
+    keras.random.truncated_normal([2], seed=1)
+    keras.random.randint([2], 0, 3, seed=1)
+    inner = keras.layers.BatchNormalization()
+    inner.build((None, 2))
+    return {
+        "Layer._losses, _get_own_losses, _clear_losses": [len(one) for one in lists] == [1, 1] and not layer._losses,
+        "Layer._layers": isinstance(layer._layers, list),
+        "backend.in_stateless_scope": backend.in_stateless_scope() is False,
+        "keras.src.backend.tensorflow.random": {*randomness.SHAPED, "dropout", "_cast_seed"} <= set(drawn),
+        "random.dropout": list(inspect.signature(inspect.unwrap(keras.random.dropout)).parameters)[:4]
+        == ["inputs", "rate", "noise_shape", "seed"],
+        "BatchNormalization._moments": list(inspect.signature(inner._moments).parameters) == ["inputs", "mask"],
+        "BatchNormalization._reduction_axes": inner._reduction_axes == [0],
+    }
+
+
+def optimizers() -> dict[str, bool]:
+    import inspect
+
+    import keras
+
+    variable = keras.Variable([1.0])
+    adam = keras.optimizers.Adam(use_ema=True, clipnorm=1.0)
+    adam.build([variable])
+    apply = inspect.getsource(keras.optimizers.Adam._backend_apply_gradients)
+    names = ("_apply_weight_decay", "_backend_update_step", "_update_model_variables_moving_average", "_clip_gradients")
+    return {
+        **{f"Optimizer.{name}": hasattr(adam, name) for name in names},
+        "Optimizer._backend_apply_gradients": "_backend_update_step" in apply,
+        "Optimizer._trainable_variables": adam._trainable_variables == [variable],
+        "Optimizer._get_variable_index": adam._get_variable_index(variable) == 0,
+        "Optimizer._model_variables_moving_average": len(adam._model_variables_moving_average) == 1,
+        "Optimizer._iterations": adam._iterations is not None,
+        "Optimizer._distribution_strategy": hasattr(adam, "_distribution_strategy"),
+        "Optimizer._all_reduce_sum_gradients": hasattr(adam, "_all_reduce_sum_gradients"),
+        "LossScaleOptimizer._tf_apply": list(inspect.signature(keras.optimizers.LossScaleOptimizer._tf_apply).parameters)
+        == ["self", "grads", "trainable_variables"],
+    }
+
+
+def tensorflow() -> dict[str, bool]:
+    import tensorflow as tf
+
+    from gpudist_core.upstream import datasets, static
+
+    where = tf.distribute.OneDeviceStrategy("CPU:0")
+    with where.scope():
+        plain = static.plain_variable(lambda: tf.ones([2]), device="/CPU:0", name="plain")
+        with static.unmirrored(tf.distribute.MirroredStrategy(["CPU:0"]), lambda: tf.ones([2])):
+            pass
+    inside: list[bool] = []
+
+    def note(value: Any) -> Any:
+        inside.append(static.is_in_dataset_function())
+        return tf.cast(value, tf.bool)
+
+    rows = tf.data.Dataset.range(3)
+    for made in (rows.map(note), rows.filter(note), rows.interleave(lambda value: rows.map(note))):
+        assert made is not None
+    in_datasets = list(inside)
+    tf.function(note)(tf.constant(1))
+    in_graph = inside[len(in_datasets) :]
+    return {
+        "variables.default_variable_creator_v2": isinstance(plain, tf.Variable) and not hasattr(plain, "distribute_strategy"),
+        "the names of datasets' graphs": len(in_datasets) >= 3 and all(in_datasets) and in_graph == [False],
+        "pywrap_tfe.TFE_ContextListDevices": static.memory_limits() == {},
+        "_ShuffleDataset._seed, _seed2": datasets.shuffles_that_vary(rows.shuffle(3)) == ["unseeded"],
+        "_ShuffleDataset._reshuffle_each_iteration": [
+            datasets.shuffles_that_vary(rows.shuffle(3, seed=1, reshuffle_each_iteration=again)) for again in (True, False)
+        ]
+        == [["reshuffled"], []],
+        "Dataset._inputs": datasets.shuffles_that_vary(rows.concatenate(rows.shuffle(3)).map(note)) == ["unseeded"],
+    }
+
+
+def mirrored() -> dict[str, bool]:
+    import tensorflow as tf
+
+    from gpudist_core.upstream import static
+
+    where = tf.distribute.MirroredStrategy()
+    made: list[int] = []
+
+    def value() -> Any:
+        made.append(len(made))
+        return tf.fill([2], float(len(made)))
+
+    with where.scope(), static.unmirrored(where, value):
+        variable = tf.Variable(lambda: tf.zeros([2]))
+    copies = [copy.numpy().tolist() for copy in where.experimental_local_results(variable)]
+    return {"distribute_utils.create_mirrored_variable": copies == [[1.0, 1.0], [2.0, 2.0]]}
+
+
+NAMES: dict[str, Callable[[], dict[str, bool]]] = {
+    one.__name__: one for one in (trainer, models, layers, optimizers, tensorflow, mirrored)
+}
+
+
+@pytest.mark.parametrize("group", NAMES)
+def test_names_are_there(on_hosts: OnHosts, group: str) -> None:
+    (found,) = on_hosts("1x2", NAMES[group])
+    assert [name for name, there in found.items() if not there] == []
