@@ -15,7 +15,7 @@ from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
 from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, REASON, TOPOLOGY, VERDICT
-from emulate.pytest_plugin.marks import NAME, Wanted, topology_of, wanted_by
+from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
 from emulate.pytest_plugin.reports import error_report, finished, skipped_report
@@ -92,7 +92,7 @@ class Controller:
         topology = topology_of(item)
         if topology is not None:
             item.user_properties.append((TOPOLOGY, str(topology)))
-        elif item.get_closest_marker(NAME) is not None:
+        elif item.get_closest_marker(NAME) is not None and not is_of_framework(item):
             pytest.fail(
                 f"A mark {NAME} stands on a test function, a class or a module. Received: one on {item.nodeid}, where pytest "
                 "does not look for it before it makes tests (in pytest.param(marks=...), say). "
@@ -110,7 +110,7 @@ class Controller:
         except Unavailable as error:
             return skipped_report(item, started, str(error), self._properties(topology, NO_DEVICE, "skipped", str(error)))
         except GpudistError as error:
-            return error_report(item, started, str(error), self._properties(topology, NO_DEVICE, "error"))
+            return error_report(item, started, str(error), [(TOPOLOGY, str(topology)), (VERDICT, "error")])
 
     def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
         if "gpudist" in getattr(item, "fixturenames", ()):
@@ -128,20 +128,20 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
     ) -> list[pytest.TestReport]:
         from emulate.pytest_plugin.host import run_test
-        from emulate.pytest_plugin.watch import Watch
+        from emulate.pytest_plugin.watch import START_SECONDS, Watch
 
         plan = self._plan(item, nextitem, topology, wanted)
         deadline = wanted.deadline or self.settings.deadline
         with self.clusters.lease(topology) as lease:
-            watch = Watch(self._config, lease, item)
-            results = lease.run(run_test, plan, timeout=deadline, on_event=watch.take)
+            watch = Watch(self._config, lease, item, deadline)
+            results = lease.run(run_test, plan, timeout=deadline + START_SECONDS, on_event=watch.take)
             self._last.pop(topology, None)
             if not lease.is_broken:
                 self._last[topology] = item  # its hosts stay, with what is set up there
             trainers = [
                 host for host, role in enumerate(lease.roles) if role != "ps" and not (topology.num_ps and role == "worker")
             ]
-            runs = [HostRun(host, lease.names[host], watch.received[host].reports, results[host]) for host in trainers]
+            runs = [watch.run_of(host, results[host]) for host in trainers]
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
         reports = merge(item, runs, deadline)
@@ -253,7 +253,7 @@ class Controller:
 
         for topology, item in self._last.items():
             with contextlib.suppress(GpudistError), self.clusters.lease(topology) as lease:
-                watch = Watch(self._config, lease, item)
+                watch = Watch(self._config, lease, item, _FINISH_SECONDS)
                 lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
                 for report in watch.late_reports(everything=True):
                     item.ihook.pytest_runtest_logreport(report=report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import logging
 import random
@@ -20,7 +21,7 @@ from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.keys import EMULATED, HOST
 from emulate.pytest_plugin.meeting import HostCluster
-from emulate.pytest_plugin.wire import OUTPUT, Ended, SessionPlan, TestPlan, dump_report, dump_warning
+from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, Ended, SessionPlan, TestPlan, dump_report, dump_warning
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -78,7 +79,8 @@ class Host:
         self._changed = False
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
-        self._config = upstream.make_config(_options(plan, folder, name), list(plan.args))
+        self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
+        self._config = upstream.make_config(_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         self._config.stash[HOST] = self
         self._config.pluginmanager.register(_Ears(self), "gpudist-host")
@@ -98,12 +100,14 @@ class Host:
     def run(self, plan: TestPlan) -> Ended:
         """Run a test."""
         self._plan = plan
+        self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
         self._cluster = HostCluster(self._context, plan.shared)
         try:
             if plan.wants_strategy and self._context.topology.has_several_hosts:
                 _start_server()  # before the test's module makes a tensor
             item = self._item(plan.path, plan.nodeid)
             self._tear_down_before(item)
+            self.send({"event": READY})
             _seed(plan.seed)
             item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             self._last = item
@@ -150,8 +154,9 @@ class Host:
             return None
         if plan.next_path is None or plan.next_nodeid is None:
             return _Following(item.listchain()[:-1])
-        if plan.next_path in self._nodes:
-            return self._item(plan.next_path, plan.next_nodeid)
+        for known in self._nodes.get(plan.next_path, []):
+            if known.nodeid == plan.next_nodeid:
+                return known
         return _Following(self._collectors[plan.next_path].listchain())
 
     def finish(self) -> None:
@@ -188,7 +193,15 @@ class Host:
         """The devices that a program sees on this host."""
         import tensorflow as tf
 
-        return list(tf.config.list_logical_devices("GPU"))
+        # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
+        for kind in ("GPU", "CPU"):
+            call = pytest.CallInfo.from_call(
+                functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception
+            )
+            own = [one for one in call.result or [] if _is_on(one.name, self._context.host)]
+            if own:
+                return own
+        return []
 
     def shared_folder(self) -> Path:
         """A folder that all hosts of this test share."""
@@ -307,7 +320,13 @@ def _quietly() -> Iterator[None]:
         logger.removeFilter(expected)
 
 
+def _is_on(device: str, host: int) -> bool:
+    """Whether a device is of this host: TensorFlow lists those of a whole cluster of workers."""
+    return "/task:" not in device or f"/task:{host}/" in device
+
+
 def _refuse_debugger(*args: Any, **kwargs: Any) -> None:
+    __tracebackhide__ = True
     raise WrongUse(
         "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
         'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '

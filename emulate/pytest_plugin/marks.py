@@ -106,6 +106,11 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         )
 
 
+def is_of_framework(item: pytest.Item) -> bool:
+    """Whether a test is one that TensorFlow's own classes bring along (`test_session`, which skips itself)."""
+    return str(getattr(getattr(item, "obj", None), "__module__", "")).startswith("tensorflow.")
+
+
 def topology_of(item: pytest.Item) -> Topology | None:
     """The topology that a test was generated for."""
     callspec = getattr(item, "callspec", None)

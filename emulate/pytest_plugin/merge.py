@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from emulate.pool import HostResult
 
 _MACHINERY = re.compile(r'  File "[^"]*/(_pytest|pluggy|unittest)/')
+_CHATTER = re.compile(r"I\d{4} \d\d:\d\d:\d|/job:\w+/replica:\d+/task:\d+$|WARNING: All log messages before absl")
 _PHASES = ("setup", "call", "teardown")
 _WORDS = {"setup": "setting the test up", "call": "running the test", "teardown": "tearing the test down"}
 
@@ -29,12 +30,14 @@ class HostRun:
         name: What messages call it.
         reports: What its pytest reported.
         result: How its job ended.
+        captured: For a host that was not done: what its pytest had captured of the phase it was in.
     """
 
     host: int
     name: str
     reports: list[pytest.TestReport]
     result: HostResult
+    captured: list[tuple[str, str]] = field(default_factory=list)
 
     def report(self, phase: str) -> pytest.TestReport | None:
         """What it reported of a phase."""
@@ -49,6 +52,12 @@ class HostRun:
     def is_passed(self) -> bool:
         """Whether nothing went wrong here."""
         return self.result.status == "returned" and all(one.passed for one in self.reports)
+
+    @property
+    def is_cause(self) -> bool:
+        """Whether something happened here for which the other hosts were ended."""
+        raised = any(one.failed or (one.skipped and hasattr(one, "wasxfail")) for one in self.reports)
+        return raised or (self.unfinished is not None and self.result.status != "ended")
 
     @property
     def unfinished(self) -> str | None:
@@ -85,26 +94,33 @@ class _Merger:
         self._runs = runs
         self._deadline = deadline
         self._has_failed = False
+        self._has_cause = any(run.is_cause for run in runs)
+        self._told: list[HostRun] = []
 
     def phase(self, phase: str) -> pytest.TestReport:
         """The report of one phase."""
         reports = [(run, report) for run in self._runs if (report := run.report(phase)) is not None]
         merged = self._whole(phase, [report for _, report in reports])
-        broken = [] if self._has_failed else [run for run in self._runs if run.unfinished == phase]
         failing = [run for run, report in reports if report.failed]
-        if any(run.result.status == "ended" for run in broken) and not failing:
-            broken = self._excused(broken, reports)
+        broken = [] if self._has_failed else [run for run in self._runs if run.unfinished == phase]
+        if self._has_cause:  # what was ended because of another host has done nothing
+            broken = [run for run in broken if run.result.status != "ended"]
         if failing or broken:
             self._fail(merged, phase, failing, broken)
         elif reports:
             self._agree(merged, phase, reports)
-        merged.sections = _shared_sections(reports, len(self._runs))
+        merged.sections = _shared_sections(self._sections(phase, reports), len(self._runs))
         return merged
 
-    def _excused(self, broken: list[HostRun], reports: list[tuple[HostRun, pytest.TestReport]]) -> list[HostRun]:
-        """A host that waited for one that raised as expected (xfail) has done nothing else."""
-        expected = [report for _, report in reports if report.skipped and hasattr(report, "wasxfail")]
-        return [run for run in broken if not (expected and run.result.status == "ended")]
+    def _sections(self, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> list[tuple[str, str, str]]:
+        """What each host wrote: its name, the title and the text."""
+        found = [(run.name, title, text) for run, report in reports for title, text in report.sections]
+        if self._has_failed:
+            for run in self._runs:
+                if run.unfinished is not None and run not in self._told:
+                    self._told.append(run)
+                    found += [(run.name, f"{title} {run.unfinished}", text) for title, text in run.captured]
+        return found
 
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
         """The phase as a passed one, as long as its slowest host took."""
@@ -160,7 +176,7 @@ class _Merger:
         """Hosts with the same failure together: those that left by themselves first, else who failed first."""
         left = [run for run in broken if run.result.status not in ("ended", "timeout")]
         late = [run for run in broken if run.result.status == "timeout"]
-        ended = [run for run in broken if run.result.status == "ended"] if not failing and not left and not late else []
+        ended = [run for run in broken if run.result.status == "ended"]
         order = [*left, *sorted(failing, key=lambda run: run.stop_of(phase)), *late, *ended]
         found: dict[str, tuple[list[str], Any, str]] = {}
         for run in order:
@@ -185,7 +201,8 @@ class _Merger:
             text = f"The host did not finish {while_} within {self._deadline:g} s; it was in\n{_stack(run)}"
         else:
             text = f"The host was ended while {while_}, because another one had failed; it was in\n{_stack(run)}"
-        return text + (f"\nIts last output:\n{_tail(run.result.output)}" if run.result.output.strip() else "")
+        said = _tail(run.result.output)
+        return text + (f"\nIts last output:\n{said}" if said else "")
 
     def _rest(self, phase: str, involved: list[str]) -> str:
         """What the hosts did that had no part in it."""
@@ -259,15 +276,16 @@ def _stack(run: HostRun) -> str:
 
 
 def _tail(output: str) -> str:
-    return "\n".join(output.rstrip().splitlines()[-20:])
+    """The end of what a host wrote beside pytest, without TensorFlow's reports that all is well."""
+    lines = [line for line in output.rstrip().splitlines() if line.strip() and not _CHATTER.match(line)]
+    return "\n".join(lines[-20:])
 
 
-def _shared_sections(reports: list[tuple[HostRun, pytest.TestReport]], number: int) -> list[tuple[str, str]]:
+def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[tuple[str, str]]:
     """What hosts wrote, the same text once."""
     found: dict[tuple[str, str], list[str]] = {}
-    for run, report in reports:
-        for title, text in report.sections:
-            found.setdefault((title, text), []).append(run.name)
+    for name, title, text in written:
+        found.setdefault((title, text), []).append(name)
     if number == 1:
         return list(found)
     return [(f"{title} on {_names(names, number)}", text) for (title, text), names in found.items()]

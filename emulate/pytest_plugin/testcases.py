@@ -10,7 +10,7 @@ import pytest
 from emulate.errors import WrongUse
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.keys import HOST
-from emulate.pytest_plugin.marks import NAME, Wanted, wanted_by
+from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, wanted_by
 from emulate.topology import Topology
 
 
@@ -31,12 +31,10 @@ def multiply(collector: pytest.Collector, report: pytest.CollectReport) -> None:
 
 def _per_topology(test: Any) -> list[Any]:
     wanted = wanted_by(test)
-    if wanted is None:
+    if wanted is None or is_of_framework(test):
         return [test]
     return [
-        _class().from_parent(
-            test.parent, name=f"{test.name}[{topology}]", originalname=test.name, topology=topology, wanted=wanted
-        )
+        _class().from_parent(test.parent, name=f"{test.name}[{topology}]", method=test.name, topology=topology, wanted=wanted)
         for topology in wanted.topologies
     ]
 
@@ -58,13 +56,18 @@ def _class() -> Any:
     class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
         """A test of unittest on one topology, which the test finds in `self.topology`, on hosts with `self.strategy`."""
 
-        def __init__(self, *, topology: Topology, wanted: Wanted, **more: Any) -> None:
+        def __init__(self, *, method: str, topology: Topology, wanted: Wanted, **more: Any) -> None:
+            self._method = method
             super().__init__(**more)
+            self.originalname = method
             self.gpudist_topology = topology
             self._wanted = wanted
 
         def _getinstance(self) -> Any:
-            return self.parent.obj(self.originalname)
+            return self.parent.obj(self._method)
+
+        def _getobj(self) -> Any:
+            return getattr(self.instance, self._method)
 
         def setup(self) -> None:
             super().setup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +11,31 @@ from typing import Any
 import pytest
 
 
-def make_config(options: dict[str, Any], args: list[str]) -> pytest.Config:
-    """A config for a process that another pytest directs, as pytest-xdist makes one for its workers."""
+def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Path]) -> pytest.Config:
+    """A config for a process that another pytest directs, as pytest-xdist makes one for its workers.
+
+    Args:
+        options: The values of all options.
+        args: What is to be collected.
+        captured: The files for captured stdout and stderr: what a process said that was killed can be read there.
+    """
+    capture: Any = importlib.import_module("_pytest.capture")
     from _pytest.assertion.rewrite import AssertionRewritingHook
     from _pytest.config import Config
 
     # A host is forked from a process that has imported this package, which holds no assertions to rewrite.
     AssertionRewritingHook._warn_already_imported = lambda self, name: None  # type: ignore[method-assign]
-    return Config.fromdictargs(options, args)
+    paths, real = iter(captured), capture.TemporaryFile
+
+    def named_file(*args: Any, **kwargs: Any) -> Any:
+        path = next(paths, None)
+        return real(*args, **kwargs) if path is None else path.open("w+b", buffering=0)
+
+    capture.TemporaryFile = named_file
+    try:
+        return Config.fromdictargs(options, args)
+    finally:
+        capture.TemporaryFile = real
 
 
 def start_session(config: pytest.Config) -> pytest.Session:

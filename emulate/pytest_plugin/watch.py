@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.pytest_plugin.wire import OUTPUT, REPORT, WARNING, Received, load_report, load_warning
+from emulate.pytest_plugin.merge import HostRun
+from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, REPORT, WARNING, Received, load_report, load_warning
 
 if TYPE_CHECKING:
-    from emulate.pool import Lease
+    from emulate.pool import HostResult, Lease
+
+
+START_SECONDS = 60.0
+"""What hosts get besides to start pytest and to import the test's module."""
 
 
 class Watch:
@@ -20,19 +26,23 @@ class Watch:
         config: Pytest's.
         lease: The hosts.
         item: The test.
+        deadline: The seconds it has once all hosts are ready for it.
 
     Attributes:
         received: What each host said.
     """
 
-    def __init__(self, config: pytest.Config, lease: Lease, item: pytest.Item) -> None:
+    def __init__(self, config: pytest.Config, lease: Lease, item: pytest.Item, deadline: float) -> None:
+        self._deadline = deadline
         self._config = config
         self._lease = lease
         self._item = item
         self._warnings: set[str] = set()
+        self._num_hosts = 1 if lease.topology.num_ps else len(lease.names)
         self._reset()
 
     def _reset(self) -> None:
+        self._ready: set[int] = set()
         self.received = [Received() for _ in self._lease.names]
 
     def take(self, host: int, event: dict[str, Any]) -> None:
@@ -44,8 +54,17 @@ class Watch:
             self._take_report(host, load_report(self._config, event))
         elif kind == WARNING:
             self._take_warning(event)
+        elif kind == CAPTURED:
+            self.received[host].captured = [Path(path) for path in event["paths"]]
+        elif kind == READY:
+            self._take_ready(host)
         elif kind == OUTPUT:
             self._show(host, event["text"])
+
+    def _take_ready(self, host: int) -> None:
+        """The time of a test counts from when every host that runs it has started pytest and found it."""
+        self._ready.add(host)
+        self._lease.allow(self._deadline if len(self._ready) == self._num_hosts else self._deadline + START_SECONDS)
 
     def _take_report(self, host: int, report: pytest.TestReport) -> None:
         if report.nodeid != self._nodeid:
@@ -72,6 +91,18 @@ class Watch:
         """Output of a host while it runs, for `-s`."""
         print("".join(f"[{self._lease.names[host]}] {line}\n" for line in text.splitlines()), end="", flush=True)
 
+    def run_of(self, host: int, result: HostResult) -> HostRun:
+        """How the test went on one host."""
+        return HostRun(host, self._lease.names[host], self.received[host].reports, result, self._captured(host, result))
+
+    def _captured(self, host: int, result: HostResult) -> list[tuple[str, str]]:
+        """What a host that was not done had written in its last phase, as sections of a report."""
+        if result.status == "returned":
+            return []
+        names = [f"Captured {path.suffix.removeprefix('.')}" for path in self.received[host].captured]
+        texts = [_read(path) for path in self.received[host].captured]
+        return [(name, text) for name, text in zip(names, texts, strict=True) if text]
+
     def late_reports(self, *, everything: bool = False) -> list[pytest.TestReport]:
         """What went wrong when earlier tests were torn down, each once."""
         found: dict[str, pytest.TestReport] = {}
@@ -82,3 +113,10 @@ class Watch:
                     report.location = (*report.location[:2], f"{report.location[2]} on {name}")
                     found[key] = report
         return list(found.values())
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not every way of capturing has files
+        return ""

@@ -16,6 +16,8 @@ import pytest
 REPORT = "gpudist-report"
 WARNING = "gpudist-warning"
 OUTPUT = "gpudist-output"
+CAPTURED = "gpudist-captured"
+READY = "gpudist-ready"
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ class Received:
     Attributes:
         reports: The reports of the test, in order.
         late: Reports of an earlier test, torn down now.
+        captured: The files with what the host's pytest has captured of its present phase.
     """
 
     reports: list[pytest.TestReport] = field(default_factory=list)
     late: list[pytest.TestReport] = field(default_factory=list)
+    captured: list[Path] = field(default_factory=list)
 
 
 def dump_report(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
