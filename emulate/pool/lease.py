@@ -108,6 +108,11 @@ class Lease:
         if self._round is not None:
             self._round.hurry()
 
+    def allow(self, seconds: float) -> None:
+        """To be called from `on_event`: the job has so many seconds from now on, whatever its `timeout` was."""
+        if self._round is not None:
+            self._round.allow(seconds)
+
     def _healthy(self, bare: bool) -> WarmCluster:
         """The leased cluster, or another one where that is broken."""
         if self._cluster is None:

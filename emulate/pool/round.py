@@ -58,6 +58,10 @@ class Round:
         self._cluster.reject("a job was cut short because one host was done for")
         self._shorten(self._grace if grace is None else min(grace, self._grace))
 
+    def allow(self, seconds: float) -> None:
+        """The time of the job ends so many seconds from now."""
+        self._deadline = time.monotonic() + seconds
+
     def _shorten(self, grace: float) -> None:
         self._cut = min(self._cut, time.monotonic() + grace)
 

@@ -42,9 +42,8 @@ def begin_job() -> None:
     """From here on nothing has run yet, as far as the next job can see."""
     _configured.clear()
     if is_up():
-        current = context()
-        _servers[:] = [current._collective_ops_server_def]
-        current._initialized, current._collective_ops_server_def = False, None
+        # The servers of the cluster stay: they hold this host's port, and who finds them need not wait for peers.
+        context()._initialized = False
 
 
 def end_job() -> None:
@@ -52,8 +51,6 @@ def end_job() -> None:
     if is_up():
         current = context()
         current._initialized = True
-        if current._collective_ops_server_def is None and _servers:
-            current._collective_ops_server_def = _servers[0]
         if current._collective_ops_server_def is None:  # on one host, collectives are configured by each strategy anew
             for name in _COLLECTIVES:
                 setattr(current, name, None)
@@ -73,7 +70,6 @@ def unlike_a_fresh_one(has_several_hosts: bool) -> str:
 
 
 _configured: set[str] = set()  # what the job has configured
-_servers: list[Any] = []  # those of the cluster, that an earlier job started
 
 
 def watch(needs_fresh: NeedsFresh) -> None:
