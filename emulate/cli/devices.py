@@ -1,53 +1,72 @@
-"""`gpudist devices`: what this machine has, and what can be emulated on it."""
+"""`gpudist devices`: what this machine has, and what can run on it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from emulate.cli.command import exits_properly
-from emulate.report import Page, width_of
+from emulate.report import Page, check_writable, width_of, write_object
 
-EXAMPLES = """Example:
+EXAMPLES = """Examples:
 
-gpudist devices"""
+gpudist devices
+
+gpudist devices --json machine.json"""
 
 
 @exits_properly
-def devices() -> int:
-    """What this machine has, and what can be emulated on it."""
+def devices(
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write it to this file.")] = None,
+) -> int:
+    """What this machine has: GPUs and the topologies that run on them, what can be emulated, and what is isolated."""
+    from emulate.cluster import describe_isolation
     from emulate.devices import describe_machine
 
+    if json is not None:
+        check_writable(json)
+    about = {**describe_machine(), **describe_isolation()}
     page = Page(width_of(sys.stdout))
-    _add(page, describe_machine(), 0)
+    _add(page, about, 0)
     page.print()
+    if json is not None:
+        write_object(about, json)
     return 0
 
 
 def _add(page: Page, about: Mapping[str, Any], indent: int) -> None:
     column = indent + max((len(_label(key)) for key in about), default=0) + 2
     for key, value in about.items():
-        label = _label(key)
-        if isinstance(value, Mapping) and "available" in value and "why" in value:
-            page.labelled(label, "yes" if value["available"] else f"no: {value['why']}", indent, column, label_style="bold")
-        elif isinstance(value, Mapping) and str(key).endswith("_bytes"):
-            sizes = ", ".join(f"{int(size) / 2**30:.1f} GiB {name}" for name, size in value.items())
-            page.labelled(label, sizes, indent, column, label_style="bold")
-        elif isinstance(value, Mapping):
-            page.line(" " * indent, (label, "bold"))
-            _add(page, value, indent + 2)
+        text, below = _split(key, value)
+        if text:
+            page.labelled(_label(key), text, indent, column, label_style="bold")
         else:
-            page.labelled(label, _text(value), indent, column, label_style="bold")
+            page.line(" " * indent, (_label(key), "bold"))
+        _add(page, below, indent + 2)
 
 
-def _label(key: object) -> str:
-    return str(key).removesuffix("_bytes").replace("_", " ")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_text(item) for item in value) or "none"
+def _split(key: str, value: Any) -> tuple[str, Mapping[str, Any]]:
+    """What stands beside a label, and what stands below it."""
+    if isinstance(value, Mapping) and key.endswith("_bytes"):
+        return ", ".join(f"{int(size) / 2**30:.1f} GiB {name}" for name, size in value.items()), {}
+    if isinstance(value, Mapping) and "available" in value:
+        more = {name: part for name, part in value.items() if name not in ("available", "why")}
+        return "yes" if value["available"] else f"no: {value['why']}", more
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
-    return "unknown" if value is None else str(value)
+        return ("", value) if value else ("none", {})
+    if isinstance(value, (list, tuple)):
+        numbered = {str(number): _in_one_line(part) for number, part in enumerate(value) if isinstance(part, Mapping)}
+        return ("", numbered) if numbered else (", ".join(map(str, value)) or "none", {})
+    return "unknown" if value is None else str(value), {}
+
+
+def _in_one_line(about: Mapping[str, Any]) -> str:
+    return ", ".join(f"{_label(key)} {_split(key, value)[0]}" for key, value in about.items())
+
+
+def _label(key: str) -> str:
+    return key.removesuffix("_bytes").replace("_", " ")

@@ -17,7 +17,6 @@ import typer
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network
-from emulate.devices import choose_device
 from emulate.errors import WrongUse
 from emulate.faults import Fault, check_fired, check_for, parse_all
 from emulate.program import Program, own_traceback
@@ -54,7 +53,11 @@ def run(
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     shape = options.topologies([topology])[0]
     found = Program.find(options.program_target(program, module), program_args(context))
+    from emulate.devices import choose_device
+
     choice = choose_device(device.value, [shape])
+    if choice.why:
+        complain(choice.why)
     faults = parse_all(fault)
     check_for(faults, shape)
     launch = partial(_launch, partial(_entry, found), shape, choice.kind, all_reduce.value, network.value, faults)

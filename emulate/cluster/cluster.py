@@ -87,7 +87,7 @@ class Cluster:
         self._owns_preload = preload is None
         self._preload: Preload | None = preload or Preload(environment=self._early())
         self.fired: list[Fired] = []
-        self.notes: list[str] = [choice.why] if choice.why and choice.kind == "gpu" else []
+        self.notes: list[str] = [choice.why] if choice.why else []
 
     def _early(self) -> dict[str, str]:
         return {name: value for name, value in self._environment.items() if is_read_at_import(name)}

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from emulate.cluster import system
 from emulate.cluster.views import Views
@@ -28,6 +29,13 @@ class Capability:
     flags: int | None
     network: str = ""
     overlay: str = ""
+
+
+_UNPROTECTED = (
+    "Each port is held from when it is chosen until the run ends, so that runs do not collide. Nothing else protects it: a "
+    "TensorFlow server listens on all interfaces and authenticates nobody, so for as long as a run lasts whoever reaches this "
+    "machine can execute operations, and read and write files, as its user."
+)
 
 
 @dataclass
@@ -102,12 +110,31 @@ def _use_overlay(flags: int) -> None:
     (place / "lower" / "file").touch()
 
 
-def isolate(capability: Capability, *, network: bool, folders: tuple[Path, ...], directory: Path) -> Isolation:
+def describe_isolation() -> dict[str, dict[str, Any]]:
+    """What this system lets clusters isolate, and what protects the ports of their hosts.
+
+    Returns:
+        For `own_network` and `copy_on_write`: `available` and, where not, `why`; for `own_network` also `ports`.
+
+    Example:
+        >>> sorted(describe_isolation())
+        ['copy_on_write', 'own_network']
+    """
+    found = find_capability()
+    inside = "The ports of several hosts are in a network of their own, which nobody reaches from outside."
+    ports = _UNPROTECTED if found.network else inside
+    return {
+        "own_network": {"available": not found.network, "why": found.network or None, "ports": ports},
+        "copy_on_write": {"available": not found.overlay, "why": found.overlay or None},
+    }
+
+
+def isolate(capability: Capability, *, network: str | None, folders: tuple[Path, ...], directory: Path) -> Isolation:
     """Isolate this process and those it forks from now on; it must have one thread.
 
     Args:
         capability: What the system allows.
-        network: Whether a network of its own is wanted.
+        network: `own` or `host`, as it is wanted for several hosts; None for one, which needs none.
         folders: Folders that get a copy-on-write view.
         directory: The run's folder, which stays real wherever it lies.
 
@@ -117,11 +144,10 @@ def isolate(capability: Capability, *, network: bool, folders: tuple[Path, ...],
     Raises:
         Unavailable: When a folder is too large for the working copy that has to take a view's place.
     """
-    isolation = Isolation(own_network=network and capability.flags is not None and not capability.network)
+    isolation = Isolation(own_network=network == "own" and capability.flags is not None and not capability.network)
     if network and not isolation.own_network:
-        isolation.notes.append(
-            f"The hosts share this machine's network: the system refuses them one of their own ({capability.network})."
-        )
+        why = "it was asked for" if network == "host" else f"the system refuses them one of their own ({capability.network})"
+        isolation.notes.append(f"The hosts share this machine's network: {why}. {_UNPROTECTED}")
     overlay = bool(folders) and capability.flags is not None and not capability.overlay
     flags = (system.CLONE_NEWNET if isolation.own_network else 0) | (system.CLONE_NEWNS if overlay else 0)
     if flags:

@@ -50,8 +50,10 @@ def host_name(roles: Sequence[str], host: int) -> str:
 def hold_ports(count: int) -> list[socket.socket]:
     """Reserve free ports of this machine for as long as the sockets stay open.
 
-    A socket that is bound but does not listen keeps others away from its port, while TensorFlow's server, which
-    sets SO_REUSEADDR as this does, still gets it: nobody can take it between being chosen and being used.
+    A socket that is bound but does not listen keeps its port from being chosen for anybody else (`bind` to port 0, the near
+    end of a connection, another call of this) and from being bound as sockets are bound by default, while TensorFlow's server,
+    which sets SO_REUSEADDR as this does, still gets it. Somebody who names the very port and sets SO_REUSEADDR gets it too;
+    the server then says that the address is in use.
     """
     held = []
     for _ in range(count):

@@ -33,7 +33,7 @@ class DeviceChoice:
 
     Attributes:
         kind: `cpu` or `gpu`.
-        why: Why `auto` chose it; empty where it was asked for.
+        why: Why `auto` chose it; empty where it was asked for, and where there was nothing to choose.
         lacking: Why a topology cannot be had, for each of which that is so, while others can.
     """
 
@@ -99,7 +99,9 @@ def decide(
     blind = _why_blind(inventory, ask) if inventory.gpus else inventory.why
     if device == "auto":
         why = blind or _why_too_few(inventory, topologies)
-        return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}.") if why else _on_gpus(inventory)
+        if why:
+            return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}." if inventory.gpus else "")
+        return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {len(inventory.gpus)}.")
     if blind:
         numbers = ", ".join(f"{topology} ({_count(topology.num_replicas, 'device')})" for topology in topologies)
         raise Unavailable(
@@ -110,10 +112,6 @@ def decide(
     if len(lacking) == len(topologies):
         raise Unavailable(next(iter(lacking.values())))
     return DeviceChoice("gpu", lacking=lacking)
-
-
-def _on_gpus(inventory: Inventory) -> DeviceChoice:
-    return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {len(inventory.gpus)}.")
 
 
 def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:

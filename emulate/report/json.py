@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from emulate.errors import WrongUse
 
@@ -42,7 +43,12 @@ def check_writable(path: Path) -> None:
 
 def write_json(verdict: Verdict, path: Path) -> None:
     """Write the verdict; a reader of the file sees all of it or nothing."""
-    text = json.dumps(verdict.to_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    write_object(verdict.to_json(), path)
+
+
+def write_object(content: Mapping[str, Any], path: Path) -> None:
+    """Write one JSON object, as a verdict is written."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
     if _is_special(path):
         path.write_text(text, encoding="utf-8")
         return

@@ -107,7 +107,7 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(fitting)
-        notes += [*([choice.why] if choice.why and choice.kind == "gpu" else []), *_meetings(runner.meetings())]
+        notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))

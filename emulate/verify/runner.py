@@ -77,6 +77,7 @@ class Runner:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._written: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
         self._preload = Preload() if preload is None else preload
         self._own = self._preload if preload is None else None
         self._fresh: Preload | None = None
@@ -114,6 +115,11 @@ class Runner:
         """Paths that more than one run wrote and each could see."""
         with self._lock:
             return sorted(path for path, runs in self._written.items() if runs > 1)
+
+    def notes(self) -> list[str]:
+        """What the user should know of this machine: isolation that was refused, GPUs that were shared; each once."""
+        with self._lock:
+            return list(self._notes)
 
     def start_unprobed(self, label: str, topology: Topology, seconds: float) -> Future[RunResult]:
         """Run the program as it is, nothing recorded, for at most so many seconds."""
@@ -183,6 +189,8 @@ class Runner:
         with preload.launch(plan) as cluster:
             watch = Watch(cluster, result, plan.directory, self._stopping, self._progress)
             watch.follow(seconds)
+        with self._lock:
+            self._notes.update(dict.fromkeys(cluster.notes))
         return watch
 
     def _use_fresh(self) -> None:

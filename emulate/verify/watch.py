@@ -113,7 +113,6 @@ class Watch:
     def _note_ends(self) -> None:
         """How each host ended; the first that raised, or left with an error, is the run's failure."""
         result = self._result
-        result.notes += [note for note in self._cluster.notes if note not in result.notes]
         for outcome in self._cluster.outcomes:
             result.statuses[outcome.host], result.codes[outcome.host] = outcome.status, outcome.code
         ended = [outcome for outcome in self._cluster.outcomes if outcome.host not in self._reached]

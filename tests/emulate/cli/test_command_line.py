@@ -93,7 +93,7 @@ def test_the_contracts_options_are_offered_and_what_does_not_work_yet_is_not():
     )
     assert all(f"--{option}" in wide for option in offered)
     assert "--html" not in wide
-    assert "gpu|" not in wide
+    assert "cpu|gpu|auto" in wide
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed():
@@ -217,7 +217,7 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
     [
         (("train.py", "--epochs", "2"), "No such option: --epochs. Options and arguments of the program itself go after '--'."),
         (("train.py", "other.py"), "One PROGRAM can be given. Received: 'other.py' besides it."),
-        (("train.py", "--device", "gpu"), "'gpu' is not one of 'cpu', 'auto'"),
+        (("train.py", "--device", "tpu"), "'tpu' is not one of 'cpu', 'gpu', 'auto'"),
         (("train.py", "--html", "v.html"), "No such option: --html"),
     ],
 )
@@ -275,30 +275,47 @@ def test_an_unknown_cause_offers_the_near_one():
     assert "CODE must be the code of a cause. Received: CODE 'lossscaling'. Did you mean 'loss-scaling'?" in done.stderr
 
 
-def test_the_machine_is_described_in_words(monkeypatch):
+def test_the_machine_is_described_in_words_and_in_json(monkeypatch, tmp_path):
     about = {
         "cpus": 2,
         "memory_bytes": {"total": 8 * 2**30, "available": 3 * 2**29},
         "tensorflow": None,
-        "gpus": [],
+        "gpus": {
+            "driver": "570.1",
+            "found": [{"name": "H100", "memory_bytes": {"total": 2**30, "free": 2**29}, "compute_capability": "9.0"}],
+            "topologies": {"one_gpu_each": ["1x1"], "slices": {"1x2": "0.2 GiB each"}, "too_large": []},
+        },
         "emulation": {"devices_per_host": 256, "hosts": 9},
-        "own_network": {"available": True, "why": None},
+    }
+    isolation = {
+        "own_network": {"available": True, "why": None, "ports": "nobody reaches them"},
         "copy_on_write": {"available": False, "why": "the system refuses it"},
     }
     monkeypatch.setattr(emulate.devices, "describe_machine", lambda: about)
-    done = gpudist("devices")
+    monkeypatch.setattr(emulate.cluster, "describe_isolation", lambda: isolation)
+    done = gpudist("devices", "--json", str(tmp_path / "machine.json"))
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "cpus           2",
         "memory         8.0 GiB total, 1.5 GiB available",
         "tensorflow     unknown",
-        "gpus           none",
+        "gpus",
+        "  driver      570.1",
+        "  found",
+        "    0  name H100, memory 1.0 GiB total, 0.5 GiB free, compute capability 9.0",
+        "  topologies",
+        "    one gpu each  1x1",
+        "    slices",
+        "      1x2  0.2 GiB each",
+        "    too large     none",
         "emulation",
         "  devices per host  256",
         "  hosts             9",
         "own network    yes",
+        "  ports  nobody reaches them",
         "copy on write  no: the system refuses it",
     ]
+    assert json.loads((tmp_path / "machine.json").read_text()) == {**about, **isolation}
 
 
 def test_main_returns_the_exit_code(folder, capsys):

@@ -75,7 +75,7 @@ def test_auto_without_gpus_asks_nobody() -> None:
     def never() -> dict[str, Any]:
         raise AssertionError("it takes seconds")
 
-    assert decide("auto", [FOUR], NONE, never).kind == "cpu"
+    assert decide("auto", [FOUR], NONE, never) == DeviceChoice("cpu")
 
 
 def test_auto_passes_over_gpus_that_tensorflow_does_not_see_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""What this machine has is said without importing TensorFlow here, and what it refuses is said with the reason."""
+"""What this machine has is said without importing TensorFlow here, and what cannot run on it is said with the reason."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
-from emulate.devices import machine
+from emulate.devices import Inventory, choice
+from emulate.devices.machine import describe_gpus
 from emulate.topology import MAX_HOSTS
+from tests.emulate.devices.made_gpus import gpus
 
 
 def test_the_machine_is_described_without_importing_tensorflow_here() -> None:
@@ -24,24 +26,30 @@ def test_the_machine_is_described_without_importing_tensorflow_here() -> None:
     assert about["cpus"] >= 1
     assert 0 < about["memory_bytes"]["available"] <= about["memory_bytes"]["total"]
     assert 1 <= about["emulation"]["hosts"] <= MAX_HOSTS
-    for name in ("own_network", "copy_on_write"):
-        assert about[name]["available"] is (about[name]["why"] is None)
-
-
-def test_a_check_that_fails_says_why() -> None:
-    def refuse() -> None:
-        raise OSError("the system refuses it")
-
-    assert machine._availability(refuse) == {"available": False, "why": "the system refuses it"}
-    assert machine._availability(lambda: None) == {"available": True, "why": None}
+    assert ("found" in about["gpus"]) != ("why" in about["gpus"])
 
 
 def test_tensorflow_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_ASK_TENSORFLOW", "raise ImportError('no tensorflow here')")
-    answer = machine._ask_tensorflow()
+    monkeypatch.setattr(choice, "_ASK_TENSORFLOW", "raise ImportError('no tensorflow here')")
+    answer = choice._ask.__wrapped__(None)
     assert answer == {"tensorflow": None, "gpus": [], "tensorflow_error": "ImportError: no tensorflow here"}
 
 
-def test_other_systems_than_linux_are_said_to_lack_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert "needs Linux namespaces" in machine._availability(lambda: None)["why"]
+def test_without_gpus_the_reason_is_said() -> None:
+    assert describe_gpus(Inventory(why="no driver"), 0) == {"available": False, "why": "no driver"}
+
+
+def test_of_each_topology_it_is_said_whether_it_runs_on_whole_gpus_or_slices() -> None:
+    about = describe_gpus(gpus(2, free=8_000), 2)
+    assert about["driver"] == "570.1"
+    assert about["seen_by_tensorflow"] == 2
+    assert [one["name"] for one in about["found"]] == ["H100", "H100"]
+    assert about["topologies"]["one_gpu_each"] == ["1x1", "1x2", "2x1"]
+    assert about["topologies"]["slices"]["2x2"] == "3.4 GiB each"
+    assert about["nccl"] == "sums on 1x2, 2x1; slices of a GPU are summed without it"
+
+
+def test_what_is_too_large_for_the_gpus_is_said() -> None:
+    about = describe_gpus(gpus(1, free=3_000), 1)
+    assert about["topologies"]["too_large"] == ["1x8", "2x4", "4x1", "4x2", "8x1"]
+    assert about["nccl"] == "refuses slices of one GPU"
