@@ -1,7 +1,7 @@
 """BatchNormalization of Keras 3 with the moments of the global batch.
 
-Keras 3.15 uses each replica's own rows, or with `synchronized=True` the plain mean of the replicas' moments
-(`nn.moments(synchronized=True)`): wrong where replicas have unequally many rows, NaN where one has none, none with a mask.
+Keras 3.15 uses each replica's own rows. With `synchronized=True` the variance is a difference of two sums, which has few digits
+where the mean is large (TensorFlow's `_compute_moments_sync`), in three collectives; with a mask it takes its own rows.
 """
 
 from __future__ import annotations

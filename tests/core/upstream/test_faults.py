@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.core.conftest import OnHosts
 
 
@@ -64,3 +66,94 @@ def test_what_is_worked_round_is_still_so(on_hosts: OnHosts) -> None:
     assert all(found["optimizer"])
     assert found["loss scale"]
     assert found["moments"] == ["self", "inputs", "mask"]
+
+
+def _faults_of_layers() -> dict[str, Any]:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    where = tf.distribute.MirroredStrategy()
+
+    class Adding(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    with where.scope():
+        adding = Adding()
+        plain, masked = (keras.layers.BatchNormalization(synchronized=True, momentum=0.0) for _ in range(2))
+        plain.build((None, 1))
+        masked.build((None, 2, 1))
+        scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=1.0)
+        kernel = keras.Variable([0.0])
+        scaling.build([kernel])
+
+    def on_both(function: Any) -> list[float]:
+        values = where.experimental_local_results(tf.function(lambda: where.run(function), autograph=False)())
+        return [float(np.asarray(value).reshape(())) for value in values]
+
+    def replica() -> Any:
+        return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+
+    def added() -> Any:
+        adding(tf.fill([1], 1.0 + replica()))
+        tf.distribute.get_replica_context().all_reduce("SUM", 1.0)
+        return tf.add_n(adding.losses)
+
+    def variance() -> Any:
+        plain(tf.fill([2, 1], 4096.0 + replica() / 4), training=True)
+        return tf.convert_to_tensor(plain.moving_variance)
+
+    def masked_variance() -> Any:
+        masked(tf.fill([1, 2, 1], replica()), mask=tf.constant([[True, False]]), training=True)
+        return tf.convert_to_tensor(masked.moving_variance)
+
+    def scaled() -> Any:
+        scaling.apply([tf.where(replica() == 1, [float("nan")], [1.0])], [kernel])
+        return tf.convert_to_tensor(kernel)
+
+    return {function.__name__: on_both(function) for function in (added, variance, masked_variance, scaled)}
+
+
+def test_what_is_worked_round_in_layers_and_loss_scales_is_still_so(on_hosts: OnHosts) -> None:
+    (found,) = on_hosts("1x2", _faults_of_layers)
+    assert found["added"] != [1.0, 2.0], "Each replica has its own losses of layers: upstream/added_losses.py"
+    assert abs(found["variance"][0] - 1 / 64) > 0.01, "Keras's synchronized variance has its digits: upstream/batch_norm.py"
+    assert found["masked_variance"] != pytest.approx([0.25, 0.25]), "Keras synchronizes masked moments: upstream/batch_norm.py"
+    assert found["scaled"] != [0.0, 0.0], "All replicas skip what is not finite on one: upstream/optimizers.py"
+
+
+def _faults_of_fit() -> dict[str, str]:
+    import os
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    hosts = "TF_CONFIG" in os.environ
+    where = tf.distribute.MultiWorkerMirroredStrategy() if hosts else tf.distribute.MirroredStrategy()
+
+    def fit(rows: int, **options: Any) -> str:
+        with where.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+        try:
+            model.fit(np.ones((rows, 2)), np.zeros((rows, 1)), batch_size=rows, verbose=0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    if hosts:
+        return {"hosts": fit(4)}
+    overwriting = {"use_ema": True, "ema_overwrite_frequency": 2}
+    return {"first batch": fit(3), "accumulation": fit(4, gradient_accumulation_steps=2), "averages": fit(4, **overwriting)}
+
+
+def test_what_is_worked_round_in_fit_is_still_so(on_hosts: OnHosts) -> None:
+    (found,) = on_hosts("1x2", _faults_of_fit)
+    assert "Inputs to operation AddN" in found["first batch"], "Keras builds from uneven batches: keras_model/model.py"
+    assert "merge_call" in found["accumulation"], "Keras accumulates on replicas: keras_model/accumulation.py"
+    assert "merge_call" in found["averages"], "Keras overwrites with averages on replicas: upstream/optimizers.py"
+    for told in on_hosts("2x1", _faults_of_fit):
+        assert "Attempt to convert a value (PerReplica:" in told["hosts"], "Keras's fit runs on hosts: keras_model/model.py"
