@@ -11,7 +11,7 @@ from emulate.faults import Fired, Link, Missing, Stop
 
 
 class Befallen:
-    """Of one life of a cluster.
+    """Of a cluster, through all its lives.
 
     Args:
         plan: With its faults.
@@ -23,6 +23,7 @@ class Befallen:
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
         self.fired: list[Fired] = []
+        self._before = 0
         self._stopped: dict[int, float] = {}  # until when
 
     def take(self, host: int, event: Mapping[str, Any]) -> None:
@@ -37,6 +38,17 @@ class Befallen:
         to_come = self._plan.faults_to_come.items()
         self.fired += [Fired(number, fault) for number, fault in to_come if isinstance(fault, (Link, Missing))]
         return [fault.host for _, fault in to_come if isinstance(fault, Missing)]
+
+    def begin_again(self, plan: ClusterPlan) -> None:
+        """The hosts are started anew."""
+        self._plan = plan
+        self._before = len(self.fired)
+        self._stopped.clear()
+
+    @property
+    def now(self) -> list[Fired]:
+        """What came to pass in this life."""
+        return self.fired[self._before :]
 
     @property
     def stopped(self) -> list[int]:

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, NoReturn, final
 
 from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.failures import PEER_SECONDS, first_cause, follows_from_a_peer
+from emulate.cluster.failures import first_cause, patience_after
 from emulate.cluster.host import HostContext
+from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
@@ -47,6 +48,7 @@ class Cluster:
     Attributes:
         device: `cpu` or `gpu`: what computes.
         fired: The faults of the last `run` that came to pass.
+        restarts: How often it was started again.
         notes: What the user should know, each once.
 
     Raises:
@@ -87,6 +89,7 @@ class Cluster:
         self._owns_preload = preload is None
         self._preload: Preload | None = preload or Preload(environment=self._early())
         self.fired: list[Fired] = []
+        self.restarts = 0
         self.notes: list[str] = [choice.why] if choice.why else []
 
     def _early(self) -> dict[str, str]:
@@ -97,6 +100,7 @@ class Cluster:
         function: Callable[..., Any],
         *args: Any,
         faults: str | Fault | Iterable[str | Fault] = (),
+        restarts: int = 0,
         **kwargs: Any,
     ) -> list[Any]:
         """Run a function on every host at the same time.
@@ -106,6 +110,7 @@ class Cluster:
             *args: Its arguments, the same on every host.
             faults: What befalls the hosts, as `"kill:host=1,step=5"` or `emulate.faults.Kill(host=1, step=5)`. All that came
                 to pass are in `fired` afterwards.
+            restarts: How often all hosts are started again where a fault ended them, or exit code 75 asks for it; files stay.
             **kwargs: Its keyword arguments.
 
         Returns:
@@ -125,21 +130,23 @@ class Cluster:
             )
         befalling = parse_all(faults)
         check_for(befalling, self.topology)
+        if restarts < 0:
+            raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
         try:
-            return self._run_once(self._preload, call, befalling)
+            return self._run_once(self._preload, call, befalling, restarts)
         except _NeedsFreshProcessError:
             with Preload(environment=self._early(), imports=False) as preload:
-                return self._run_once(preload, call, befalling)
+                return self._run_once(preload, call, befalling, restarts)
 
-    def _run_once(self, preload: Preload, call: _Call, faults: tuple[Fault, ...]) -> list[Any]:
+    def _run_once(self, preload: Preload, call: _Call, faults: tuple[Fault, ...], restarts: int) -> list[Any]:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))
         try:
             with preload.launch(replace(self._plan(call, directory), faults=faults)) as running:
                 self.fired = running.fired
-                self._supervise(running)
+                self._live(running, restarts)
             check_fired(faults, running.fired)
             self.notes += [note for note in running.notes if note not in self.notes]
             return _values(running)
@@ -158,23 +165,41 @@ class Cluster:
             echo=self._echo,
         )
 
-    def _supervise(self, running: RunningCluster) -> None:
-        until = failed_at = float("inf")
+    def _live(self, running: RunningCluster, restarts: int) -> None:
+        """Supervise it through all its lives."""
+        self.restarts = 0
+        while not self._is_done(running, self.restarts < restarts):
+            self.restarts += 1
+            running.restart(next_life(running, self.restarts))
+
+    def _is_done(self, running: RunningCluster, may_restart: bool) -> bool:
+        """Supervise it through one life; False where it is to have another."""
+        try:
+            cause = self._supervise(running)
+        except Hung:
+            if may_restart and any(is_for_ever(fired.fault) for fired in running.fired_now):
+                return False
+            raise
+        if cause is not None and not (may_restart and asks_to_go_on(running)):
+            _fail(running, cause)
+        return cause is None
+
+    def _supervise(self, running: RunningCluster) -> HostOutcome | None:
+        """Until it is over or has failed; which host's end says why."""
+        until = given_up = failed_at = float("inf")
         limit = self._timeout or float("inf")
-        while not running.is_over and time.monotonic() < failed_at + PEER_SECONDS:
+        standstill = Standstill(running)
+        while not running.is_over and time.monotonic() < given_up:
             for _, event in running.events(0.2):
                 self._react(event)
                 if event["event"] == "started":  # how long the start may take has a limit of its own
                     until = time.monotonic() + limit
-            cause = first_cause(running.outcomes)
-            if cause is not None and not follows_from_a_peer(cause):
-                break
-            if cause is not None:
+            if (cause := first_cause(running.outcomes)) is not None:
                 failed_at = min(failed_at, time.monotonic())
-            if time.monotonic() > until:
-                self._give_up(running, self._timeout or 0.0)
-        if (cause := first_cause(running.outcomes)) is not None:
-            _fail(running, cause)
+                given_up = failed_at + patience_after(cause)
+            elif time.monotonic() > until or standstill.is_reached():
+                self._give_up(running, limit)
+        return first_cause(running.outcomes)
 
     def _react(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "needs-fresh-process":

@@ -12,8 +12,12 @@ PEER_IS_GONE = re.compile(
     r"|heartbeat|Broken pipe|UNAVAILABLE"
 )
 """What TensorFlow says on a host whose peer left."""
+TEMPORARY_FAILURE = 75
+"""The exit code (EX_TEMPFAIL) by which a program asks to be started again, as gpudist_core's Preempted does."""
 PEER_SECONDS = 1.0
 """How long after such an error the peer's own end is waited for."""
+SAVING_SECONDS = 10.0
+"""How long the others may take to leave after one has left in order."""
 
 
 def has_failed(outcome: HostOutcome) -> bool:
@@ -24,6 +28,18 @@ def has_failed(outcome: HostOutcome) -> bool:
 def follows_from_a_peer(outcome: HostOutcome) -> bool:
     """Whether a host raised because another was gone: what that one did says more."""
     return outcome.error is not None and bool(PEER_IS_GONE.search(outcome.error.traceback_text + outcome.error.message))
+
+
+def leaves_in_order(outcome: HostOutcome) -> bool:
+    """Whether a host left in order to be started again: its peers do so too, when they have saved."""
+    return outcome.status == "exited" and outcome.code == TEMPORARY_FAILURE
+
+
+def patience_after(outcome: HostOutcome) -> float:
+    """Seconds for which the ends of other hosts are waited for, once one has failed."""
+    if leaves_in_order(outcome):
+        return SAVING_SECONDS
+    return PEER_SECONDS if follows_from_a_peer(outcome) else 0.0
 
 
 def first_cause(outcomes: Sequence[HostOutcome]) -> HostOutcome | None:

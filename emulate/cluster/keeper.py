@@ -10,7 +10,7 @@ import select
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,26 @@ class Order:
     cwd: Path
     supervisor: int
     gpus: tuple[GpuShare, ...] = ()
+
+
+@dataclass(frozen=True)
+class Again:
+    """What the supervisor tells the keeper that is to fork its hosts anew.
+
+    Attributes:
+        plan: Of the new life: it may differ in directory, environment and faults.
+        entry: Its entry, pickled.
+    """
+
+    plan: ClusterPlan
+    entry: bytes
+
+    def message(self) -> bytes:
+        """What is sent."""
+        return _AGAIN + pickle.dumps(self)
+
+
+_AGAIN = b"again "
 
 
 class Wakeups:
@@ -97,6 +117,7 @@ class _Keeper:
         self._channel = channel
         self._order = order
         self._plan = order.plan
+        self._home = order.plan.directory
         self._roles = roles.roles_of(order.plan.topology)
         self._hosts: dict[int, int] = {}  # process id: number
         self._isolation = Isolation()
@@ -107,22 +128,33 @@ class _Keeper:
         try:
             fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
             self._isolate(capability)
-            self._fork_hosts(fds, is_preloaded)
-            self._report(
-                {
-                    "is": "ready",
-                    "hosts": {number: pid for pid, number in self._hosts.items()},
-                    "isolation": str(self._isolation),
-                    "notes": self._isolation.notes,
-                }
-            )
-            self._watch()
+            while True:
+                self._fork_hosts(fds, is_preloaded)
+                self._report_ready()
+                again = self._watch()
+                if again is None:
+                    break
+                fds = self._begin_again(again)
         except GpudistError as error:
             self._report({"is": "refused", "error": error})
         finally:
             end_descendants()
             self._isolation.views.remove()
-            remove_tree(self._plan.directory / "tmp")
+            remove_tree(self._home / "tmp")
+
+    def _report_ready(self) -> None:
+        hosts = {number: pid for pid, number in self._hosts.items()}
+        isolation = self._isolation
+        self._report({"is": "ready", "hosts": hosts, "isolation": str(isolation), "notes": isolation.notes})
+
+    def _begin_again(self, again: Again) -> list[int]:
+        """End this life; in the next, network, views and temporary folder are the same, with what was written there."""
+        end_descendants()
+        self._hosts.clear()
+        self._order = replace(self._order, plan=again.plan, entry=again.entry)
+        self._plan = again.plan
+        self._report({"is": "again"})
+        return self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
 
     def _isolate(self, capability: Capability) -> None:
         network = self._plan.network if self._plan.topology.has_several_hosts else None
@@ -133,7 +165,7 @@ class _Keeper:
         ports = self._ports()
         channels = [Channel(socket.socket(fileno=fd)) for fd in fds[: len(self._roles)]]
         outputs = [(fds[at], fds[at + 1]) for at in range(len(self._roles), len(fds), 2)]
-        (self._plan.directory / "tmp").mkdir(exist_ok=True)
+        (self._home / "tmp").mkdir(exist_ok=True)
         parent = os.getpid()
         board = Board(len(self._roles))
         missing = {one.host for one in self._plan.faults_to_come.values() if isinstance(one, Missing)}
@@ -170,7 +202,7 @@ class _Keeper:
             reference=plan.reference,
             gpus=self._gpus_of(number),
             entry=self._order.entry,
-            environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(plan.directory / "tmp")},
+            environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
             tf_config=roles.tf_config(self._roles, ports, number),
@@ -195,16 +227,21 @@ class _Keeper:
         directory = self._plan.directory / f"host-{number}"
         return host.HostContext(self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views)
 
-    def _watch(self) -> None:
-        """Report the ends of hosts and answer, until told to end or the supervisor is gone."""
+    def _watch(self) -> Again | None:
+        """Report the ends of hosts and answer, until told to end or to begin again, or the supervisor is gone."""
         inbox = Inbox()
         with contextlib.closing(Wakeups(self._order.supervisor)) as wakeups:
             self._reap()  # what ended before the line above sends no signal any more
             while not inbox.is_closed:
                 _, is_alone = wakeups.wait([self._channel.socket])
                 self._reap()
-                if is_alone or any(not self._answer(body) for _, body in inbox.receive(self._channel.socket)):
-                    return
+                if is_alone:
+                    return None
+                for _, body in inbox.receive(self._channel.socket):
+                    if body == b"end" or body.startswith(_AGAIN):
+                        return None if body == b"end" else pickle.loads(body[len(_AGAIN) :])
+                    self._answer(body)
+        return None
 
     def _reap(self) -> None:
         while (ended := wait_for_any(os.WNOHANG)) is not None and ended[0]:
@@ -212,15 +249,13 @@ class _Keeper:
             if number is not None:
                 self._report({"is": "exit", "host": number, "code": os.waitstatus_to_exitcode(ended[1])})
 
-    def _answer(self, body: bytes) -> bool:
-        """False where the cluster is to end."""
+    def _answer(self, body: bytes) -> None:
         if body == b"stacks":
             for pid in self._hosts:  # not reaped yet, so the numbers are theirs
                 os.kill(pid, stacks.SIGNAL)
         elif body.startswith(b"continue"):
             for pid in self._pids_of(int(body.split()[1])):
                 os.kill(pid, signal.SIGCONT)
-        return body != b"end"
 
     def _pids_of(self, number: int) -> list[int]:
         return [pid for pid, one in self._hosts.items() if one == number]

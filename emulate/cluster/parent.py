@@ -11,7 +11,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -103,7 +102,7 @@ class Preload:
         entry = bytes(cloudpickle.dumps(plan.entry))
         gpus = GpuHold.take(plan) if plan.device == "gpu" else None
         order = Order(
-            plan=replace(plan, entry=_no_entry, directory=plan.directory.resolve()),
+            plan=plan.for_keeper(),
             entry=entry,
             search_path=tuple(sys.path),
             cwd=plan.cwd or Path.cwd(),
@@ -133,10 +132,6 @@ def _search_path() -> list[str]:
     """Ours, the running script's own folder last: a timeit.py beside it is the program's affair, not TensorFlow's."""
     beside = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or ""))
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
-
-
-def _no_entry(context: object) -> None:
-    raise AssertionError("a keeper does not run the entry")
 
 
 def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,10 @@ class ClusterPlan:
     faults: tuple[Fault, ...] = ()
     fired: frozenset[int] = frozenset()
 
+    def for_keeper(self) -> ClusterPlan:
+        """Without the entry, which is pickled for the hosts alone."""
+        return replace(self, entry=_no_entry, directory=self.directory.resolve())
+
     @property
     def faults_to_come(self) -> dict[int, Fault]:
         """The faults that are still to come to pass, by their place in `faults`."""
@@ -68,6 +72,10 @@ class ClusterPlan:
     def sets_tf_config(self) -> bool:
         """Whether hosts find TF_CONFIG in their environment."""
         return self.topology.has_several_hosts if self.tf_config is None else self.tf_config
+
+
+def _no_entry(context: object) -> None:
+    raise AssertionError("a keeper does not run the entry")
 
 
 @dataclass(frozen=True)

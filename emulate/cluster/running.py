@@ -20,6 +20,7 @@ from emulate.cluster.befallen import Befallen
 from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, Channel, Inbox
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
+from emulate.cluster.keeper import Again
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.roles import host_name, roles_of
 from emulate.errors import Unavailable
@@ -65,23 +66,79 @@ class RunningCluster:
         self._is_ending = False
         self._deadline = time.monotonic() + plan.start_timeout
         self._keeper, self._keeper_end = Channel.pair()
+        self._keeper_inbox = Inbox()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._keeper, selectors.EVENT_READ, _KEEPER)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the connections to the hosts."""
         pairs = [Channel.pair() for _ in self.roles]
         self._hosts = [ours for ours, _ in pairs]
         self._host_ends = [theirs for _, theirs in pairs]
-        self._echo = Echo(self.roles) if plan.echo else None
+        self._echo = Echo(self.roles) if self.plan.echo else None
         self._inboxes = [Inbox() for _ in self.roles]
-        self._keeper_inbox = Inbox()
-        self._selector = selectors.DefaultSelector()
         for number, channel in enumerate(self._hosts):
             self._selector.register(channel, selectors.EVENT_READ, number)
         for reader in self._echo.readers if self._echo else ():
             self._selector.register(reader, selectors.EVENT_READ, _ECHO)
-        self._selector.register(self._keeper, selectors.EVENT_READ, _KEEPER)
 
     def give(self, order: bytes) -> None:
         """Send the keeper its order and what belongs to the hosts (called once, by `Preload.launch`)."""
         self._keeper.send(CONTROL, order)
+        self._give_ends()
+
+    def _give_ends(self) -> None:
         self._keeper.send_fds([end.fileno() for end in self._host_ends] + (self._echo.fds if self._echo else []))
+
+    def restart(self, plan: ClusterPlan) -> None:
+        """Kill what is left of the hosts and start all anew, as a scheduler does.
+
+        Network, views and temporary folder stay as they are, with what the program wrote there.
+
+        Args:
+            plan: Of the new life: entry, directory, environment and faults may be others.
+
+        Raises:
+            Unavailable: When the cluster's keeper is gone.
+        """
+        import cloudpickle
+
+        with self._lock:
+            self._keeper.send(CONTROL, Again(plan.for_keeper(), bytes(cloudpickle.dumps(plan.entry))).message())
+            self._await_again()
+            self._disconnect()
+            self.plan, self.outcomes = plan, []
+            self._pids, self._started, self._events = {}, set(), []
+            self._is_told_to_leave = False
+            self._deadline = time.monotonic() + plan.start_timeout
+            self._befallen.begin_again(plan)
+            self._connect()
+            self._give_ends()
+            self._close_host_ends()
+
+    def _await_again(self) -> None:
+        """Until the keeper has reaped every host; of what it says before nothing is of interest."""
+        deadline = time.monotonic() + _KEEPER_PATIENCE
+        while time.monotonic() < deadline and not self._keeper_inbox.is_closed:
+            if any(pickle.loads(body)["is"] == "again" for _, body in self._keeper_inbox.receive(self._keeper.socket)):
+                return
+            time.sleep(0.005)
+        raise Unavailable(
+            "A cluster that is to start again must have its keeper. Received: it did not answer, "
+            f"topology={str(self.plan.topology)!r}. Start the run again."
+        )
+
+    def _disconnect(self) -> None:
+        for channel in self._hosts:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(channel)
+            channel.close()
+        if self._echo:
+            for reader in self._echo.readers:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(reader)
+            self._echo.close()
 
     @contextlib.contextmanager
     def handing_over(self) -> Iterator[int]:
@@ -92,15 +149,29 @@ class RunningCluster:
             self._close_their_ends()
 
     def _close_their_ends(self) -> None:
-        for end in (self._keeper_end, *self._host_ends):
+        self._keeper_end.close()
+        self._close_host_ends()
+
+    def _close_host_ends(self) -> None:
+        for end in self._host_ends:
             end.close()
         if self._echo:
             self._echo.close_their_ends()
 
     @property
     def fired(self) -> list[Fired]:
-        """The faults of the plan that came to pass so far."""
+        """The faults of the plan that came to pass so far, in all lives of the cluster."""
         return self._befallen.fired
+
+    @property
+    def fired_now(self) -> list[Fired]:
+        """Those that came to pass since the last restart."""
+        return self._befallen.now
+
+    @property
+    def stopped(self) -> list[int]:
+        """Hosts that a fault has stopped, and that do not go on yet."""
+        return self._befallen.stopped
 
     @property
     def is_over(self) -> bool:
