@@ -33,7 +33,8 @@ def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
         rows = tf.shape(input)[0]
         missing = tf.cast(rows == 0, tf.int32)
         padding = tf.concat([[[0, missing]], tf.zeros([input.shape.rank - 1, 2], tf.int32)], axis=0)
-        padded = tf.pad(input, padding)  # copies nothing where nothing is missing
+        # It copies nothing where nothing is missing. oneDNN would fuse a `Pad` with the convolution and lose the row.
+        padded = tf.pad(input, padding, constant_values=tf.zeros([], input.dtype))
         padded.set_shape([None, *input.shape[1:]])
         output = operation(padded, *args, **kwargs)[:rows]
         return tf.ensure_shape(output, [input.shape[0], *output.shape[1:]])
