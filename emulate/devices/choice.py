@@ -63,7 +63,8 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
     check_device(device)
     if device == "cpu":
         return DeviceChoice("cpu")
-    return decide(device, topologies, find_gpus(), what_tensorflow_says)
+    # Clusters wait for each other's GPUs, so what is in use now does not count.
+    return decide(device, topologies, find_gpus().idle(), what_tensorflow_says)
 
 
 def check_device(device: str) -> None:
@@ -87,7 +88,7 @@ def decide(
     Args:
         device: `gpu` or `auto`.
         topologies: What is to run.
-        inventory: The GPUs of this machine.
+        inventory: The GPUs of this machine, as if nobody used them.
         ask: Says what TensorFlow sees; called where there are GPUs, since it takes seconds.
 
     Returns:
@@ -130,7 +131,7 @@ def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
     usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
     for topology in topologies:
         if not distinct(usable, topology):
-            free = f"{_count(len(usable), 'GPU')} {'is' if len(usable) == 1 else 'are'} free"
+            free = f"{'there is' if len(usable) == 1 else 'there are'} {_count(len(usable), 'GPU')}"
             hint = " (--device gpu splits what there is)" if usable else ""
             return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}"
     return ""

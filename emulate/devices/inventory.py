@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psutil
@@ -55,6 +55,10 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     why: str = ""
+
+    def idle(self) -> Inventory:
+        """As it would be if nobody used the GPUs."""
+        return replace(self, gpus=tuple(replace(gpu, free=gpu.total) for gpu in self.gpus))
 
 
 def find_gpus() -> Inventory:

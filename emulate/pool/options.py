@@ -10,7 +10,7 @@ from emulate.errors import WrongUse
 _POSSIBLE = {
     "network": ("own", "host"),
     "all_reduce": ("auto", "ring", "hierarchical", "one-device"),
-    "device": ("cpu",),
+    "device": ("cpu", "gpu", "auto"),
 }
 
 
@@ -27,6 +27,7 @@ class Options:
     network: str = "own"
     all_reduce: str = "auto"
     device: str = "cpu"
+    keeps_gpus: bool = True
 
     def __post_init__(self) -> None:
         for name, possible in _POSSIBLE.items():

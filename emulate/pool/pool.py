@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import final
 
 from emulate.cluster import Preload, is_read_at_import
+from emulate.devices import choose_device
 from emulate.errors import WrongUse
 from emulate.pool.lease import Lease
 from emulate.pool.options import Options
@@ -52,7 +53,9 @@ class Pool:
         environment: Set on every host on top of this process's environment.
         network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
         all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
-        device: `cpu`.
+        device: `cpu`; `gpu`: this machine's GPUs, which serve one cluster at a time; or `auto`: GPUs for a topology of which
+            each device can have one of its own.
+        keeps_gpus: Whether a cluster on GPUs stays warm; False where other processes wait for them.
 
     Attributes:
         statistics: What the pool did so far.
@@ -77,8 +80,9 @@ class Pool:
         network: str = "own",
         all_reduce: str = "auto",
         device: str = "cpu",
+        keeps_gpus: bool = True,
     ) -> None:
-        self._options = Options(max_hosts, dict(environment or {}), network, all_reduce, device)
+        self._options = Options(max_hosts, dict(environment or {}), network, all_reduce, device, keeps_gpus)
         self.statistics = Statistics()
         self._owns_preload = preload is None
         self._preload = preload or Preload(environment=self._early())
@@ -146,7 +150,10 @@ class Pool:
     def _start(self, topology: Topology, bare: bool = False) -> WarmCluster:
         with self._lock:
             self._check_open()
-            cluster = WarmCluster(self._bare_preload() if bare else self._preload, topology, self._options)
+            device = choose_device(self._options.device, [topology]).kind
+            if device == "gpu":
+                self.let_go_of_gpus()
+            cluster = WarmCluster(self._bare_preload() if bare else self._preload, topology, self._options, device)
             self._make_room(len(cluster.hosts))
             self.statistics.started += 1
             self._leased.append(cluster)
@@ -165,6 +172,16 @@ class Pool:
             used -= len(oldest.hosts)
             self._end(oldest)
 
+    def let_go_of_gpus(self) -> None:
+        """End the idle clusters on GPUs, so that another cluster can have them."""
+        with self._lock:
+            for cluster in [one for one in self._idle if one.device == "gpu"]:
+                self._idle.remove(cluster)
+                self._end(cluster)
+            ending = list(self._ending)
+        for thread in ending:
+            thread.join()
+
     def give_back(self, cluster: WarmCluster) -> None:
         """Take a cluster back from a lease; it becomes idle, or is replaced."""
         with self._lock:
@@ -172,7 +189,7 @@ class Pool:
                 return
             if cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps:
                 self._replace(cluster)
-            elif self._is_closed:
+            elif self._is_closed or (cluster.device == "gpu" and not self._options.keeps_gpus):
                 self._leased.remove(cluster)
                 self._end(cluster)
             else:

@@ -27,17 +27,20 @@ class WarmCluster:
         preload: What forks its hosts.
         topology: Its shape.
         options: As the pool has them.
+        device: `cpu` or `gpu`.
 
     Attributes:
         topology: Its shape.
+        device: `cpu` or `gpu`.
         running: The cluster itself.
         num_jobs: How many jobs it was given.
         unfit: Why it cannot be used again; empty while it can.
         is_of_bare_process: Whether its hosts import TensorFlow themselves.
     """
 
-    def __init__(self, preload: Preload, topology: Topology, options: Options) -> None:
+    def __init__(self, preload: Preload, topology: Topology, options: Options, device: str) -> None:
         self.topology = topology
+        self.device = device
         self.num_jobs = 0
         self.unfit = ""
         self.is_of_bare_process = not preload.imports
@@ -49,6 +52,7 @@ class WarmCluster:
                 topology=topology,
                 entry=WarmHost(),
                 directory=self._directory,
+                device=device,
                 all_reduce=options.all_reduce,
                 network=options.network,
                 environment=options.environment,

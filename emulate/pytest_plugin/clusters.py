@@ -101,6 +101,8 @@ class Clusters:
     def turn(self) -> Iterator[Preload]:
         """Leave for a cluster outside of the pool to work."""
         with self._turns.one():
+            if self._pool is not None:
+                self._pool.let_go_of_gpus()
             yield self.warm_up()
 
     @contextlib.contextmanager
@@ -116,8 +118,12 @@ class Clusters:
         from emulate.pool import Pool
 
         size = self._settings.pool_size or DEFAULT_POOL_SIZE
-        device = "cpu" if self._settings.device == "auto" else self._settings.device
-        return Pool(max_hosts=max(self._largest, size // self._num_workers, 1), preload=self.warm_up(), device=device)
+        return Pool(
+            max_hosts=max(self._largest, size // self._num_workers, 1),
+            preload=self.warm_up(),
+            device=self._settings.device,
+            keeps_gpus=self._num_workers == 1,
+        )
 
     def close(self) -> None:
         """End every process."""

@@ -225,8 +225,11 @@ class Controller:
         """A cluster for a test beside the hosts."""
         from emulate.cluster import Cluster
 
-        with self._beside(item, topology) as preload, Cluster(topology, preload=preload, timeout=self._deadline(item)) as made:
-            yield made
+        with self._beside(item, topology) as preload:
+            options: dict[str, Any] = {"device": self.settings.device, "timeout": self._deadline(item)}
+            with Cluster(topology, preload=preload, **options) as made:
+                item.user_properties += [(DEVICE, EMULATED if made.device == "cpu" else made.device)]
+                yield made
 
     def _deadline(self, item: pytest.Item) -> float:
         wanted = wanted_by(item)
@@ -236,7 +239,6 @@ class Controller:
     def _beside(self, item: pytest.Item, topology: Topology) -> Iterator[Preload]:
         try:
             with self.clusters.turn() as preload:
-                item.user_properties += [(DEVICE, EMULATED)]
                 yield preload
         except Unavailable as error:
             item.user_properties += self._properties(topology, NO_DEVICE, "skipped", str(error))

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import pytest
 
+from emulate.devices import device_in_use
 from emulate.errors import WrongUse
 from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.keys import EMULATED, HOST
+from emulate.pytest_plugin.keys import HOST
 from emulate.pytest_plugin.meeting import HostCluster
 from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, Ended, SessionPlan, TestPlan, dump_report, dump_warning
 
@@ -112,12 +113,12 @@ class Host:
             item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             self._last = item
         except pytest.exit.Exception as leave:
-            return Ended(EMULATED, exit_reason=str(leave.msg))
+            return Ended(device_in_use(), exit_reason=str(leave.msg))
         finally:
             upstream.stop_capturing(self._config)
             if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
                 self._settle()
-        return Ended(EMULATED, stop=str(self._session.shouldstop or ""))
+        return Ended(device_in_use(), stop=str(self._session.shouldstop or ""))
 
     def _item(self, path: Path, nodeid: str) -> pytest.Item:
         for item in self._items(path):

@@ -67,7 +67,7 @@ def test_too_few_gpus_are_sliced_only_when_they_are_asked_for() -> None:
     assert decide("gpu", [FOUR], gpus(1), sees(1)) == DeviceChoice("gpu")
     assert decide("auto", [ONE, FOUR], gpus(1), sees(1)) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 2x2 has 4 devices, and 1 GPU is free (--device gpu splits what there is).",
+        "device auto: the CPU computes, because 2x2 has 4 devices, and there is 1 GPU (--device gpu splits what there is).",
     )
 
 
