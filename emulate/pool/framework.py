@@ -9,6 +9,7 @@ from typing import Any
 
 from emulate.devices import forget_program
 from emulate.pool.upstream import runtime, settings, state
+from emulate.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Framework:
         return [f"it changed {', '.join(stuck)}"] if stuck else []
 
 
-def check(has_several_hosts: bool) -> list[str]:
+def check(topology: Topology, host: int) -> list[str]:
     """Why TensorFlow's runtime cannot serve another job like the first."""
-    found = [runtime.unlike_a_fresh_one(has_several_hosts), state.collectives_fail()]
+    found = [runtime.unlike_a_fresh_one(topology.has_several_hosts), state.collectives_fail(host)]
     if not forget_program():
         found.append("it split devices")
     return [reason for reason in found if reason]
@@ -99,13 +100,20 @@ def _of_tensorflow() -> list[_Setting]:
             debugging.is_traceback_filtering_enabled,
             lambda on: (debugging.enable_traceback_filtering if on else debugging.disable_traceback_filtering)(),
         ),
-        _Setting("tf.debugging.enable_check_numerics", settings.checks_numerics),
+        _Setting("tf.debugging.enable_check_numerics", settings.callbacks),
         _Setting("tf.data.experimental.enable_debug_mode", settings.debugs_data),
         _Setting("tf.compat.v1.disable_eager_execution", v1.executing_eagerly_outside_functions),
         _Setting("tf.compat.v1.disable_control_flow_v2", v1.control_flow_v2_enabled),
         _Setting("tf.compat.v1.disable_resource_variables", v1.resource_variables_enabled),
         _Setting("tf.compat.v1.disable_tensor_equality", settings.compares_tensors),
-        _Setting("tf.summary's writer", settings.summary_writer),
+        _Setting("tf.summary's writer", settings.summary_writer, settings.set_summary_writer),
+        _Setting("tf.experimental.numpy.experimental_enable_numpy_behavior", settings.promotes_types),
+        _Setting("tf.experimental.dispatch_for_api and its like", settings.dispatchers),
+        _Setting("tf.RegisterGradient", settings.gradients),
+        _Setting("tf.register_tensor_conversion_function", settings.conversions),
+        _Setting("tf.profiler.experimental.start", settings.is_profiling),
+        _Setting("the name scope", settings.name_scope),
+        _Setting("the default graph", settings.graph_is_default),
         _Setting("tf.distribute's strategy", tf.distribute.has_strategy),
         _Setting("the device of tf.device", settings.device_scope),
     ]

@@ -72,7 +72,7 @@ class HostState:
             _collect,
             self._clear_folder,
             self._patches.check,
-            lambda: framework.check(self._context.topology.has_several_hosts),
+            lambda: framework.check(self._context.topology, self._context.host),
             self._resources.check,
         ):
             reasons += _tried(action)

@@ -43,7 +43,19 @@ def begin_job() -> None:
     _configured.clear()
     if is_up():
         # The servers of the cluster stay: they hold this host's port, and who finds them need not wait for peers.
-        context()._initialized = False
+        current = context()
+        _devices[:] = [current._logical_devices]
+        current._initialized = False
+        current._logical_devices = _local(current._collective_ops_server_def, current._logical_devices)
+
+
+def _local(server_def: Any, devices: Any) -> Any:
+    """Of all devices of the cluster those of this host, as they are called before there is a cluster."""
+    if server_def is None:
+        return devices
+    mine = f"/job:{server_def.job_name}/replica:0/task:{server_def.task_index}"
+    kind = type(devices[0])
+    return [kind(one.name.removeprefix(mine), one.device_type) for one in devices if one.name.startswith(mine)]
 
 
 def end_job() -> None:
@@ -51,6 +63,8 @@ def end_job() -> None:
     if is_up():
         current = context()
         current._initialized = True
+        if _devices:
+            current._logical_devices = _devices.pop()
         if current._collective_ops_server_def is None:  # on one host, collectives are configured by each strategy anew
             for name in _COLLECTIVES:
                 setattr(current, name, None)
@@ -70,6 +84,7 @@ def unlike_a_fresh_one(has_several_hosts: bool) -> str:
 
 
 _configured: set[str] = set()  # what the job has configured
+_devices: list[Any] = []  # all that the cluster's hosts have, as an earlier job found them
 
 
 def watch(needs_fresh: NeedsFresh) -> None:

@@ -33,11 +33,9 @@ def set_graph_options(options: dict[str, Any]) -> None:
     context().set_optimizer_experimental_options(options)
 
 
-def checks_numerics() -> bool:
-    """Whether `tf.debugging.enable_check_numerics` is in force."""
-    from tensorflow.python.debug.lib import check_numerics_callback
-
-    return getattr(check_numerics_callback._state, "callback", None) is not None
+def callbacks() -> int:
+    """How many functions are called with every operation: `tf.debugging.enable_check_numerics` and its like."""
+    return 0 if context() is None else len(context().op_callbacks)
 
 
 def debugs_data() -> bool:
@@ -93,10 +91,10 @@ def dispatchers() -> int:
 
 
 def gradients() -> frozenset[str]:
-    """The names of operations with a gradient."""
+    """The names of operations with a gradient, without those that functions and custom gradients get, which end in a number."""
     from tensorflow.python.framework import ops
 
-    return frozenset(ops.gradient_registry._registry)
+    return frozenset(name for name in ops.gradient_registry._registry if not name.rpartition("-")[2].isdigit())
 
 
 def conversions() -> int:

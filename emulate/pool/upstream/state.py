@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 from emulate.devices import strategies_made
 from emulate.pool.upstream.runtime import context, is_up
 
-_KEYS = 100_000_000
-"""Below the keys of strategies' collectives end, and those of the probing ones begin."""
+_OUR_GROUPS = 2_000_000_000  # keys of groups: strategies count theirs from below
+_instances = itertools.count(1)
 
 
 def num_strategies() -> int:
@@ -44,6 +45,21 @@ def forget_names() -> None:
         context().clear_kernel_cache()
 
 
-def collectives_fail() -> str:
-    """Why collectives do not work in this process any more: one that failed takes all later ones with it."""
+def collectives_fail(host: int) -> str:
+    """Why collectives do not work in this process any more: one that failed may take all later ones with it.
+
+    A program that swallowed the error leaves nothing else to see. What is tried is a sum over this host alone.
+    """
+    if not is_up() or not num_strategies():
+        return ""
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_collective_ops
+
+    size, group, instance = (tf.constant(number) for number in (1, _OUR_GROUPS + host, next(_instances)))
+    try:
+        gen_collective_ops.collective_reduce_v2(
+            tf.ones([1]), size, group, instance, ordering_token=[], merge_op="Add", final_op="Id", communication_hint="auto"
+        )
+    except tf.errors.OpError as error:
+        return f"collectives fail since one did ({error.message[:200]})"
     return ""
