@@ -37,6 +37,7 @@ def drawing(mode: str) -> Iterator[None]:
 def install() -> None:
     """Teach Keras's random functions about replicas and rows; outside a step of ours they do what they did."""
     from keras.src.backend.tensorflow import random
+    from keras.src.layers.regularization import spatial_dropout
 
     cast_seed = random._cast_seed
 
@@ -52,6 +53,8 @@ def install() -> None:
     for name in SHAPED:
         setattr(random, name, _by_row(getattr(random, name)))
     random.dropout = _dropout_by_row(random.dropout)
+    for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
+        kind._get_noise_shape = _with_open_rows(kind._get_noise_shape)
 
 
 def _rows_mode() -> Any:
@@ -81,7 +84,7 @@ def _is_of_rows(share: shares.Share, shape: Any) -> bool:
     if not shape or not isinstance(shape[0], int):
         return bool(shape)
     rows = tf.get_static_value(share.rows)
-    return len(shape) > 1 and rows is not None and int(rows) == shape[0]
+    return rows is not None and int(rows) == shape[0]
 
 
 def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +93,7 @@ def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         share = _rows_mode()
-        if share is None or rate in (0.0, 1.0) or (noise_shape is not None and noise_shape[0] is not None):
+        if share is None or rate in (0.0, 1.0) or (noise_shape is not None and isinstance(noise_shape[0], int)):
             return original(inputs, rate, noise_shape, seed)
         shape = tf.shape(inputs)
         if noise_shape is not None:
@@ -99,6 +102,17 @@ def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
         return inputs * kept
 
     return dropout
+
+
+def _with_open_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A mask for each row: its number of rows, where it is known, could be taken for one mask of all rows."""
+
+    @functools.wraps(original)
+    def noise_shape(self: Any, inputs: Any) -> Any:
+        shape = original(self, inputs)
+        return shape if _rows_mode() is None else (None, *shape[1:])
+
+    return noise_shape
 
 
 def _rows(share: shares.Share, shape: Any, draw: Callable[[Any], Any]) -> Any:
