@@ -6,6 +6,8 @@ import os
 
 from hypothesis import settings
 
+pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
+
 # Every test says itself what its hosts are told; what the shell says must not decide.
 for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "CUDA_VISIBLE_DEVICES"):
     os.environ.pop(name, None)

@@ -125,6 +125,12 @@ class Clusters:
             keeps_gpus=self._num_workers == 1,
         )
 
+    def history(self) -> list[str]:
+        """What became of the clusters of the pool, and why some were not used again."""
+        if self._pool is None:
+            return []
+        return [str(self._pool.statistics), *(f"replaced {reason}" for reason in self._pool.statistics.reasons)]
+
     def close(self) -> None:
         """End every process."""
         for one in (self._pool, self._preload):

@@ -171,7 +171,6 @@ class Controller:
     def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted) -> TestPlan:
         following = self._following(item, nextitem, topology)
         self._num_tests += 1
-        is_case = not hasattr(item, "callspec")
         return TestPlan(
             session=self._session_plan(item.session, topology),
             path=item.path,
@@ -180,7 +179,6 @@ class Controller:
             next_nodeid=_nodeid(following) if following is not None else None,
             is_last=following is None and not self._is_worker,
             strategy=wanted.strategy,
-            wants_strategy=wanted.strategy is not None and (is_case or "strategy" in getattr(item, "fixturenames", ())),
             shared=self._temporary() / f"test-{self._num_tests}",
             seed=self.settings.seed,
         )
@@ -259,6 +257,12 @@ class Controller:
                 lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
                 for report in watch.late_reports(everything=True):
                     item.ihook.pytest_runtest_logreport(report=report)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """How the clusters fared, for who asks for details."""
+        if self._config.get_verbosity() > 0:
+            for line in self.clusters.history():
+                terminalreporter.write_line(f"gpudist: {line}")
 
     def close(self) -> None:
         """End every process."""

@@ -104,8 +104,6 @@ class Host:
         self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
         self._cluster = HostCluster(self._context, plan.shared)
         try:
-            if plan.wants_strategy and self._context.topology.has_several_hosts:
-                _start_server()  # before the test's module makes a tensor
             item = self._item(plan.path, plan.nodeid)
             self._tear_down_before(item)
             self.send({"event": READY})
@@ -131,6 +129,8 @@ class Host:
 
     def _items(self, path: Path) -> list[pytest.Item]:
         if path not in self._nodes:
+            if self._context.topology.num_hosts > 1 and not self._context.topology.num_ps:
+                _find_each_other()
             self._nodes[path] = upstream.items_of(self._session, self._collectors[path])
             self._settle()
         return self._nodes[path]
@@ -335,12 +335,11 @@ def _refuse_debugger(*args: Any, **kwargs: Any) -> None:
     )
 
 
-def _start_server() -> None:
-    """Let the hosts find each other: TensorFlow wants that before its runtime is up, and a test's module may start it."""
+def _find_each_other() -> None:
+    """Let the hosts meet: TensorFlow wants that before its runtime is up, and the module of a test may start it."""
     import gpudist_core
-    from gpudist_core.upstream import strategies
 
-    if not strategies.has_collective_server():
+    with _quietly():
         gpudist_core.make_strategy()
 
 

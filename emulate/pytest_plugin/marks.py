@@ -52,11 +52,11 @@ def wanted_by(node: pytest.Item) -> Wanted | None:
     marks = list(node.iter_markers_with_node(NAME))
     if not marks:
         return None
-    nearest = [mark for owner, mark in marks if owner is marks[0][0]]
+    nearest = [mark for owner, mark in reversed(marks) if owner is marks[0][0]]  # as they are written
     options: dict[str, Any] = {}
     for mark in nearest:
         _merge(options, dict(mark.kwargs))
-    shapes = [Topology.parse(shape) for mark in reversed(nearest) for shape in mark.args]
+    shapes = [Topology.parse(shape) for mark in nearest for shape in mark.args]
     if not shapes:
         raise WrongUse(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
     return Wanted(tuple(dict.fromkeys(shapes)), **_checked(options))
@@ -66,7 +66,7 @@ def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if options.setdefault(name, value) != value:
             raise WrongUse(
-                f"The marks of one test must agree. Received: {name}={value!r} and {name}={options[name]!r}. Keep one of them."
+                f"The marks of one test must agree. Received: {name}={options[name]!r} and {name}={value!r}. Keep one of them."
             )
 
 

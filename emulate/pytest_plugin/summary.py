@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, REASON, TOPO
 from emulate.pytest_plugin.options import Settings
 
 _SHOWN = 3
+_COLUMN = 2  # of pytest-html's table, after the test's name
 
 
 class Summary:
@@ -54,6 +56,18 @@ class Summary:
             terminalreporter.write_line(
                 f"gpudist: --gpudist-strict: the run fails, because {'; '.join(self._objections())}.", red=True
             )
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_header(self, cells: list[str]) -> None:
+        """pytest-html: one more column."""
+        cells.insert(_COLUMN, '<th class="sortable" data-column-type="topology">Topology</th>')
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
+        """pytest-html: where a test ran, on what, and what became of it."""
+        found = {name: str(value) for name, value in getattr(report, "user_properties", ())}
+        shown = ", ".join(found[name] for name in (TOPOLOGY, DEVICE, VERDICT) if name in found)
+        cells.insert(_COLUMN, f'<td class="col-topology">{html.escape(shown)}</td>')
 
     def _line(self) -> str:
         real = [one for one in self._tests.values() if one.get(DEVICE) not in (EMULATED, NO_DEVICE, None)]

@@ -51,7 +51,7 @@ def start_session(config: pytest.Config) -> pytest.Session:
 
 def end_session(session: pytest.Session) -> None:
     """What pytest does at the end."""
-    session.config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
+    session.config.hook.pytest_sessionfinish(session=session, exitstatus=pytest.ExitCode.OK)
     session.config._ensure_unconfigure()
 
 

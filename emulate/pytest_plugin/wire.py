@@ -51,7 +51,6 @@ class TestPlan:
         next_nodeid: That test; None where it is not known which one it will be.
         is_last: Whether no other test follows on these hosts.
         strategy: The kind of strategy that it gets.
-        wants_strategy: Whether it asks for one.
         shared: A folder for all hosts, made when it is used.
         seed: What everything is seeded with.
     """
@@ -63,7 +62,6 @@ class TestPlan:
     next_nodeid: str | None
     is_last: bool
     strategy: str | None
-    wants_strategy: bool
     shared: Path
     seed: int
 

@@ -1,0 +1,167 @@
+"""A failure names its host and says what the others did; the next test runs on a healthy cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.acceptance.plugin.conftest import Run
+
+FAILURES = """
+import os
+import signal
+import time
+
+import pytest
+
+
+@pytest.mark.topology("2x1")
+def test_one_host(strategy, cluster):
+    print("said by", cluster.host)
+    expected = {"loss": 0}
+    if cluster.host == 1:
+        assert {"loss": cluster.host} == expected
+    cluster.barrier()
+
+
+@pytest.mark.topology("2x1")
+def test_next_is_healthy(strategy, cluster):
+    assert cluster.gather(cluster.host) == [0, 1]
+
+
+@pytest.mark.topology("2x1")
+def test_all_hosts(cluster, devices):
+    assert sorted([3, 1]) == [1, 2]
+
+
+@pytest.mark.topology("2x1")
+def test_each_otherwise(cluster, devices):
+    if cluster.host == 0:
+        raise ValueError("one thing")
+    raise KeyError("another")
+
+
+@pytest.fixture
+def breaks(cluster):
+    if cluster.host == 1:
+        raise RuntimeError("setup breaks")
+    yield
+
+
+@pytest.mark.topology("2x1")
+def test_setup(devices, breaks): pass
+
+
+@pytest.fixture
+def breaks_late(cluster):
+    yield
+    if cluster.host == 1:
+        raise RuntimeError("teardown breaks")
+
+
+@pytest.mark.topology("2x1")
+def test_teardown(devices, breaks_late): pass
+
+
+@pytest.mark.topology("2x1")
+def test_disagree(devices, cluster):
+    if cluster.host == 0:
+        pytest.skip("only here")
+
+
+@pytest.mark.topology("2x1")
+@pytest.mark.xfail(raises=ValueError, reason="known")
+def test_expected(devices, cluster):
+    if cluster.host == 0:
+        raise ValueError
+    cluster.barrier()
+
+
+@pytest.mark.topology("2x1")
+def test_killed(devices, cluster):
+    print("last words")
+    if cluster.host == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    cluster.barrier()
+
+
+@pytest.mark.topology("2x1", deadline=2)
+def test_hangs(devices):
+    while True:
+        time.sleep(0.1)
+
+
+@pytest.mark.topology("2x1")
+def test_left(devices, cluster):
+    if cluster.host == 0:
+        os._exit(7)
+    cluster.barrier()
+
+
+@pytest.mark.topology("1x2")
+def test_debugger(devices):
+    breakpoint()
+
+
+def test_no_mark(strategy): pass
+
+
+@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.topology("1x2"))])
+def test_mark_of_a_parameter(x): pass
+
+
+@pytest.mark.topology("1x2")
+def test_program_on_hosts(strategy, gpudist): pass
+
+
+@pytest.mark.topology("2x1")
+def test_still_healthy(strategy, cluster):
+    assert cluster.gather(cluster.host) == [0, 1]
+"""
+
+SHOWN = [
+    "*test_one_host[[]2x1[]] on host 1*",
+    ">           assert {'loss': cluster.host} == expected",
+    "E           AssertionError: assert {'loss': 1} == {'loss': 0}",
+    "*the other hosts*",
+    "host 0 did not finish running the test; it was ended inside",
+    "*in test_one_host",
+    "*cluster.barrier()",
+]
+
+
+@pytest.fixture(scope="module")
+def _unused() -> None:
+    pass
+
+
+def test_a_failure_names_its_host_and_says_what_the_others_did(run: Run) -> None:
+    result = run(FAILURES)
+    text = result.stdout.str()
+    result.assert_outcomes(passed=4, failed=7, errors=5, xfailed=1)
+    for expected in (
+        "test_one_host[2x1] on host 1 ___",
+        'assert {"loss": cluster.host} == expected',
+        "AssertionError: assert {'loss': 1} == {'loss': 0}",
+        "host 0 did not finish running the test; it was ended inside",
+        "test_all_hosts[2x1] on all 2 hosts ___",
+        "otherwise ---",
+        "ERROR at setup of test_setup[2x1] on host 1 ___",
+        "ERROR at teardown of test_teardown[2x1] on host 1 ___",
+        "Received: skipped (only here) on host 0, passed on host 1. Skip, or expect a failure, on every host.",
+        "The host was killed by signal 9 (SIGKILL) while running the test.",
+        "last words",
+        "The host did not finish running the test within 2 s; it was in",
+        "The host's process left with exit code 7 while running the test.",
+        "A debugger needs a terminal, and a host has none.",
+        "A test that asks for strategy, cluster, topology or devices names its topologies. Received: test_it.py::test_no_mark",
+        "Received: one on test_it.py::test_mark_of_a_parameter[1]",
+        "`gpudist` verifies programs from beside the hosts.",
+        "FAILED test_it.py::test_one_host[2x1] - host 1: AssertionError: assert {'loss'",
+        "FAILED test_it.py::test_all_hosts[2x1] - all 2 hosts: assert [1, 3] == [1, 2]",
+        "FAILED test_it.py::test_killed[2x1] - host 1: The host was killed by signal 9",
+    ):
+        assert expected in text, expected
+    assert text.count("assert sorted([3, 1]) == [1, 2]") == 1  # the same on all hosts: shown once
+    assert "_pytest/" not in text
+    assert "said by 0" in text
+    assert "said by 1" in text
