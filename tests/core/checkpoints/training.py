@@ -31,7 +31,7 @@ def train(folder: str, kill_at: int = 0, steps: int = 17, told: tuple[int, ...] 
     warnings.simplefilter("error")
     keras.utils.set_random_seed(5)
     strategy, rng = strategy_here(), np.random.default_rng(0)
-    rows, labels = rng.normal(size=(75, 4)).astype("float32"), rng.integers(0, 3, 75)
+    rows, labels = rng.normal(size=(80, 4)).astype("float32"), rng.integers(0, 3, 80)
     data = gd.Pipeline.from_arrays((rows, labels), global_batch_size=10, shuffle=True, seed=2)
     with strategy.scope():
         layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(synchronized=True), keras.layers.Dropout(0.3)]
