@@ -18,7 +18,9 @@ gpudist verify train.py --topology 1x4 --topology 2x2
 
 gpudist verify train.py --steps all --json verdict.json -- --epochs 1
 
-gpudist verify -m package.train --allow batchnorm-local-statistics"""
+gpudist verify -m package.train --allow batchnorm-local-statistics
+
+gpudist verify train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
 
 
 @exits_properly
@@ -46,6 +48,10 @@ def verify(
         list[str],
         typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
     ] = [],  # noqa: B006
+    fault: options.FaultOption = [],  # noqa: B006
+    restarts: Annotated[
+        int, typer.Option("--restarts", metavar="N", help="With faults: how often all hosts are started again.")
+    ] = 3,
     reference_arg: Annotated[
         list[str],
         typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
@@ -81,6 +87,8 @@ def verify(
             all_reduce=all_reduce.value,
             precision=precision.value,
             allow=tuple(allow),
+            faults=tuple(fault),
+            restarts=restarts,
             reference_args=tuple(reference_arg) or None,
             traces=traces,
             progress=progress,

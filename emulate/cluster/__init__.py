@@ -2,10 +2,11 @@
 
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
-from emulate.cluster.failures import first_cause
+from emulate.cluster.failures import first_cause, follows_from_a_peer, leaves_in_order, patience_after
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe
 from emulate.cluster.isolation import describe_isolation
+from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import roles_of
@@ -22,10 +23,17 @@ __all__ = [
     "Preload",
     "RemoteError",
     "RunningCluster",
+    "Standstill",
+    "asks_to_go_on",
     "describe",
     "describe_isolation",
     "first_cause",
+    "follows_from_a_peer",
+    "is_for_ever",
     "is_read_at_import",
+    "leaves_in_order",
+    "next_life",
+    "patience_after",
     "remove_tree",
     "roles_of",
 ]

@@ -67,6 +67,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     name = _name(probe, optimizer)
     how = "replicated" if reduced else "skipped" if skips else "sum"
     _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
+    probe.resume(name, optimizer)
     probe.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None and body.share is not None:
         pairs = replay.accumulated(body, name, pairs)

@@ -42,6 +42,7 @@ class ProbePlan:
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         precision: `float32` or `float64`: Keras's float type.
+        resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
     """
 
     trace: Path
@@ -58,3 +59,4 @@ class ProbePlan:
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     precision: str = "float32"
+    resumed: bool = False

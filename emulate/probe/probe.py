@@ -152,6 +152,17 @@ class Probe:
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
         self.step_made("tape", body, body.replica, pairs, {"tape": True})
 
+    def resume(self, name: str, optimizer: Any) -> None:
+        """Count the steps of a program that was started again from where its optimizer goes on."""
+        import tensorflow as tf
+
+        if self.plan.resumed and name not in self.recording.made_before:
+            with tf.init_scope():
+                made = upstream.steps_made(optimizer)
+            self.recording.made_before[name] = self.recorder.made_before[name] = made
+            self.recording.write({"event": "resumed", "optimizer": name, "step": made})
+            self.send({"event": "resumed", "step": made})
+
     def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
         """Record the weights a replica starts from, the first time it is about to change them."""
         import tensorflow as tf

@@ -54,6 +54,9 @@ class Recorder:
         steps: The gate holds a step with this number (counted from 1); None holds nothing.
         handle: Called on the recording thread with each record.
         on_fault: Called with a traceback when a record could not be handled; the run is worth nothing then.
+
+    Attributes:
+        made_before: Steps of each optimizer that a run made from which this one goes on.
     """
 
     def __init__(self, steps: int | None, handle: Callable[[Record], None], on_fault: Callable[[str], None]) -> None:
@@ -67,6 +70,7 @@ class Recorder:
         self._credits: Any = None
         self._gates: dict[tuple[str, int], Any] = {}
         self._eager_steps: dict[tuple[str, int], int] = {}
+        self.made_before: dict[str, int] = {}
         self._thread: threading.Thread | None = None
 
     def hand_over(self, kind: str, about: dict[str, Any], tensors: Sequence[tuple[Key, Any]]) -> Any:
@@ -144,7 +148,7 @@ class Recorder:
             return
         if tf.executing_eagerly():
             key = (optimizer, replica)
-            self._eager_steps[key] = self._eager_steps.get(key, 0) + 1
+            self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(optimizer, 0)) + 1
             return
         permits = self._permits(optimizer, replica)
         with upstream.device("CPU:0"), tf.control_dependencies([after]):
@@ -154,13 +158,14 @@ class Recorder:
         import tensorflow as tf
 
         assert self._steps is not None
+        left = max(1, self._steps - self.made_before.get(optimizer, 0))
         with self._lock:
             permits = self._gates.get((optimizer, replica))
             if permits is None:
                 with tf.init_scope(), upstream.device("CPU:0"):
-                    permits = tf.queue.FIFOQueue(max(1, self._steps), [tf.int32], shapes=[[]])
-                    if self._steps > 1:
-                        permits.enqueue_many([tf.zeros([self._steps - 1], tf.int32)])
+                    permits = tf.queue.FIFOQueue(left, [tf.int32], shapes=[[]])
+                    if left > 1:
+                        permits.enqueue_many([tf.zeros([left - 1], tf.int32)])
                 self._gates[(optimizer, replica)] = permits
             return permits
 

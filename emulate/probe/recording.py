@@ -30,6 +30,7 @@ class Recording:
 
     Attributes:
         local_replicas: How many replicas this host has, known once a strategy ran.
+        made_before: Steps of each optimizer that a run made from which this one goes on.
     """
 
     def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -37,6 +38,7 @@ class Recording:
         self._wanted = steps
         self._send = send
         self.local_replicas = 1
+        self.made_before: dict[str, int] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
         self._reported: Counter[str] = Counter()
         self._pending: dict[int, list[dict[str, Any]]] = {}
@@ -53,7 +55,7 @@ class Recording:
     @property
     def num_steps(self) -> int:
         """Steps that a replica of this host has made so far."""
-        return max(self._counts.values(), default=0)
+        return max((count + self.made_before.get(name, 0) for (name, _), count in self._counts.items()), default=0)
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
@@ -89,7 +91,7 @@ class Recording:
     def _step(self, record: Record) -> None:
         about = record.about
         optimizer, replica = about["optimizer"], about["replica"]
-        index = self._counts[(optimizer, replica)]
+        index = self.made_before.get(optimizer, 0) + self._counts[(optimizer, replica)]
         self._counts[(optimizer, replica)] += 1
         if self._wanted is not None and index >= self._wanted:
             return
@@ -132,7 +134,8 @@ class Recording:
     def _notice_end(self, optimizer: str) -> None:
         if self._wanted is None or self._reached:
             return
-        done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= self._wanted]
+        left = self._wanted - self.made_before.get(optimizer, 0)
+        done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= left]
         if len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last):
             self._reached = True
             self.close("steps")

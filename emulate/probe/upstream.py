@@ -128,6 +128,12 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "_optimizer", None)
 
 
+def steps_made(optimizer: Any) -> int:
+    """How many steps an optimizer says that it has made, those of the run that it was restored from included."""
+    count = getattr(inner_optimizer(optimizer) or optimizer, "_iterations", None)
+    return 0 if count is None or isinstance(count, int) else int(count.numpy())
+
+
 def layer_classes() -> list[Any]:
     """The Layer classes of the Keras that are imported."""
     names = (f"{KERAS_3}.layers.layer", f"{LEGACY_KERAS}.engine.base_layer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from emulate.report.faults import add_faults
 from emulate.report.page import Page
 from emulate.report.stacks import short_stack
 from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
@@ -20,7 +21,7 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of which there is something to say, those with the same verdict and causes together."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        if run.verdict != "equivalent" or run.causes or run.notes or run.not_compared:
+        if run.verdict != "equivalent" or run.causes or run.notes or run.not_compared or run.faults:
             groups.setdefault(_key(run), []).append(run)
     return list(groups.values())
 
@@ -28,7 +29,8 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
 def _key(run: Run) -> tuple[object, ...]:
     last_line = (run.failure or "").rstrip().rpartition("\n")[2] if run.verdict == "failed" else None
     alone = run.topology if run.verdict == "hung" else None
-    return (run.verdict, run.reason, alone, last_line, tuple((c.code, c.by_design, c.allowed) for c in run.causes))
+    causes = tuple((c.code, c.by_design, c.allowed) for c in run.causes)
+    return (run.verdict, run.reason, alone, last_line, causes, run.faults)
 
 
 def add_group(page: Page, runs: Sequence[Run]) -> None:
@@ -39,6 +41,7 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     page.line((names, "bold"), "  ", (_headline(runs), STYLES[first.verdict]))
     _add_facts(page, runs, "first", _first)
     _add_facts(page, runs, "samples", _samples)
+    add_faults(page, first.faults)
     _add_failure(page, first)
     _add_stacks(page, first)
     for at in range(len(first.causes)):

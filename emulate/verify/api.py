@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.devices import choose_device
 from emulate.errors import WrongUse
+from emulate.faults import Fault, check_for, parse_all
 from emulate.probe import Trace
 from emulate.program import Program
 from emulate.topology import Topology
@@ -45,6 +46,8 @@ def verify(
     all_reduce: str = "auto",
     precision: str = "float32",
     allow: Collection[str] = (),
+    faults: str | Fault | Iterable[str | Fault] = (),
+    restarts: int = 3,
     reference_args: Sequence[str] | None = None,
     traces: Path | None = None,
     progress: Progress | None = None,
@@ -66,6 +69,9 @@ def verify(
         all_reduce: `auto`, `ring`, `hierarchical` or `one-device`.
         precision: `float32` or `float64`, Keras's float type in all runs.
         allow: Codes of causes that are expected: reported, but they do not decide.
+        faults: What befalls the hosts in one more run of each topology, as `"kill:host=1,step=5"` or
+            `emulate.faults.Kill(host=1, step=5)`: does the program go on to its end, and with the same result?
+        restarts: How often all hosts are started again there, where a fault ended them or exit code 75 asks for it.
         reference_args: Arguments of the program in the reference run, `args` unless given.
         traces: An empty folder that keeps what every run recorded; nothing is kept unless given.
         progress: Told of every run and step.
@@ -87,6 +93,7 @@ def verify(
 
     topologies = _topologies(topology)
     _check(steps, timeout)
+    befalling = _faults(faults, restarts, topologies)
     choice = choose_device(device, topologies)
     found = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
@@ -104,6 +111,8 @@ def verify(
         tf_config=any(one.has_several_hosts for one in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
+        faults=befalling,
+        restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = Session(runner, found.name, seed, allow).judge(fitting)
@@ -111,6 +120,22 @@ def verify(
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
+
+
+def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:
+    """The faults, each of which every topology can have."""
+    befalling = parse_all(faults)
+    if restarts < 0:
+        raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
+    for topology in topologies if befalling else ():
+        check_for(befalling, topology)
+        if topology.num_ps:
+            raise WrongUse(
+                f"A run with faults is compared step by step. Received: topology={str(topology)!r}, faults="
+                f"{[str(one) for one in befalling]}, where steps with parameter servers are not recorded. "
+                "Use `gpudist run --fault`, or leave the servers out."
+            )
+    return befalling
 
 
 def _unavailable(topology: Topology, why: str) -> Run:

@@ -12,6 +12,7 @@ from emulate.verify.arithmetic import Explanation, Fit, explain
 from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.recovery import Recovery
 from emulate.verify.verdict import Finding
 
 
@@ -70,6 +71,7 @@ class Case:
         rerun: Makes runs with one suspect switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
         outcome: How the run ended.
+        recovery: What became of the program with faults.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Case:
         rerun: Callable[[str], Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
         outcome: Outcome | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self.reference = reference
         self.topology = topology
@@ -92,6 +95,7 @@ class Case:
         self.repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
+        self.recovery = recovery
         self.found: list[Finding] = []
         self.notes: list[str] = []
         self.unreachable: list[str] = []

@@ -54,7 +54,7 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
     base = case.base
     return Judgement(
         verdict=verdict,
-        reason=case.outcome.hung,
+        reason=_reason(case),
         replicas=case.num_replicas,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
@@ -66,12 +66,20 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
     )
 
 
+def _reason(case: Case) -> str | None:
+    """Of a run that hung, without faults or with them, how."""
+    with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
+    return case.outcome.hung or with_faults
+
+
 def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
     missing = _missing(case)
     if case.outcome.hung:
         return "hung", []
     if case.outcome.failure:
         return "failed", []
+    if case.recovery is not None and not case.recovery.has_ended:
+        return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
     if deciding:
         return "divergent", []
     return ("unverified" if missing else "equivalent"), missing
@@ -93,6 +101,10 @@ def _missing(case: Case) -> list[str]:
     """What a verdict of equivalence lacks."""
     compared = case.base.kinds()
     missing = [f"{kind}: none was seen in both runs" for kind in NEEDED if kind not in compared]
+    if case.recovery is not None:
+        missing += case.recovery.missed
+        if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:
+            missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
     return missing if case.ledger else [*missing, "data: the rows of the batches were not seen"]
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from emulate.cluster import ClusterPlan, Preload, remove_tree
+from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
+from emulate.faults import Fault
 from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
+from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
 from emulate.verify.watch import Watch
 
@@ -44,6 +46,8 @@ class Settings:
     tf_config: bool = False
     reference_args: tuple[str, ...] | None = None
     budget: int = ProbePlan.budget
+    faults: tuple[Fault, ...] = ()
+    restarts: int = 3
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -104,6 +108,59 @@ class Runner:
         plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
         plan = replace(plan, budget=min(plan.budget, self._settings.budget))
         return self._pool.submit(self._run, label, topology, plan, reference)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What is to befall each topology, in a run of its own."""
+        return self._settings.faults
+
+    def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
+        """Run the program with its faults, and start it again as often as it takes, within limits."""
+        label = f"{topology} with faults"
+        folder = self._directory / label.replace(" ", "-")
+        plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
+        plan = replace(plan, budget=min(plan.budget, self._settings.budget))
+        return self._pool.submit(self._run_with_faults, label, topology, plan)
+
+    def _run_with_faults(self, label: str, topology: Topology, plan: ProbePlan) -> Lives:
+        started = time.monotonic()
+        lives = Lives(self._settings.faults)
+        self._progress.run_started(label, plan.steps)
+        outcome = "stopped"
+        try:
+            if not self._live(lives, label, topology, plan, self._fresh or self._preload):
+                lives = Lives(self._settings.faults)
+                self._use_fresh()
+                remove_tree(plan.trace)
+                assert self._fresh is not None
+                self._live(lives, label, topology, plan, self._fresh)
+            outcome = f"{lives.last.status}, {len(lives.fired)} of {len(lives.faults)} faults, {lives.restarts} restarts"
+        finally:
+            for run in lives.runs:
+                run.seconds = time.monotonic() - started
+            self._progress.run_ended(label, outcome)
+        return lives
+
+    def _live(self, lives: Lives, label: str, topology: Topology, plan: ProbePlan, preload: Preload) -> bool:
+        """All lives of the program; False where it needs a process that has not imported TensorFlow."""
+        result = RunResult(label, topology, None)
+        self._describe(result, plan, False)
+        first = self._cluster_plan(topology, plan.trace, self._entry(plan, False), False)
+        with preload.launch(replace(first, faults=lives.faults)) as cluster:
+            while True:
+                watch = Watch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
+                watch.live(self._settings.timeout)
+                if watch.needs_fresh_process and preload is self._preload:
+                    return False
+                watch.note_ends()
+                lives.add(result, plan, cluster.fired)
+                if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
+                    return True
+                following = next_life(cluster, len(lives.runs))
+                plan = replace(plan, trace=following.directory, resumed=True)
+                result = RunResult(label, topology, None)
+                self._describe(result, plan, False)
+                cluster.restart(replace(following, entry=self._entry(plan, False)))
 
     def empty_trace(self, result: RunResult) -> Trace:
         """A trace without events, for a run that left none."""
@@ -238,3 +295,8 @@ class Runner:
             "versions": dict(settings.versions),
         }
         Trace.describe(plan.trace, about)
+
+
+def _goes_on(cluster: RunningCluster, result: RunResult) -> bool:
+    """Whether a scheduler would start it again: it asked for that, or a fault made it fail or stand still."""
+    return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.fired_now))

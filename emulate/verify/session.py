@@ -16,6 +16,7 @@ from emulate.verify.facts import Facts
 from emulate.verify.judge import judge
 from emulate.verify.ledger import ledgers
 from emulate.verify.precision import rounding_units
+from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import Reference, Run
@@ -132,6 +133,7 @@ class Session:
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
         if compared.num_steps:
             traces = self._yardsticks.with_noise(base).traces() or traces
+        recovery = self._recovery(run)
         case = Case(
             traces[0],
             compared,
@@ -142,8 +144,20 @@ class Session:
             rerun=lambda switch: self._rerun(switch, run, compared, base),
             confirm=lambda: self._yardsticks.confirming(base),
             outcome=_outcome(run, reference),
+            recovery=recovery,
         )
-        return judge(case, self._allow).fill(_shell(run))
+        judged = judge(case, self._allow).fill(_shell(run))
+        return judged if recovery is None else _with_faults(judged, recovery)
+
+    def _recovery(self, run: RunResult) -> Recovery | None:
+        """The run again with the faults that were asked for; a program that has failed without them has nothing to show."""
+        if not self._runner.faults:
+            return None
+        if run.status != "ok" or run.trace is None:
+            run.notes.append("It was not run with its faults: without them it does not come to its end.")
+            return None
+        plan = AS_IT_STANDS.plan(self._yardsticks.seed)
+        return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
 
     def _run_as_written(self, run: RunResult) -> None:
         """A step compiled by XLA was recorded without it; does the program also run with it?"""
@@ -191,6 +205,16 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
         return judge(case, self._allow).fill(_shell(run))
+
+
+def _with_faults(judged: Run, recovery: Recovery) -> Run:
+    """What the faults add to a judged run."""
+    last = recovery.lives.last
+    judged = replace(judged, faults=recovery.reports())
+    if recovery.has_ended or judged.failure is not None:
+        return judged
+    notes = [note for note in last.notes if note not in judged.notes]
+    return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
 
 
 def _last_line(failure: str | None) -> str:

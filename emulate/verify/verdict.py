@@ -69,6 +69,35 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class FaultReport:
+    """What became of a program that a fault befell.
+
+    Attributes:
+        fault: As it was given.
+        fired: Whether it came to pass.
+        host: Which host it befell; None for the links of all.
+        step: In which step, counted from 1 (not fired: the one that was asked for).
+        phase: Where in the step.
+        recovered: Whether the program came to its end; None where the fault did not come to pass.
+        restarts: How often all hosts were started again, for all faults of the run together.
+        went_on_from: After how many steps the program went on at each restart; 0 where it began anew.
+        result: `identical` to the run without faults, `within-noise` or `different`; None where it is not known.
+        error: The largest difference in units of the noise, as an absolute number.
+    """
+
+    fault: str
+    fired: bool
+    host: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    recovered: bool | None = None
+    restarts: int = 0
+    went_on_from: tuple[int, ...] = ()
+    result: str | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """The verdict on one topology."""
 
@@ -88,6 +117,7 @@ class Run:
     failure: str | None = None
     stacks: dict[int, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[FaultReport, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -9,7 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.cluster import HangJudge, HostOutcome, RunningCluster
+from emulate.cluster import (
+    HangJudge,
+    HostOutcome,
+    RunningCluster,
+    Standstill,
+    first_cause,
+    follows_from_a_peer,
+    leaves_in_order,
+    patience_after,
+)
 from emulate.errors import GpudistError, WrongUse
 from emulate.verify.result import RunResult
 
@@ -22,7 +32,6 @@ GRACE_SECONDS = 2.5
 LAST_LINES = 12
 _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
 """TensorFlow's own log: of a program that left with an error it says nothing."""
-_PEER_IS_GONE = re.compile(r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY")
 
 
 class Stopped(Exception):
@@ -55,6 +64,13 @@ class Watch:
 
     def follow(self, seconds: float) -> None:
         """Until every host is held at the last wanted step or over, or the run has failed, hangs, or has had its time."""
+        self.live(seconds)
+        self._cluster.end()
+        self.note_ends()
+
+    def live(self, seconds: float) -> None:
+        """The same, and leave the cluster as it is then."""
+        standstill = Standstill(self._cluster)
         deadline = time.monotonic() + seconds
         while not self._is_over():
             for host, event in self._cluster.events(POLL_SECONDS):
@@ -64,19 +80,19 @@ class Watch:
             if self.needs_fresh_process:
                 break
             hang = self._judge.verdict(self._cluster)
-            if hang is not None or time.monotonic() > deadline:
+            if hang is not None or time.monotonic() > deadline or standstill.is_reached():
                 self._hangs(hang, seconds)
                 break
-        self._cluster.end()
-        self._note_ends()
 
     def _is_over(self) -> bool:
         over = {outcome.host for outcome in self._cluster.outcomes}
         if self._cluster.is_over or (self._reached and set(range(len(self._cluster.roles))) <= self._reached | over):
             return True
-        if self._failed_at is None and any(outcome.status == "raised" for outcome in self._cluster.outcomes):
+        if (cause := first_cause(self._cluster.outcomes)) is None:
+            return False
+        if self._failed_at is None:
             self._failed_at = time.monotonic()
-        return self._failed_at is not None and time.monotonic() - self._failed_at > GRACE_SECONDS
+        return time.monotonic() - self._failed_at > _patience(cause)
 
     def _see(self, host: int, event: Mapping[str, Any]) -> None:
         self._judge.feed(host, event)
@@ -110,7 +126,7 @@ class Watch:
         result.where = f"no end after {seconds:g} s" if hang is None else hang.description
         result.stacks = self._cluster.stacks()
 
-    def _note_ends(self) -> None:
+    def note_ends(self) -> None:
         """How each host ended; the first that raised, or left with an error, is the run's failure."""
         result = self._result
         for outcome in self._cluster.outcomes:
@@ -119,7 +135,7 @@ class Watch:
         raised = [outcome for outcome in ended if outcome.status == "raised"]
         left = [one for one in ended if one.status == "killed" or (one.status == "exited" and one.code != 0)]
         if raised:
-            self._raised(min(raised, key=_follows_from_a_peer))
+            self._raised(min(raised, key=follows_from_a_peer))
         elif left and result.status == "ok":
             result.status, result.failure = "failed", self._how_it_left(left[0])
 
@@ -141,6 +157,8 @@ class Watch:
         return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
 
 
-def _follows_from_a_peer(outcome: HostOutcome) -> bool:
-    """Whether a host raised because another was gone: what that one raised says more."""
-    return outcome.error is not None and bool(_PEER_IS_GONE.search(outcome.error.traceback_text))
+def _patience(cause: HostOutcome) -> float:
+    """Seconds for which others may still say more. Of hosts that wait for one that left by itself the hang judge tells."""
+    if cause.status == "exited" and not leaves_in_order(cause):
+        return math.inf
+    return patience_after(cause) if cause.status != "raised" else GRACE_SECONDS

@@ -78,6 +78,7 @@ class Yardsticks:
         seed: The seed of the verification.
 
     Attributes:
+        seed: The seed of the verification.
         rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
     """
@@ -86,13 +87,13 @@ class Yardsticks:
         self.rounding = 1.0
         self.apply_only: tuple[str, ...] = ()
         self._runner = runner
-        self._seed = seed
+        self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
 
     def reference(self, variation: Variation) -> Yardstick:
         """The reference alone."""
         if variation not in self._known:
-            plan = replace(variation.plan(self._seed), apply_only=self.apply_only)
+            plan = replace(variation.plan(self.seed), apply_only=self.apply_only)
             run = self._runner.start(variation.label("reference"), REFERENCE, plan, reference=True)
             self._known[variation] = Yardstick(run)
         return self._known[variation]
@@ -106,7 +107,7 @@ class Yardsticks:
 
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""
-        return self._runner.start("reference again", REFERENCE, Variation().plan(self._seed), reference=True)
+        return self._runner.start("reference again", REFERENCE, Variation().plan(self.seed), reference=True)
 
     def confirming(self, variation: Variation) -> list[Trace]:
         """Noise runs with a larger perturbation, to see whether a small difference is a unit on its kink."""
@@ -115,11 +116,11 @@ class Yardsticks:
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """The topology's own run in this variation."""
-        return self._runner.start(variation.label(str(topology)), topology, variation.plan(self._seed))
+        return self._runner.start(variation.label(str(topology)), topology, variation.plan(self.seed))
 
     def _noise(self, variation: Variation, number: int, ulps: float) -> Future[RunResult]:
         plan = replace(
-            variation.plan(self._seed),
+            variation.plan(self.seed),
             permute=True,
             perturb=ulps * self.rounding,
             noise_seed=number,

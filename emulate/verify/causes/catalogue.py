@@ -16,6 +16,7 @@ from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
+from emulate.verify.causes.recovery import NOT_RECOVERED, RECOVERED_DIFFERENTLY
 from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
@@ -53,6 +54,8 @@ _CAUSES: tuple[Cause, ...] = (
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
     UNEXPLAINED,
+    NOT_RECOVERED,
+    RECOVERED_DIFFERENTLY,
 )
 
 

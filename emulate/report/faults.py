@@ -1,0 +1,46 @@
+"""What became of a program with faults, a line or two for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from emulate.report.page import Page
+from emulate.report.words import number
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import FaultReport
+
+_COLUMN = 15
+
+
+def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
+    """Add each fault with what came of it."""
+    for at, fault in enumerate(faults):
+        page.labelled("faults" if at == 0 else "", f"{fault.fault}: {outcome(fault)}", 2, _COLUMN, label_style="dim")
+
+
+def outcome(fault: FaultReport) -> str:
+    """What came of one fault: `recovered after 1 restart, went on from step 6, the same result bit by bit`."""
+    if not fault.fired:
+        return "did not come to pass"
+    where = f"in step {fault.step}, " if fault.step else ""
+    if not fault.recovered:
+        return f"{where}not recovered{_after(fault)}"
+    results = {
+        "identical": "the same result bit by bit",
+        "within-noise": f"the same result but for rounding ({number(fault.error)})",
+        "different": f"another result (largest difference {number(fault.error)})",
+        None: "nothing could be compared",
+    }
+    return f"{where}recovered{_after(fault)}, {results[fault.result]}"
+
+
+def _after(fault: FaultReport) -> str:
+    if not fault.restarts:
+        return " without a restart"
+    times = "1 restart" if fault.restarts == 1 else f"{fault.restarts} restarts"
+    if not fault.went_on_from:
+        return f" after {times}"
+    last = fault.went_on_from[-1]
+    return f" after {times}, went on from {f'step {last}' if last else 'the beginning'}"
