@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.devices import forget_program
-from emulate.pool.upstream import runtime, settings, state
+from emulate.pool.upstream import functions, runtime, settings, state
 from emulate.topology import Topology
 
 
@@ -45,6 +45,7 @@ class Framework:
         for setting in changed:
             if setting.put is not None:
                 setting.put(self._values[setting.name])
+        functions.forget_traces()
         state.forget_names()
         state.forget_seeds()
         stuck = [one.name for one in changed if one.put is None or one.get() != self._values[one.name]]

@@ -100,6 +100,9 @@ class Lease:
                 bare = needs.bare
                 if on_event is not None:
                     on_event(needs.host, {"event": "restarted", "reason": str(needs)})
+            except BaseException:  # Ctrl-C, or what on_event raised
+                cluster.reject("its job was interrupted")
+                raise
             finally:
                 self._round = None
 
@@ -138,8 +141,6 @@ class Lease:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and self._cluster is not None and self._round is not None:
-            self._cluster.reject("its job was interrupted")
         self.close()
 
 

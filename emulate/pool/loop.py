@@ -13,7 +13,7 @@ from emulate.cluster import HostContext, describe
 from emulate.pool import keep
 from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job
 from emulate.pool.state import HostState
-from emulate.pool.upstream import runtime
+from emulate.pool.upstream import functions, runtime
 
 
 class WarmHost:
@@ -50,6 +50,7 @@ def _watch_runtime(context: HostContext) -> None:
 
     if "tensorflow" in sys.modules:  # else the host's first job is its last
         runtime.watch(park)
+        functions.watch()
 
 
 def _write_both_streams_to(path: os.PathLike[str]) -> None:

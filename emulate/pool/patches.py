@@ -21,15 +21,16 @@ class Patches:
 
     def __init__(self) -> None:
         holders = {id(holder): (name, holder) for name, holder in _holders()}  # a class is public in many places
-        self._before = [(name, holder, _functions(holder)) for name, holder in holders.values()]
+        self._before = [(name, holder, _functions(holder), len(vars(holder))) for name, holder in holders.values()]
 
     def check(self) -> list[str]:
         """What stands for something else now."""
         changed: list[str] = []
-        for name, holder, before in self._before:
-            now = _functions(holder)
-            names = before.keys() | now.keys() if isinstance(holder, type) else before.keys()
-            changed += [f"{name}.{key}" for key in names if now.get(key) != before.get(key)]
+        for name, holder, before, size in self._before:
+            now = vars(holder)
+            changed += [f"{name}.{key}" for key, was in before.items() if id(now.get(key)) != was]
+            if isinstance(holder, type) and len(now) > size:  # what a class inherited may be hidden
+                changed += [f"{name}.{key}" for key in _functions(holder).keys() - before.keys()]
         return [f"it replaced {', '.join(sorted(set(changed)))}"] if changed else []
 
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import final
 
-from emulate.cluster import Preload, is_read_at_import
+from emulate.cluster import Preload, is_read_at_import, roles_of
 from emulate.devices import choose_device
-from emulate.errors import WrongUse
+from emulate.errors import Unavailable, WrongUse
 from emulate.pool.lease import Lease
 from emulate.pool.options import Options
 from emulate.pool.warm import WarmCluster
 from emulate.topology import Topology
-
-_TRIES = 3
 
 
 @dataclass
@@ -125,17 +123,33 @@ class Pool:
 
         Raises:
             WrongUse: When the pool was closed.
+            Unavailable: When the cluster could not be started.
         """
-        for _ in range(_TRIES):
+        while True:
             cluster = None if bare else self._take_idle(topology, fresh)
-            if cluster is None:
-                cluster = self._start(topology, bare)
-            reason = cluster.settle()
-            if not reason:
+            is_new = cluster is None
+            cluster = cluster or self._start(topology, bare)
+            if not self._settle(cluster):
                 self.statistics.reused += cluster.num_jobs > 0
                 return cluster
+            if is_new:
+                raise Unavailable(
+                    f"The hosts of a new cluster must become idle. Received: {cluster.unfit}. "
+                    "The machine may be too busy or too small for this topology: ask for fewer hosts."
+                )
+
+    def _settle(self, cluster: WarmCluster) -> str:
+        """Wait until it is idle; why it cannot be used, in which case it is gone."""
+        try:
+            reason = cluster.settle()
+        except BaseException:
+            with self._lock:
+                self._leased.remove(cluster)
+                self._end(cluster)
+            raise
+        if reason:
             self._replace(cluster)
-        return self._start(topology, bare)
+        return reason
 
     def _take_idle(self, topology: Topology, fresh: bool) -> WarmCluster | None:
         with self._lock:
@@ -189,6 +203,7 @@ class Pool:
                 return
             if cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps:
                 self._replace(cluster)
+                self._prepare_instead(cluster)
             elif self._is_closed or (cluster.device == "gpu" and not self._options.keeps_gpus):
                 self._leased.remove(cluster)
                 self._end(cluster)
@@ -204,6 +219,25 @@ class Pool:
             self.statistics.replaced += 1
             self.statistics.reasons.append(f"{cluster.topology}: {cluster.unfit or 'its hosts imported TensorFlow themselves'}")
             self._end(cluster)
+
+    def _prepare_instead(self, broken: WarmCluster) -> None:
+        """Start another one of its shape already: its caller, or the next, asks for it in a moment."""
+        if not self._is_closed and broken.device == "cpu" and not any(one.topology == broken.topology for one in self._idle):
+            self.prepare(broken.topology)
+
+    def prepare(self, *topologies: str | Topology) -> None:
+        """Start clusters that will be asked for, while the caller goes on; as many as the limit of hosts allows.
+
+        Args:
+            *topologies: Their shapes.
+        """
+        with self._lock:
+            for topology in map(Topology.parse, topologies):
+                used = sum(len(cluster.hosts) for cluster in (*self._idle, *self._leased))
+                if used + len(roles_of(topology)) <= self._options.max_hosts:
+                    cluster = self._start(topology)
+                    self._leased.remove(cluster)
+                    self._idle.append(cluster)
 
     def _end(self, cluster: WarmCluster) -> None:
         """In the background: a killed host of several may take a moment."""

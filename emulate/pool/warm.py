@@ -16,7 +16,7 @@ from emulate.pool.loop import WarmHost
 from emulate.pool.options import Options
 from emulate.topology import Topology
 
-_PATIENCE = 30.0  # seconds in which a host must be idle after its job: it collects garbage and looks at itself
+_PATIENCE = 15.0  # seconds in which a host must be idle after its job: it collects garbage and looks at itself
 _SHOWN = 4 << 20  # bytes of a job's output that are kept
 
 
@@ -66,7 +66,7 @@ class WarmCluster:
 
     def settle(self) -> str:
         """Wait until every host is idle and known to be clean; why the cluster cannot be used, empty where it can."""
-        deadline = time.monotonic() + max(_PATIENCE, self.running.plan.start_timeout)
+        deadline = time.monotonic() + (_PATIENCE if self.num_jobs else self.running.plan.start_timeout + _PATIENCE)
         while not self.unfit and len(self._idle) < len(self.hosts):
             self.events(0.1)
             if time.monotonic() > deadline:

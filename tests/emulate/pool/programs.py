@@ -121,6 +121,19 @@ def compiled(context: HostContext) -> Any:
     return digest(function(tf.reshape(tf.range(16.0), [4, 4])).numpy())
 
 
+_kept: dict[str, Any] = {}
+
+
+def kept_function(context: HostContext) -> Any:
+    """A tf.function that its module keeps, with the state of the random operations in its trace."""
+    import tensorflow as tf
+
+    if not _kept:
+        _kept["function"] = tf.function(lambda: tf.random.normal([3]))
+    tf.random.set_seed(8)
+    return digest(_kept["function"]().numpy(), _kept["function"]().numpy())
+
+
 def names(context: HostContext) -> Any:
     """What TensorFlow and Keras call things."""
     import keras
@@ -214,6 +227,7 @@ PROBES: tuple[Callable[[HostContext], Any], ...] = (
     tensorflow_random,
     other_generators,
     compiled,
+    kept_function,
     names,
     settings,
 )
