@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -160,7 +161,7 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     os.environ.pop("TF_CONFIG", None)
     if settings.sets_tf_config:
         os.environ["TF_CONFIG"] = settings.tf_config
-    _keep_proxies_out()
+    _keep_proxies_out(settings.tf_config)
     sys.path[:] = settings.search_path
     os.chdir(context.path(settings.cwd))
     if not settings.emulated:
@@ -184,13 +185,14 @@ def _be_late(known: HostFaults, context: HostContext) -> None:
             time.sleep(fault.seconds)
 
 
-def _keep_proxies_out() -> None:
-    """Without this gRPC sends even what is meant for 127.0.0.1 to a proxy."""
+def _keep_proxies_out(tf_config: str) -> None:
+    """Without this gRPC sends even what is meant for another host of the cluster to a proxy."""
     names = ("grpc_proxy", "https_proxy", "http_proxy")
     if any(os.environ.get(name) for name in names):
         exempt = "no_grpc_proxy"
         known = os.environ.get(exempt) or os.environ.get(exempt.replace("grpc_", "")) or ""
-        os.environ[exempt] = ",".join(filter(None, (known, "127.0.0.1")))
+        addresses = dict.fromkeys(re.findall(r'"([\d.]+):\d+"', tf_config))
+        os.environ[exempt] = ",".join(filter(None, (known, *(addresses or ["127.0.0.1"]))))
 
 
 def _run_entry(settings: HostSettings, context: HostContext) -> int:

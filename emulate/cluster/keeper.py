@@ -17,12 +17,13 @@ from typing import Any, NoReturn
 from emulate.cluster import host, roles, stacks, system
 from emulate.cluster.channel import CONTROL, Channel, Inbox
 from emulate.cluster.isolation import Capability, Isolation, isolate
+from emulate.cluster.links import Links, address
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
 from emulate.devices import GpuShare
-from emulate.errors import GpudistError
-from emulate.faults import Board, HostFaults, Missing
+from emulate.errors import GpudistError, Unavailable
+from emulate.faults import Board, FillDisk, HostFaults, Missing, check_disk, needs_links
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class _Keeper:
         self._hosts: dict[int, int] = {}  # process id: number
         self._isolation = Isolation()
         self._held_ports: list[socket.socket] = []
+        self._links: Links | None = None
 
     def run(self, capability: Capability, is_preloaded: bool) -> None:
         system.adopt_orphans()
@@ -159,23 +161,40 @@ class _Keeper:
     def _isolate(self, capability: Capability) -> None:
         network = self._plan.network if self._plan.topology.has_several_hosts else None
         self._isolation = isolate(capability, network=network, folders=self._plan.views, directory=self._plan.directory)
+        if any(isinstance(fault, FillDisk) for fault in self._plan.faults):
+            check_disk()
+        if needs_links(self._plan.faults):
+            self._lay_links(capability)
+
+    def _lay_links(self, capability: Capability) -> None:
+        if not self._isolation.own_network:
+            raise Unavailable(
+                "Links that can be cut, slowed down or lossy need a network of the cluster's own. Received: "
+                f"network={self._plan.network!r}, {capability.network or 'which is shared'}. "
+                "Take --network own where the system allows it, or leave faults of links out."
+            )
+        self._links = Links.lay(len(self._roles))
 
     def _fork_hosts(self, fds: list[int], is_preloaded: bool) -> None:
         assert not is_runtime_initialized(), "TensorFlow's runtime was initialised before a fork"
-        ports = self._ports()
+        places = self._places()
         channels = [Channel(socket.socket(fileno=fd)) for fd in fds[: len(self._roles)]]
         outputs = [(fds[at], fds[at + 1]) for at in range(len(self._roles), len(fds), 2)]
         (self._home / "tmp").mkdir(exist_ok=True)
         parent = os.getpid()
         board = Board(len(self._roles))
+        if self._links is not None:
+            self._links.start_switch(board, list(self._plan.faults_to_come.values()))
         missing = {one.host for one in self._plan.faults_to_come.values() if isinstance(one, Missing)}
         for number, channel in enumerate(channels):
             if number in missing:
                 continue
-            settings = self._settings(ports, number, is_preloaded, board)
+            settings = self._settings(places, number, is_preloaded, board)
             pid = os.fork()
             if pid == 0:
                 self._channel.close()
+                if self._links is not None:
+                    self._links.enter(number)
                 for end in [*(c.socket for c in channels if c is not channel), *self._held_ports]:
                     end.close()
                 for fd in (fd for pair in outputs[:number] + outputs[number + 1 :] for fd in pair):
@@ -188,13 +207,17 @@ class _Keeper:
             os.close(pair[0])
             os.close(pair[1])
 
-    def _ports(self) -> list[int]:
+    def _places(self) -> list[str]:
+        """Addresses and ports of the hosts' servers."""
+        numbers = range(len(self._roles))
+        if self._links is not None:
+            return [f"{address(number)}:{roles.FIRST_PORT}" for number in numbers]
         if self._isolation.own_network:
-            return [roles.FIRST_PORT + number for number in range(len(self._roles))]
+            return [f"127.0.0.1:{roles.FIRST_PORT + number}" for number in numbers]
         self._held_ports = roles.hold_ports(len(self._roles))
-        return [sock.getsockname()[1] for sock in self._held_ports]
+        return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._held_ports]
 
-    def _settings(self, ports: list[int], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
+    def _settings(self, places: list[str], number: int, is_preloaded: bool, board: Board) -> host.HostSettings:
         plan = self._plan
         return host.HostSettings(
             topology=plan.topology,
@@ -205,7 +228,7 @@ class _Keeper:
             environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(self._roles, ports, number),
+            tf_config=roles.tf_config(self._roles, places, number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             emulated=plan.emulated,

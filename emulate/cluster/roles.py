@@ -31,11 +31,11 @@ def roles_of(topology: Topology) -> tuple[str, ...]:
     return ("chief", *workers, *("ps",) * topology.num_ps) if topology.num_ps else workers
 
 
-def tf_config(roles: Sequence[str], ports: Sequence[int], host: int) -> str:
-    """The text of TF_CONFIG on one host, as a real cluster sets it."""
+def tf_config(roles: Sequence[str], places: Sequence[str], host: int) -> str:
+    """The text of TF_CONFIG on one host, as a real cluster sets it; `places` are the addresses with ports of all."""
     cluster: dict[str, list[str]] = {}
-    for role, port in zip(roles, ports, strict=True):
-        cluster.setdefault(role, []).append(f"127.0.0.1:{port}")
+    for role, place in zip(roles, places, strict=True):
+        cluster.setdefault(role, []).append(place)
     task = {"type": roles[host], "index": roles[:host].count(roles[host])}
     return json.dumps({"cluster": cluster, "task": task})
 

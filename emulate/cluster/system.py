@@ -39,6 +39,11 @@ def unshare(flags: int) -> None:
     _check(_libc().unshare(flags), "unshare")
 
 
+def set_namespace(fd: int, kind: int) -> None:
+    """Enter a namespace that a descriptor stands for."""
+    _check(_libc().setns(fd, kind), "setns")
+
+
 def map_own_ids(uid: int, gid: int) -> None:
     """In a new user namespace: be who one was outside."""
     Path("/proc/self/setgroups").write_text("deny")

@@ -2,6 +2,7 @@
 
 from emulate.faults.board import Board
 from emulate.faults.checks import check_fired, check_for, needs_links, never_fired
+from emulate.faults.disk import check as check_disk
 from emulate.faults.fired import Fired
 from emulate.faults.hooks import install
 from emulate.faults.text import parse, parse_all
@@ -41,6 +42,7 @@ __all__ = [
     "Preempt",
     "Slow",
     "Stop",
+    "check_disk",
     "check_fired",
     "check_for",
     "install",
