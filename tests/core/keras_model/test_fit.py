@@ -15,21 +15,23 @@ SUMS = 2e-6  # of a tensor's scale: float32, added up in another order over abou
 # Adam divides by what may be as small as the rounding; of float16 there are ten bits.
 ROUNDED = {"accumulated": 3e-5, "averaged": 3e-5, "half_precision": 2e-3}
 
-# What hosts have to do with each other in these they have in the others too.
-ALIKE_ON_HOSTS = {"averaged", "clipped", "own_compute_loss", "several_outputs", "subclassed", "two_optimizers"}
+# What replicas of one host, or hosts, have to do with each other in these they have in the others too.
+ALIKE_ON_ONE_HOST = {"eagerly", "first_batch", "half_precision", "of_steps"}
+ALIKE_ON_HOSTS = {"averaged", "clipped", "masked", "own_compute_loss", "several_outputs", "subclassed", "two_optimizers"}
+LIMIT_SECONDS = 500.0  # for a busy machine; a quiet one takes a twentieth
 
 
 @pytest.fixture(scope="module")
 def expected(loaded: Preload) -> dict[str, Any]:
-    with Cluster("1x1", preload=loaded, timeout=120) as cluster:
+    with Cluster("1x1", preload=loaded, timeout=LIMIT_SECONDS) as cluster:
         (results,) = cluster.run(training.train_all, False)
     return dict(results)
 
 
-@pytest.mark.parametrize(("topology", "left_out"), [("1x3", set()), ("2x2", ALIKE_ON_HOSTS)])
+@pytest.mark.parametrize(("topology", "left_out"), [("1x3", ALIKE_ON_ONE_HOST), ("2x2", ALIKE_ON_HOSTS)])
 def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], topology: str, left_out: set[str]) -> None:
     names = [name for name in expected if name not in left_out]
-    for seen in on_hosts(topology, training.train_all, True, names):
+    for seen in on_hosts(topology, training.train_all, True, names, timeout=LIMIT_SECONDS):
         for name in names:
             alike(expected[name], seen[name], ROUNDED.get(name, SUMS), name)
 
@@ -43,7 +45,7 @@ def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], 
     ],
 )
 def test_other_shapes_are_served_alike(on_hosts: OnHosts, expected: dict[str, Any], topology: str, names: list[str]) -> None:
-    for seen in on_hosts(topology, training.train_all, True, names):
+    for seen in on_hosts(topology, training.train_all, True, names, timeout=LIMIT_SECONDS):
         for name in names:
             alike(expected[name], seen[name], ROUNDED.get(name, SUMS), name)
 
