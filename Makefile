@@ -41,13 +41,16 @@ demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest -q -n $(JOBS)
 
-check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies
+check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pydoclint --quiet emulate gpudist_core
 	$(BIN)/deptry .
+	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch
+	@if command -v actionlint; then PATH=$(BIN):$$PATH actionlint; else \
+		echo "actionlint is not installed, so .github/workflows is checked by the workflow cpu alone: github.com/rhysd/actionlint"; fi
 
 bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks

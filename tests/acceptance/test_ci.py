@@ -1,0 +1,98 @@
+"""The jobs of ci/: they stop at once where there is no GPU, take no verdict of a CPU for one of a GPU, and start every task."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CI = Path(__file__).parents[2] / "ci"
+LIMIT = 200
+
+# Stands in for a python on a machine with GPUs: the job's own checks run, and of all else it is said that it was asked for.
+STAND_IN = """#!{python}
+import json, os, sys
+if sys.argv[1] == "-":
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+print("ran:", *sys.argv[1:])
+if "--json" in sys.argv:
+    with open(sys.argv[sys.argv.index("--json") + 1], "w") as file:
+        json.dump({{"device": os.environ["RAN_ON"]}}, file)
+sys.exit(1 if any("bugs/" in one for one in sys.argv) else 0)
+"""
+
+# Starts the tasks of a step as Slurm does, all of them on this machine.
+SRUN = """#!{python}
+import os, subprocess, sys
+number = 2
+command = [one for one in sys.argv[1:] if not one.startswith("--")]
+assert "--kill-on-bad-exit=1" in sys.argv and "--distribution=block" in sys.argv
+step = {{
+    "SLURM_JOB_ID": str(os.getpid()),
+    "SLURM_STEP_NUM_TASKS": str(number),
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_TASKS_PER_NODE": str(number),
+    "SLURMD_NODENAME": "localhost",
+}}
+ranks = [{{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}} for i in range(number)]
+tasks = [subprocess.Popen(command, env={{**os.environ, **step, **rank}}) for rank in ranks]
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+def program(path: Path, text: str) -> Path:
+    """A program of this text."""
+    path.write_text(text.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a job as a runner does, on a machine that shows it no GPU."""
+    settings = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    return subprocess.run(list(map(str, command)), env=settings, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+
+def test_a_runner_without_gpus_is_told_so_before_any_test_runs() -> None:
+    done = run(CI / "gpu.sh", PYTHON=sys.executable, PYTHONPATH=str(CI.parent))
+    assert done.returncode == 5
+    assert done.stderr.startswith("A GPU runner must have a GPU. Received: none (")
+    assert "2. " not in done.stdout
+
+
+def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
+    done = run(CI / "gpu.sh", PYTHON=str(program(tmp_path / "python", STAND_IN)), RAN_ON="gpu")
+    assert done.returncode == 0, done.stderr
+    ran = [line.removeprefix("ran: ") for line in done.stdout.splitlines() if line.startswith("ran: ")]
+    assert ran[:2] == ["ci/see_gpus.py", "-m emulate devices"]
+    assert "-m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict" in ran
+    assert all("--device gpu" in line for line in ran if "emulate verify" in line)
+    assert done.stdout.endswith("On GPUs, all of it.\n")
+
+
+def test_a_verdict_that_the_cpu_gave_fails_the_job(tmp_path: Path) -> None:
+    done = run(CI / "gpu.sh", PYTHON=str(program(tmp_path / "python", STAND_IN)), RAN_ON="cpu")
+    assert done.returncode == 1
+    assert "A verdict of a GPU runner must be of GPUs. Received: device='cpu' in " in done.stderr
+    assert "On GPUs, all of it." not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_slurm_job_trains_one_model_in_all_its_tasks(tmp_path: Path) -> None:
+    program(tmp_path / "srun", SRUN)
+    done = run(
+        CI / "slurm.sbatch",
+        PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
+        PYTHON=sys.executable,
+        PYTHONPATH=str(CI.parent),
+        SLURM_SUBMIT_DIR=str(CI.parent),
+    )
+    assert done.returncode == 0, done.stderr
+    said = sorted(line for line in done.stdout.splitlines() if "replicas" in line)
+    assert len(said) == 2
+    assert said[0] == said[1]
+    assert said[0].startswith("2 replicas: loss ")
