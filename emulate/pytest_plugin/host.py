@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
-import logging
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -20,9 +15,11 @@ from emulate.devices import device_in_use
 from emulate.errors import WrongUse
 from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
 from emulate.pytest_plugin.meeting import HostCluster
-from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, Ended, SessionPlan, TestPlan, dump_report, dump_warning
+from emulate.pytest_plugin.surroundings import find_each_other, host_options, quietly, refuse_debugger, seed_everything
+from emulate.pytest_plugin.wire import CAPTURED, READY, Ended, SessionPlan, TestPlan, dump_report
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -81,14 +78,14 @@ class Host:
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
-        self._config = upstream.make_config(_options(plan, folder, name), list(plan.args), self._captured)
+        self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         self._config.stash[HOST] = self
-        self._config.pluginmanager.register(_Ears(self), "gpudist-host")
-        upstream.refuse_debugger(_refuse_debugger)
+        listen(self._config, self)
+        upstream.refuse_debugger(refuse_debugger)
         self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
-            sys.stdout, sys.stderr = _Told(sys.stdout, self.send), _Told(sys.stderr, self.send)
+            sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
         self._collectors = upstream.collectors(self._session, plan.files)
         self._settle()
 
@@ -107,7 +104,7 @@ class Host:
             item = self._item(plan.path, plan.nodeid)
             self._tear_down_before(item)
             self.send({"event": READY})
-            _seed(plan.seed)
+            seed_everything(plan.seed)
             item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             self._last = item
         except pytest.exit.Exception as leave:
@@ -130,7 +127,7 @@ class Host:
     def _items(self, path: Path) -> list[pytest.Item]:
         if path not in self._nodes:
             if self._context.topology.num_hosts > 1 and not self._context.topology.num_ps:
-                _find_each_other()
+                find_each_other()
             self._nodes[path] = upstream.items_of(self._session, self._collectors[path])
             self._settle()
         return self._nodes[path]
@@ -187,7 +184,7 @@ class Host:
             import tensorflow as tf
 
             return tf.distribute.get_strategy()
-        with _quietly():
+        with quietly():
             return gpudist_core.make_strategy(kind)
 
     def logical_devices(self) -> list[Any]:
@@ -213,27 +210,6 @@ class Host:
         return self._cluster
 
 
-class _Told(io.TextIOBase):
-    """Passes on what is written to a stream, and tells the controller line by line."""
-
-    def __init__(self, stream: TextIO, send: Callable[[dict[str, Any]], None]) -> None:
-        self._stream = stream
-        self._send = send
-        self._begun = ""
-
-    def write(self, text: str) -> int:
-        done, newline, self._begun = (self._begun + text).rpartition("\n")
-        if newline:
-            self._send({"event": OUTPUT, "text": done})
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
 class _Following:
     """Stands for a test that is not collected yet, where pytest asks what it will need."""
 
@@ -245,111 +221,6 @@ class _Following:
         return self._chain
 
 
-class _Ears:
-    """Hears in the host's pytest what the controller must know."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._host.send_report(report)
-
-    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
-        if when == "runtest":
-            self._host.send(dump_warning(warning_message, when, nodeid, location))
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            raise WrongUse(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
-        self._note_change(fixturedef)
-        return (yield)
-
-    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
-        if fixturedef.cached_result is not None:
-            self._note_change(fixturedef)
-
-    def _note_change(self, fixturedef: Any) -> None:
-        if fixturedef.scope != "function" and not fixturedef.func.__module__.startswith(("_pytest.", "xdist.")):
-            self._host.has_changed()
-
-
-def _options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
-    """The user's options, without those that are about the run as a whole."""
-    options = {
-        **plan.options,
-        "basetemp": folder,
-        "plugins": [*plan.options.get("plugins", []), "no:terminal"],
-        "usepdb": False,
-        "trace": False,
-        "maxfail": 0,
-        "pyargs": False,
-        "keyword": "",
-        "markexpr": "",
-        "deselect": None,
-        "lf": False,
-        "failedfirst": False,
-        "newfirst": False,
-        "stepwise": False,
-        "stepwise_skip": False,
-        "cacheclear": False,
-        "looponfail": False,
-        "dist": "no",
-        "loadgroup": False,
-        "distload": False,
-        "numprocesses": None,
-        "maxprocesses": None,
-        "tx": [],
-    }
-    if options.get("log_file"):
-        options["log_file"] = f"{options['log_file']}.{name}"
-    return options
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """TensorFlow warns where a process makes its second strategy of several hosts, which is what warm hosts do."""
-    logger = logging.getLogger("absl")
-    expected = logging.Filter()
-    expected.filter = lambda record: "Enabling collective ops after program startup" not in record.getMessage()  # type: ignore[method-assign]
-    logger.addFilter(expected)
-    try:
-        yield
-    finally:
-        logger.removeFilter(expected)
-
-
 def _is_on(device: str, host: int) -> bool:
     """Whether a device is of this host: TensorFlow lists those of a whole cluster of workers."""
     return "/task:" not in device or f"/task:{host}/" in device
-
-
-def _refuse_debugger(*args: Any, **kwargs: Any) -> None:
-    __tracebackhide__ = True
-    raise WrongUse(
-        "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
-        'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '
-        "of your own."
-    )
-
-
-def _find_each_other() -> None:
-    """Let the hosts meet: TensorFlow wants that before its runtime is up, and the module of a test may start it."""
-    import gpudist_core
-
-    with _quietly():
-        gpudist_core.make_strategy()
-
-
-def _seed(seed: int) -> None:
-    """Seed every generator a test may use."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-    if "tensorflow" in sys.modules:
-        sys.modules["tensorflow"].random.set_seed(seed)
-    for name in ("keras", "tf_keras"):
-        if name in sys.modules:
-            sys.modules[name].utils.set_random_seed(seed)

@@ -149,7 +149,7 @@ class _Merger:
         text = (
             f"All hosts of a test must agree on what becomes of it. Received: {said}. Skip, or expect a failure, on every host."
         )
-        self._set_failed(merged, f"in {_WORDS[phase]}", upstream.failure(text, *self._place(), text))
+        self._set_failed(merged, "", upstream.failure(text, *self._place(), text))
 
     def _fail(self, merged: pytest.TestReport, phase: str, failing: list[HostRun], broken: list[HostRun]) -> None:
         groups = self._groups(phase, failing, broken)

@@ -88,6 +88,13 @@ def stop_capturing(config: pytest.Config) -> None:
         capture.suspend_global_capture(in_=True)
 
 
+def terminal_writer(stream: Any) -> Any:
+    """What pytest writes to terminals with."""
+    from _pytest._io import TerminalWriter
+
+    return TerminalWriter(stream)
+
+
 def base_folder(config: pytest.Config) -> Path:
     """Where the temporary folders of this run lie."""
     return Path(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     """A folder for a user's tests, whose pytest fails on warnings."""
     for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "3")
     pytester.makeini("[pytest]\nfilterwarnings =\n    error\n    ignore:.*fork.*:DeprecationWarning\n")
     return pytester

@@ -16,15 +16,16 @@ HEAVY = {"tensorflow", "keras", "numpy", "psutil", "cloudpickle", "rich", "typer
 def test_the_entry_point_imports_nothing_heavy() -> None:
     code = (
         "import sys, pytest; before = set(sys.modules); import emulate.pytest_plugin.entry\n"
-        f"new = set(sys.modules) - before; print(sorted(new & {HEAVY!r}), sorted(n for n in new if not n.startswith('emulate')))"
+        "new = {name for name in sys.modules if not name.startswith('emulate')} - before\n"
+        f"print(sorted(new & {HEAVY!r}), sorted(new))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[] []\n"
 
 
 def test_a_suite_without_topologies_loads_no_more_than_options_and_a_counter(run: Run) -> None:
-    report = "import sys\ndef pytest_unconfigure():\n    print('LOADED', sorted(n for n in sys.modules if n.startswith('emulate')))\n"
-    Path("conftest.py").write_text(report)
+    loaded = "sorted(name for name in sys.modules if name.startswith('emulate'))"
+    Path("conftest.py").write_text(f"import sys\ndef pytest_unconfigure():\n    print('LOADED', {loaded})\n")
     result = run("def test_one(): pass\n")
     assert result.ret == 0
     loaded = next(line for line in result.outlines if line.startswith("LOADED"))

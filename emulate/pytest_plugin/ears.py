@@ -1,0 +1,97 @@
+"""On a host: what its pytest reports and writes, told to the controller."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+import pytest
+
+from emulate.errors import WrongUse
+from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.wire import OUTPUT, dump_warning
+
+if TYPE_CHECKING:
+    from emulate.pytest_plugin.host import Host
+
+
+def listen(config: pytest.Config, host: Host) -> None:
+    """Have a host hear what its pytest does.
+
+    Args:
+        config: Of the host's pytest.
+        host: What is told.
+    """
+    config.pluginmanager.register(_Ears(host), "gpudist-host")
+    if any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan")):
+        config.pluginmanager.register(_Terminal(host.send), "terminalreporter")
+
+
+class Told(io.TextIOBase):
+    """A stream that tells the controller what is written, line by line.
+
+    Args:
+        send: Sends an event.
+        stream: Where it is written besides.
+    """
+
+    def __init__(self, send: Callable[[dict[str, Any]], None], stream: TextIO | None = None) -> None:
+        self._send = send
+        self._stream = stream
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        done, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._send({"event": OUTPUT, "text": done})
+        if self._stream is not None:
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        if self._stream is None:
+            raise io.UnsupportedOperation("fileno")
+        return self._stream.fileno()
+
+
+class _Terminal:
+    """Where pytest's --setup-show writes in a process that has no terminal."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._tw = upstream.terminal_writer(Told(send))
+
+
+class _Ears:
+    """Hears in the host's pytest what the controller must know."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._host.send_report(report)
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        if when == "runtest":
+            self._host.send(dump_warning(warning_message, when, nodeid, location))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            raise WrongUse(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        self._note_change(fixturedef)
+        return (yield)
+
+    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
+        if fixturedef.cached_result is not None:
+            self._note_change(fixturedef)
+
+    def _note_change(self, fixturedef: Any) -> None:
+        if fixturedef.scope != "function" and not fixturedef.func.__module__.startswith(("_pytest.", "xdist.")):
+            self._host.has_changed()

@@ -1,0 +1,89 @@
+"""On a host: what surrounds a test there, and is not as in a pytest that a user started."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from emulate.errors import WrongUse
+from emulate.pytest_plugin.wire import SessionPlan
+
+
+def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
+    """The user's options, without those that are about the run as a whole."""
+    options = {
+        **plan.options,
+        "basetemp": folder,
+        "plugins": [*plan.options.get("plugins", []), "no:terminal"],
+        "usepdb": False,
+        "trace": False,
+        "maxfail": 0,
+        "pyargs": False,
+        "keyword": "",
+        "markexpr": "",
+        "deselect": None,
+        "lf": False,
+        "failedfirst": False,
+        "newfirst": False,
+        "stepwise": False,
+        "stepwise_skip": False,
+        "cacheclear": False,
+        "looponfail": False,
+        "dist": "no",
+        "loadgroup": False,
+        "distload": False,
+        "numprocesses": None,
+        "maxprocesses": None,
+        "tx": [],
+    }
+    options.pop("file_or_dir", None)  # argparse warns of it
+    if options.get("log_file"):
+        options["log_file"] = f"{options['log_file']}.{name}"
+    return options
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """TensorFlow warns where a process makes its second strategy of several hosts, which is what warm hosts do."""
+    logger = logging.getLogger("absl")
+    expected = logging.Filter()
+    expected.filter = lambda record: "Enabling collective ops after program startup" not in record.getMessage()  # type: ignore[method-assign]
+    logger.addFilter(expected)
+    try:
+        yield
+    finally:
+        logger.removeFilter(expected)
+
+
+def refuse_debugger(*args: Any, **kwargs: Any) -> None:
+    """Stands for `breakpoint` and `pdb.set_trace`."""
+    __tracebackhide__ = True
+    raise WrongUse(
+        "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
+        'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '
+        "of your own."
+    )
+
+
+def find_each_other() -> None:
+    """Let the hosts meet: TensorFlow wants that before its runtime is up, and the module of a test may start it."""
+    import gpudist_core
+
+    with quietly():
+        gpudist_core.make_strategy()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed every generator a test may use."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(seed)
+    for name in ("keras", "tf_keras"):
+        if name in sys.modules:
+            sys.modules[name].utils.set_random_seed(seed)

@@ -1,0 +1,195 @@
+"""A run as a whole: pytest's own options, pytest-xdist, the strict run, and ends of every kind that leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.acceptance.plugin.conftest import Run
+
+SMALL = """
+import os
+import pytest
+
+pytestmark = pytest.mark.topology("1x2", "2x1")
+
+
+@pytest.fixture(scope="module")
+def of_module():
+    yield os.getpid()
+
+
+def test_one(cluster, devices): assert cluster.num_hosts == cluster.topology.num_hosts
+def test_two(cluster, devices, of_module): assert cluster.gather(of_module)[cluster.host] == os.getpid()
+def test_three(devices, worker_id): assert "-host" in worker_id
+"""
+DISTRIBUTIONS = [
+    "load",
+    pytest.param("loadscope", marks=pytest.mark.slow),
+    pytest.param("loadfile", marks=pytest.mark.slow),
+    "worksteal",
+]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_every_distribution_of_xdist_gives_the_same_results(run: Run, suite: pytest.Pytester, distribution: str) -> None:
+    suite.makepyfile(test_other=SMALL)
+    result = run(SMALL, "-n", "2", "--dist", distribution, "--junitxml=junit.xml")
+    result.assert_outcomes(passed=12)
+    result.stdout.fnmatch_lines(["gpudist: 12 tests ran on emulated devices (1x2: 6, 2x1: 6), 0 on real devices"])
+    assert (Path(suite.path) / "junit.xml").read_text().count('<property name="gpudist_verdict" value="passed" />') == 12
+
+
+OPTIONS = """
+import pytest
+
+@pytest.fixture(scope="module")
+def breaks_late():
+    yield
+    raise RuntimeError("late")
+
+@pytest.mark.topology("1x2", "1x1")
+def test_one(devices, topology): assert topology.num_devices == 1
+
+@pytest.mark.topology("1x2", "1x1")
+def test_two(devices, breaks_late): print("spoken")
+"""
+
+
+def test_options_of_pytest_mean_what_they_mean(run: Run) -> None:
+    result = run(OPTIONS, "-x")  # the first test fails, and nothing was set up by then
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+    result = run("", "--lf", "--durations=3", "-vv")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["test_it.py::test_one?1x2? FAILED*", "*slowest 3 durations*"])
+    result = run("", "-k", "1x1", "-s", "--setup-show")
+    result.assert_outcomes(passed=2, errors=1)
+    text = result.stdout.str()
+    assert "[host 0] spoken" in text
+    assert "SETUP    M breaks_late" in text
+    assert "ERROR at teardown of test_two[1x1]" in text
+
+
+SKIPS = """
+import pytest
+
+@pytest.mark.topology("1x1")
+def test_emulated(devices): pass
+
+@pytest.mark.topology("1x2")
+def test_skipped(devices): pytest.skip("no reason")
+"""
+
+
+def test_a_strict_run_fails_when_something_was_skipped_or_emulated(run: Run) -> None:
+    result = run(SKIPS, "--gpudist-strict")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    why = (
+        "gpudist: --gpudist-strict: the run fails, because skipped: test_it.py::test_skipped[1x2]; "
+        "ran on emulated devices: test_it.py::test_emulated[1x1], test_it.py::test_skipped[1x2]."
+    )
+    assert why in result.outlines
+
+
+LACKING = """
+import pytest
+
+@pytest.mark.topology("64x256")
+def test_on_hosts(devices): pass
+
+@pytest.mark.topology("64x256")
+def test_beside(cluster): pass
+"""
+
+
+def test_a_test_that_lacks_devices_is_skipped_and_counted_with_the_reason(run: Run) -> None:
+    result = run(LACKING, "--gpudist-device", "gpu", "--gpudist-strict")
+    result.assert_outcomes(skipped=2)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    line = next(line for line in result.outlines if line.startswith("gpudist: 0 tests ran on emulated devices"))
+    assert line.startswith(
+        "gpudist: 0 tests ran on emulated devices, 0 on real devices, 2 skipped for lack of devices (64x256: 2): 2 x "
+    )
+    assert "Received: " in line
+
+
+HANGS = """
+import os, pathlib, time
+import pytest
+
+@pytest.mark.topology("2x1")
+def test_hangs(cluster, devices):
+    pathlib.Path(f"here-{cluster.host}").write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_an_interrupted_pytest_leaves_nothing(suite: pytest.Pytester, number: signal.Signals, tmp_path: Path) -> None:
+    suite.makepyfile(test_it=HANGS)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'base'}"]
+    with subprocess.Popen(command, cwd=suite.path, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
+        hosts = _await_hosts(Path(suite.path))
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -signal.SIGKILL)
+    assert {one.pid for one in below} >= hosts
+    _, alive = psutil.wait_procs(below, timeout=20)
+    assert alive == []
+    _await_empty(temporary)
+
+
+def _await_hosts(folder: Path) -> set[int]:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        paths = [folder / f"here-{host}" for host in (0, 1)]
+        with contextlib.suppress(OSError, ValueError):
+            return {int(path.read_text()) for path in paths}
+        time.sleep(0.05)
+    raise AssertionError("the hosts did not start")
+
+
+def _await_empty(folder: Path) -> None:
+    deadline = time.monotonic() + 20
+    while list(folder.glob("gpudist-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert list(folder.glob("gpudist-*")) == []
+
+
+PROGRAM = """
+import pytest
+
+CORRECT = {correct!r}
+
+
+@pytest.mark.topology("1x2")
+def test_program(gpudist):
+    gpudist.assert_equivalent(CORRECT, steps=2)
+
+
+@pytest.mark.topology("1x2")
+def test_wrong_program(gpudist):
+    gpudist.assert_equivalent({wrong!r}, steps=2)
+"""
+
+
+def test_programs_are_verified_with_the_settings_of_the_run(run: Run) -> None:
+    fixtures = Path(__file__).parents[3] / "fixtures"
+    source = PROGRAM.format(correct=str(fixtures / "programs/custom_loop_cnn.py"), wrong=str(fixtures / "bugs/loss_scaling.py"))
+    result = run(source, "--junitxml=junit.xml")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*loss-scaling*", "gpudist: 2 tests ran on emulated devices (1x2: 2), 0 on real devices"])
+    assert "emulate/pytest_plugin/" not in result.stdout.str()
