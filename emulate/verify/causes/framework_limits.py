@@ -18,6 +18,10 @@ class Limit:
     fix: str
 
 
+_NOT_DETERMINISTIC = (
+    r"(?i)determinism is not yet supported|deterministic GPU implementation of .* available"
+    r"|not (yet )?have a deterministic implementation|would have been executed is not deterministic"
+)
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
@@ -74,6 +78,12 @@ LIMITS = (
         "A dataset whose elements are scalars cannot be distributed: the strategy splits every element by its first dimension.",
         "Batch first: dataset.batch(GLOBAL_BATCH_SIZE). A static tensor does not belong into a dataset: keep it in a "
         "tf.Variable made in scope, or gpudist_core.replicate(tensor, strategy).",
+    ),
+    Limit(
+        (_NOT_DETERMINISTIC,),
+        "On GPUs runs are compared with deterministic kernels, and TensorFlow has none for this operation.",
+        "Verify it with TF_DETERMINISTIC_OPS=0 in the environment: the noise floor is then as wide as the kernel's own spread. "
+        "Or verify on --device cpu.",
     ),
     Limit(
         (r"Cannot create a tensor proto whose content is larger than 2GB|larger than 2GB",),
