@@ -127,6 +127,7 @@ class _Keeper:
 
     def run(self, capability: Capability, is_preloaded: bool) -> None:
         system.adopt_orphans()
+        signal.signal(stacks.SIGNAL, signal.SIG_IGN)  # a host that is asked for its stack before it can answer must live
         try:
             fds = self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
             self._isolate(capability)
