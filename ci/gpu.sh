@@ -14,7 +14,8 @@ echo "1. What there is"
 "$PYTHON" -m emulate devices
 
 echo "2. What needs a GPU, and what decides who gets which"
-"$PYTHON" -m pytest -q tests/emulate/devices/test_gpu_machine.py tests/emulate/devices/test_sharing.py --gpudist-strict
+"$PYTHON" -m pytest -q tests/emulate/devices/test_gpu_machine.py tests/emulate/devices/test_sharing.py \
+    --gpudist-device gpu --gpudist-strict
 
 echo "3. The tests of the example project, which run emulated on a laptop"
 "$PYTHON" -m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict

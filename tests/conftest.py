@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
+
+from emulate.devices import find_gpus
 
 pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
 
 # Every test says itself what its hosts are told; what the shell says must not decide.
-for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "CUDA_VISIBLE_DEVICES"):
+for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND"):
     os.environ.pop(name, None)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 # A deadline is a timed assertion, and two cores shared with other tests keep none.
 settings.register_profile("gpudist", deadline=None)
 settings.load_profile("gpudist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests are about emulated devices, on a machine with GPUs too, unless these are asked for (ci/gpu.sh)."""
+    if config.getoption("gpudist_device", None) != "gpu":
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if find_gpus().gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

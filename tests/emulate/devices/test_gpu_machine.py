@@ -1,6 +1,7 @@
 """On a machine with GPUs they compute what they are said to compute, and the parent that forks hosts touches no CUDA.
 
-Without GPUs these are skipped, and counted as skipped with the reason. A machine with one GPU suffices: it is sliced.
+They run with `--gpudist-device gpu` (ci/gpu.sh), and then fail where there is no GPU; without it they are skipped, and counted
+as skipped with the reason. A machine with one GPU suffices: it is sliced.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from emulate.cluster import Preload
 from emulate.devices import find_gpus, share_out
 from emulate.topology import Topology
 
-WHY_NOT = find_gpus().why
 ROOT = Path(__file__).parents[3]
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"it needs a GPU: {WHY_NOT}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _on_gpus(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("gpudist_device") != "gpu":
+        pytest.skip("it needs a GPU, and --gpudist-device gpu")
 
 
 @pytest.fixture(scope="module")

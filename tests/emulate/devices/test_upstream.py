@@ -42,6 +42,8 @@ def signature_of(expression: str) -> list[str]:
         ("upstream.replica_launcher_class()._all_gather", ["self", "input_tensor", "options"]),
         ("upstream.communication_options().__init__", ["self", "bytes_per_pack", "timeout_seconds", "implementation"]),
         ("upstream.context().set_logical_device_configuration", ["dev", "virtual_devices"]),
+        ("upstream.context().set_visible_devices", ["devices", "device_type"]),
+        ("upstream.context().set_memory_growth", ["dev", "enable"]),
     ],
 )
 def test_a_function_we_replace_or_call_has_the_parameters_we_know(run: Hosts, expression: str, expected: list[str]) -> None:
@@ -64,12 +66,13 @@ def test_the_attributes_we_read_and_set_are_there(run: Hosts) -> None:
             before,
             upstream.is_initialized(),
             [hasattr(extended, name) for name in names],
+            extended._communication_options.implementation.name,
             (launcher._group_size, launcher._device[-5:]),
             tf.distribute.MirroredStrategy._collective_key_base,
             sorted(upstream.device_attributes().DESCRIPTOR.fields_by_name)[:3],
         )
 
-    assert run(program) == (False, True, [True] * 4, (1, "CPU:0"), 0, ["device_type", "incarnation", "locality"])
+    assert run(program) == (False, True, [True] * 4, "AUTO", (1, "CPU:0"), 0, ["device_type", "incarnation", "locality"])
 
 
 def test_a_branch_of_a_condition_is_known_as_control_flow(run: Hosts) -> None:
