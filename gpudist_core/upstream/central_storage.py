@@ -20,6 +20,9 @@ def is_shared(variable: Any) -> bool:
 
     Args:
         variable: A variable, Keras's or TensorFlow's.
+
+    Returns:
+        True under CentralStorageStrategy with several replicas.
     """
     return type(plain(variable)).__name__ == "AggregatingVariable"
 
