@@ -1,4 +1,8 @@
-"""Knows when a cluster hangs for ever: every live host is inside a collective that no live peer can complete."""
+"""Knows when a cluster hangs for ever, and why.
+
+Either every live host is inside a collective that no live peer can complete. Or nobody works, and those that are in no
+collective wait for a lock that none of their threads can give back, or for data that does not come.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from emulate.cluster.roles import host_name, roles_of
+from emulate.cluster.threads import DATA, LOCK, TENSORFLOW, Thread, is_fed_by_a_lock, place_of, waits_for
 from emulate.topology import Topology
 
 PATIENCE = 2.5
 """Seconds of standstill that are waited for: what is about to be completed, or to fail by itself, has done so by then."""
+IDLE_PATIENCE = 10.0
+_ENDLESS = {
+    DATA: "waits for the next batch of its data",
+    LOCK: "waits for a lock that another of its threads holds",
+    TENSORFLOW: "waits in a TensorFlow function, in no collective",
+}
 _BUSY = 0.1  # of one processor: a host in a hung collective uses next to none
 
 
@@ -27,7 +38,8 @@ class Hang:
     """A cluster that hangs.
 
     Attributes:
-        code: The suspected cause: `host-exited`, `unequal-steps` or `collective-mismatch`.
+        code: The suspected cause: `host-exited`, `unequal-steps`, `collective-mismatch`, `collective-order`,
+            `waits-for-data` or `python-deadlock`.
         description: Who waits where, and for whom.
         where: The same for each host.
     """
@@ -42,8 +54,14 @@ class _Host:
     """What is known of one host."""
 
     inside: dict[int, tuple[int, str]] = field(default_factory=dict)
+    known: set[str] = field(default_factory=set)  # collectives that its program has
     step: int | None = None
     end: tuple[str, int | None] | None = None
+
+    @property
+    def after(self) -> str:
+        """Its last step, in words."""
+        return "" if self.step is None else f" after step {self.step}"
 
     @property
     def is_stuck(self) -> bool:
@@ -60,11 +78,12 @@ class _Host:
 class HangJudge:
     """Is fed with the events of a cluster and says when nothing can go on any more.
 
-    A host that computes, sleeps or waits for input is not inside a collective, and nothing is said while there is one.
+    A host that computes or sleeps goes on by itself, and nothing is said while there is one.
 
     Args:
         topology: The cluster's shape.
-        patience: Seconds for which nothing may have moved.
+        patience: Seconds for which nothing may have moved where all are in collectives.
+        idle_patience: The same where some are not, which nobody can know to be for ever: data may be on its way.
         clock: The time in seconds.
 
     Example:
@@ -74,10 +93,18 @@ class HangJudge:
         hang = judge.verdict(cluster)
     """
 
-    def __init__(self, topology: Topology, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        patience: float = PATIENCE,
+        idle_patience: float = IDLE_PATIENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._roles = roles_of(topology)
         self._hosts = [_Host() for _ in self._roles]
         self._patience = patience
+        self._idle_patience = idle_patience
         self._clock = clock
         self._since: float | None = None
         self._cpu: dict[int, float] = {}
@@ -87,6 +114,8 @@ class HangJudge:
         known, kind = self._hosts[host], event["event"]
         if kind == "collective":
             self._move(known, event)
+        elif kind == "site":
+            known.known.add(event["name"])
         elif kind == "progress":
             known.step = event["step"]
         elif kind == "reached":
@@ -106,36 +135,73 @@ class HangJudge:
     def verdict(self, cluster: Watched) -> Hang | None:
         """What is known now; None while somebody may still go on. To be asked several times a second."""
         live = {number: host for number, host in enumerate(self._hosts) if host.end is None}
-        if not live or not all(host.is_stuck for host in live.values()) or not self._is_hopeless(live):
+        is_hopeless = bool(live) and all(host.is_stuck for host in live.values()) and self._is_hopeless(live)
+        is_idle = bool(live) and not all(host.is_stuck for host in live.values()) and hasattr(cluster, "threads")
+        if not is_hopeless and not is_idle:
             self._since = None
             return None
-        now = self._clock()
-        if self._since is None or self._has_worked(live, cluster, now - self._since):
+        now, patience = self._clock(), self._patience if is_hopeless else self._idle_patience
+        if self._since is None or self._has_worked(live, cluster, now - self._since, patience):
             self._since = now
             self._cpu = {number: cluster.cpu_seconds(number) for number in live}
-        return self._describe(live) if now - self._since >= self._patience else None
+        if now - self._since < patience:
+            return None
+        if is_hopeless:
+            return self._describe(live)
+        self._since = None  # asked again only after as long
+        return self._explain(live, cluster)
 
     def _is_hopeless(self, live: dict[int, _Host]) -> bool:
         """Whether a member is missing, or the live ones are in different collectives."""
         return len(live) < len(self._hosts) or len({host.place for host in live.values()}) > 1
 
-    def _has_worked(self, live: dict[int, _Host], cluster: Watched, seconds: float) -> bool:
+    def _has_worked(self, live: dict[int, _Host], cluster: Watched, seconds: float, patience: float) -> bool:
         used = (cluster.cpu_seconds(number) - self._cpu[number] for number in live)
-        return seconds >= self._patience and any(one > _BUSY * seconds for one in used)
+        return seconds >= patience and any(one > _BUSY * seconds for one in used)
+
+    def _explain(self, live: dict[int, _Host], cluster: Any) -> Hang | None:
+        """Nobody works and not all are in collectives: what the others wait for, if it can never come."""
+        if any(cluster.is_runnable(number) for number in live):
+            return None
+        found: dict[int, list[Thread]] = cluster.threads()
+        outside = {number: waits_for(found[number]) for number, host in live.items() if not host.is_stuck and number in found}
+        if len(outside) < sum(not host.is_stuck for host in live.values()) or not set(outside.values()) <= _ENDLESS.keys():
+            return None
+        is_awaited = (
+            len(outside) < len(live) or LOCK in outside.values() or any(is_fed_by_a_lock(one) for one in found.values())
+        )
+        if not is_awaited:
+            return None  # data may be on its way, and a step that the probe does not see into may be long
+        places = {number: place_of(found[number]) for number in outside}
+        where = {number: self._where(host) for number, host in enumerate(self._hosts) if number not in outside}
+        for number, kind in outside.items():
+            where[number] = f"{_ENDLESS[kind]}{places[number]}{self._hosts[number].after}"
+        code = "python-deadlock" if LOCK in outside.values() else "waits-for-data"
+        return Hang(code, self._text(where), dict(sorted(where.items())))
 
     def _describe(self, live: dict[int, _Host]) -> Hang:
         where = {number: self._where(host) for number, host in enumerate(self._hosts)}
-        text = "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in where.items())
-        return Hang(self._code(live), text, where)
+        return Hang(self._code(live), self._text(where), where)
+
+    def _text(self, where: dict[int, str]) -> str:
+        return "; ".join(f"{host_name(self._roles, number)} {what}" for number, what in sorted(where.items()))
 
     def _code(self, live: dict[int, _Host]) -> str:
         ends = {host.end[0] for host in self._hosts if host.end is not None}
         if ends - {"returned", "reached"}:
             return "host-exited"
-        return "unequal-steps" if ends else "collective-mismatch"
+        if ends:
+            return "unequal-steps"
+        return "collective-order" if self._is_a_matter_of_order(live) else "collective-mismatch"
+
+    def _is_a_matter_of_order(self, live: dict[int, _Host]) -> bool:
+        """Whether each host has the collectives that the others are in, and has come as far as they."""
+        ordinals = {host.place[1] for host in live.values()}
+        names = {host.place[2] for host in live.values()}
+        return len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())
 
     def _where(self, host: _Host) -> str:
-        after = "" if host.step is None else f" after step {host.step}"
+        after = host.after
         if host.end is None:
             _, ordinal, name = host.place
             return f"waits in {name}, its collective number {ordinal}{after}"
@@ -146,5 +212,6 @@ class HangJudge:
             "raised": "raised",
             "exited": f"left with exit code {code}",
             "killed": f"was killed by signal {-(code or 0)}",
+            "missing": "never started",
         }.get(status, "was ended")
         return f"{how}{after}"

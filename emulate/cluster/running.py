@@ -23,9 +23,11 @@ from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.roles import host_name, roles_of
+from emulate.cluster.threads import Thread, parse
 from emulate.errors import Unavailable
 from emulate.faults import Fired
 
+_LOOKS = 4
 _SLICE = 0.2  # so that end(), called by another thread, need not wait longer
 _KEEPER_PATIENCE = 10.0
 _KEEPER, _ECHO = -1, -2  # in the selector, beside the numbers of the hosts
@@ -316,8 +318,20 @@ class RunningCluster:
         pid = self._pids.get(host, 0)
         return (system.cpu_seconds(pid) if pid else None) or 0.0
 
+    def is_runnable(self, host: int) -> bool:
+        """Whether a thread of a host could do something if there were a processor: it is not to be said to wait."""
+        pid, seen = self._pids.get(host, 0), 0
+        for _ in range(_LOOKS):  # a thread that only looks around now and then is seldom met
+            seen += bool(pid) and system.is_runnable(pid)
+            time.sleep(_SLICE / _LOOKS)
+        return seen > 1
+
     def stacks(self) -> dict[int, str]:
         """The Python stack of every host that is still there, outermost call first, frames of gpudist removed."""
+        shown = {number: stacks.main_thread(dump) for number, dump in self._dumps().items()}
+        return {number: "(its process is stopped)" if number in self.stopped else stack for number, stack in shown.items()}
+
+    def _dumps(self) -> dict[int, str]:
         with self._lock:
             live = [number for number, pid in self._pids.items() if pid and number in self._started]
             folders = {number: self.plan.directory / f"host-{number}" for number in live}
@@ -325,7 +339,11 @@ class RunningCluster:
             with contextlib.suppress(OSError):
                 self._keeper.send(CONTROL, b"stacks")
             _wait_until_written(folders, before)
-            return {number: stacks.main_thread(stacks.read(folder, before[number])) for number, folder in folders.items()}
+            return {number: stacks.read(folder, before[number]) for number, folder in folders.items()}
+
+    def threads(self) -> dict[int, list[Thread]]:
+        """Of every host that answers, what its threads are doing."""
+        return {number: parse(dump) for number, dump in self._dumps().items()}
 
     def end(self) -> None:
         """Kill and reap every host and every descendant of theirs; hosts that are over get a moment to leave."""

@@ -113,6 +113,18 @@ def _parent_of(pid: str) -> int | None:
     return int(stat.rpartition(b")")[2].split()[1])
 
 
+def is_runnable(pid: int) -> bool:
+    """Whether a thread of a process computes, waits for a processor, or for a disk."""
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            state = task.read_bytes().rpartition(b")")[2].split()[0]
+        except (OSError, IndexError):
+            continue
+        if state in (b"R", b"D"):
+            return True
+    return False
+
+
 def cpu_seconds(pid: int) -> float | None:
     """Processor time that a process has used so far; None where it is gone."""
     try:

@@ -95,6 +95,8 @@ class Watch:
 
     def _site(self, name: str) -> int:
         with self._lock:
+            if name not in self._sites:
+                self._probe.send({"event": "site", "name": name})
             self._sites.append(name)
             return len(self._sites) - 1
 

@@ -38,6 +38,7 @@ class Outcome:
         codes: Exit codes, negative for a signal, of hosts that ended by themselves.
         stacks: Python stacks of the hosts that hung.
         reference_failure: The reference's traceback where it raised too.
+        collectives: By host the collectives that its program has.
     """
 
     failure: str | None = None
@@ -48,6 +49,7 @@ class Outcome:
     reference_failure: str | None = None
     suspect: str | None = None
     where: str = ""
+    collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 def _nothing(_: str) -> Rerun | None:

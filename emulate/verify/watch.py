@@ -100,6 +100,8 @@ class Watch:
         if kind == "progress":
             known["step"] = event["step"]
             self._progress.step(self._result.label, event["step"])
+        elif kind == "site":
+            known.setdefault("collectives", []).append(event["name"])
         elif kind == "collective":
             known["collective"] = f"{event['name']}, number {event['ordinal']}"
         elif kind == "wrote":
@@ -122,8 +124,9 @@ class Watch:
         result = self._result
         result.status = "hung"
         result.reason = "hang" if hang is not None else "timeout"
-        result.cause = None if hang is None else hang.code
-        result.where = f"no end after {seconds:g} s" if hang is None else hang.description
+        expected = "".join(f"It was to be expected: {fired}. " for fired in self._cluster.fired_now)
+        result.cause = None if hang is None or expected else hang.code
+        result.where = expected + (f"no end after {seconds:g} s" if hang is None else hang.description)
         result.stacks = self._cluster.stacks()
 
     def note_ends(self) -> None:

@@ -11,7 +11,14 @@ from emulate.verify.case import Case
 from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
-from emulate.verify.causes.endings import COLLECTIVE_MISMATCH, HOST_EXITED, UNEQUAL_STEPS
+from emulate.verify.causes.endings import (
+    COLLECTIVE_MISMATCH,
+    COLLECTIVE_ORDER,
+    HOST_EXITED,
+    PYTHON_DEADLOCK,
+    UNEQUAL_STEPS,
+    WAITS_FOR_DATA,
+)
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
@@ -30,7 +37,10 @@ _CAUSES: tuple[Cause, ...] = (
     FRAMEWORK_LIMIT,
     HOST_EXITED,
     UNEQUAL_STEPS,
+    COLLECTIVE_ORDER,
     COLLECTIVE_MISMATCH,
+    WAITS_FOR_DATA,
+    PYTHON_DEADLOCK,
     REPLICAS_MISSING,
     UNSEEDED,
     REPEATED,

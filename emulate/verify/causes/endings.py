@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import Cause, Sign, numbers
@@ -72,7 +73,26 @@ def _search_unequal(case: Case) -> Sign | None:
     )
 
 
+def _search_order(case: Case) -> Sign | None:
+    """The hosts met in collectives of different shapes, each of which all of them have."""
+    said = _MISMATCH.search(case.outcome.failure or "")
+    shapes = set(re.findall(r"shape (\[[\d, ]*\])", said.group())) if said else set()
+    known = [{_shape(name) for name in names} for names in case.outcome.collectives.values()]
+    by_error = len(shapes) > 1 and bool(known) and all(shapes <= one for one in known)
+    if case.outcome.suspect != "collective-order" and not by_error:
+        return None
+    every = f"every host has collectives of the shapes {numbers(sorted(shapes))}; " if by_error else ""
+    evidence = f"{every}TensorFlow says: {said.group().strip()}; {_where(case)}" if said else _where(case)
+    return Sign("The hosts start the same collectives in different orders, so they do not fit each other.", evidence)
+
+
+def _shape(name: str) -> str:
+    return name[name.find("[") :]
+
+
 def _search_mismatch(case: Case) -> Sign | None:
+    if case.has("collective-order"):
+        return None
     said = _MISMATCH.search(case.outcome.failure or "")
     if case.outcome.suspect != "collective-mismatch" and said is None:
         return None
@@ -80,6 +100,15 @@ def _search_mismatch(case: Case) -> Sign | None:
     return Sign(
         "The hosts are in different collectives, or in one with different shapes or types, so none can complete.", evidence
     )
+
+
+def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
+    """A search that relies on the hang judge."""
+
+    def search(case: Case) -> Sign | None:
+        return Sign(summary, _where(case)) if case.outcome.suspect == code else None
+
+    return search
 
 
 HOST_EXITED = Cause(
@@ -124,6 +153,49 @@ COLLECTIVE_MISMATCH = Cause(
     "variables) on all hosts; let only the chief write the file. Leave a loop over the data in the same step on all hosts: "
     "what one of them starts after its loop meets what the others still do in theirs.",
     search=_search_mismatch,
+    runs_that_ended=True,
+    completed=False,
+)
+
+COLLECTIVE_ORDER = Cause(
+    code="collective-order",
+    title="hosts start the same collectives in another order",
+    meaning="Every host has both collectives, but one starts them the other way round. TensorFlow pairs collectives in the "
+    "order in which each host starts them: where shapes differ it raises, else each gets the other's numbers, or waits. Loops "
+    "over sets or over the files of a folder, callbacks and threads have no order of their own.",
+    evidence="The hosts are at the same number of collectives, in different ones, and each has the other's in its program too.",
+    fix="Give what contains a collective the same order on every host: sort the names that a loop goes through (sorted(...) "
+    "around sets and os.listdir), and start collectives from one thread.",
+    search=_search_order,
+    runs_that_ended=True,
+    completed=False,
+)
+
+WAITS_FOR_DATA = Cause(
+    code="waits-for-data",
+    title="a host waits for its next batch",
+    meaning="A host waits for data that does not come, while its peers wait in a collective for its part of the step: a "
+    "generator or queue that is empty on one host, a file or a service that does not answer, a shard that never fills a batch.",
+    evidence="For some seconds no host has computed anything; the host named is in no collective but asks for its next batch "
+    "(or is in a TensorFlow function that does), where its generator stands, and the collective in which its peers are.",
+    fix="Look at what feeds that host, at the line named. Give each host the same number of batches (repeat(), or a sharding "
+    "that divides evenly), and a generator an end (a sentinel in the queue) or a time limit.",
+    search=_suspected("waits-for-data", "A host waits for data that does not come, and the others wait for it."),
+    runs_that_ended=True,
+    completed=False,
+)
+
+PYTHON_DEADLOCK = Cause(
+    code="python-deadlock",
+    title="Python threads wait for each other",
+    meaning="The program waits for a lock, a queue, an event or a thread that nobody will give, fill, set or end: all threads "
+    "of the host wait, and none computes.",
+    evidence="For some seconds no host has computed anything; the main thread of the host named is in a wait for a lock, and "
+    "none of its other threads sleeps, reads or computes.",
+    fix="Look at the stack of that host: which thread is to release what it waits for? Take locks in one order everywhere, "
+    "release them with `with`, never call code that waits (a callback, a collective) while holding one, and give waits a "
+    "timeout.",
+    search=_suspected("python-deadlock", "A host's threads wait for a lock that none of them can release."),
     runs_that_ended=True,
     completed=False,
 )

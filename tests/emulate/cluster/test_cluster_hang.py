@@ -184,11 +184,10 @@ def test_a_real_cluster_with_unequal_steps_is_judged_and_ended(launch: Callable[
         train(context, 3 + context.host)
 
     with launch("2x1", entry, preload=loaded) as cluster:
-        hang, waited = follow(cluster, HangJudge(cluster.plan.topology))
+        hang, _ = follow(cluster, HangJudge(cluster.plan.topology))
         assert hang is not None
         assert hang.code == "unequal-steps"
         assert hang.where == {0: "ended its program", 1: "waits in all_reduce, its collective number 3"}
-        assert waited < 5
         assert "in all_reduce" in cluster.stacks()[1]
 
 

@@ -1,0 +1,163 @@
+"""What the threads of a host wait for, from their Python stacks and what the kernel says of them."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+_BLOCK = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
+_OURS = str(Path(__file__).resolve().parents[1]) + "/"
+_MAIN = "emulate/cluster/host.py"
+_TENSORFLOW = ("/tensorflow/", "/keras/", "/tf_keras/")
+_DATA = ("/data/ops/iterator_ops.py", "/ops/gen_dataset_ops.py", "/distribute/input_lib.py", "/data/ops/multi_device_iterator")
+_PIPELINE = "/gpudist_core/pipelines/"
+_GENERATORS = ("/ops/script_ops.py", "/data/ops/from_generator_op.py")
+_LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/", "/concurrent/futures/", "/_weakrefset.py")
+_OPERATION = re.compile(r"/gen_\w+_ops\.py$")
+_LOCK_LINE = re.compile(
+    r"\.acquire\(|\.join\(|\.wait\(|\.get\(|\.result\(|^(?:async )?with .*(?:lock|mutex|cond|sem)", re.IGNORECASE
+)
+_SLEEP_LINE = re.compile(r"\bsleep\(|signal\.pause\(|sigwait")
+
+DATA, LOCK, TENSORFLOW, SLEEP, OTHER = "data", "lock", "tensorflow", "sleep", "other"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str:
+        """Its line, where the file can be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def is_of(self) -> str:
+        """`tensorflow` (or Keras), `ours`, `library` or `program`."""
+        if self.file.startswith(_OURS):
+            return "ours"
+        if any(part in self.file for part in _TENSORFLOW):
+            return "tensorflow"
+        known = ("/lib/python", "site-packages", "<frozen", "<string>")
+        return "library" if any(part in self.file for part in known) else "program"
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line} in {self.function}"
+
+
+@dataclass(frozen=True)
+class Thread:
+    """One thread of a host.
+
+    Attributes:
+        frames: Its calls, the innermost first.
+    """
+
+    frames: tuple[Frame, ...]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it runs the program."""
+        return any(frame.file.endswith(_MAIN) for frame in self.frames)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether gpudist started it."""
+        return not self.is_main and any(frame.is_of == "ours" for frame in self.frames)
+
+    @property
+    def place(self) -> Frame | None:
+        """The innermost call of the program itself."""
+        return next((frame for frame in self.frames if frame.is_of == "program"), None)
+
+    @property
+    def feeds(self) -> bool:
+        """Whether TensorFlow runs the program's own code in it, as it does with a generator of data."""
+        return not self.is_main and any(part in frame.file for frame in self.frames for part in _GENERATORS)
+
+    @property
+    def operation(self) -> str | None:
+        """The TensorFlow operation that it is in, where Python knows: `IteratorGetNext`."""
+        found = next((frame.function for frame in self.frames if _OPERATION.search(frame.file)), None)
+        return (
+            None if found is None else "".join(part.capitalize() for part in found.removesuffix("_eager_fallback").split("_"))
+        )
+
+    @property
+    def waits_for(self) -> str:
+        """`data` (the next batch), `lock` (another thread), `tensorflow`, `sleep` or `other`."""
+        if not self.frames:
+            return OTHER
+        before_program = []
+        for frame in self.frames:
+            if frame.is_of == "program":
+                break
+            before_program.append(frame)
+        if any(part in frame.file for frame in before_program for part in (*_DATA, _PIPELINE)):
+            return DATA
+        innermost = self.frames[0]
+        if innermost.function == "quick_execute" or _OPERATION.search(innermost.file):
+            return TENSORFLOW
+        if any(part in innermost.file for part in _LOCKS):
+            return LOCK
+        if _SLEEP_LINE.search(innermost.source):
+            return SLEEP
+        return LOCK if _LOCK_LINE.search(innermost.source) else OTHER
+
+
+def parse(dump: str) -> list[Thread]:
+    """The threads in what faulthandler wrote; those of gpudist are left out."""
+    threads = []
+    for block in _BLOCK.split(dump.strip()):
+        matches = (_FRAME.fullmatch(line) for line in block.splitlines())
+        frames = tuple(Frame(m["file"], int(m["line"]), m["function"]) for m in matches if m)
+        threads.append(Thread(frames))
+    return [thread for thread in threads if thread.frames and not thread.is_ours]
+
+
+def main_of(threads: Sequence[Thread]) -> Thread | None:
+    """The thread that runs the program."""
+    return next((thread for thread in threads if thread.is_main), None)
+
+
+def waits_for(threads: Sequence[Thread]) -> str:
+    """What a host as a whole waits for: what its program does, unless another of its threads may still go on.
+
+    Args:
+        threads: Of one host.
+
+    Returns:
+        As `Thread.waits_for`.
+    """
+    main = main_of(threads)
+    if main is None:
+        return OTHER
+    others = {thread.waits_for for thread in threads if thread is not main}
+    if main.waits_for in (DATA, LOCK, TENSORFLOW) and others & {SLEEP, OTHER}:
+        return OTHER
+    if main.waits_for == TENSORFLOW and any(thread.feeds for thread in threads):
+        return DATA
+    return main.waits_for
+
+
+def is_fed_by_a_lock(threads: Sequence[Thread]) -> bool:
+    """Whether the program's own code that makes the data waits for another thread."""
+    return any(thread.feeds and thread.waits_for == LOCK for thread in threads)
+
+
+def place_of(threads: Sequence[Thread]) -> str:
+    """Where a host is, in words: ` (train.py:31 in read, operation IteratorGetNext)`; empty where it is not known."""
+    main = main_of(threads)
+    if main is None or main.place is None:
+        return ""
+    operation = f", operation {main.operation}" if main.operation else ""
+    feeding = next((f"; its data is made at {one.place}" for one in threads if one.feeds and one.place is not None), "")
+    return f" ({main.place}{operation}{feeding})"
