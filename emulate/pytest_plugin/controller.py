@@ -14,7 +14,7 @@ import pytest
 from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
 from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
@@ -74,6 +74,7 @@ class Controller:
         self._last: dict[Topology, pytest.Item] = {}
         self._num_tests = 0
         self._folder: Path | None = None
+        self._told: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -133,6 +134,7 @@ class Controller:
         plan = self._plan(item, nextitem, topology, wanted)
         deadline = wanted.deadline or self.settings.deadline
         with self.clusters.lease(topology) as lease:
+            news = self._news(lease.notes)
             watch = Watch(self._config, lease, item, deadline)
             results = lease.run(run_test, plan, timeout=deadline + START_SECONDS, on_event=watch.take)
             self._last.pop(topology, None)
@@ -148,7 +150,14 @@ class Controller:
         device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
         verdict = "skipped" if reports[-2].skipped and not hasattr(reports[-2], "wasxfail") else None
         verdict = verdict or ("failed" if any(one.failed for one in reports) else "passed")
-        return watch.late_reports() + finished(reports, self._properties(topology, device, verdict), self._note(reports))
+        properties = self._properties(topology, device, verdict) + news
+        return watch.late_reports() + finished(reports, properties, self._note(reports))
+
+    def _news(self, notes: list[str]) -> list[tuple[str, object]]:
+        """What the user should know of this machine and was not told yet."""
+        news = [note for note in dict.fromkeys(notes) if note not in self._told]
+        self._told.update(news)
+        return [(NOTE, note) for note in news]
 
     def _note(self, reports: list[pytest.TestReport]) -> str:
         if self._config.getoption("usepdb", False) and any(one.failed for one in reports):
@@ -228,6 +237,7 @@ class Controller:
             with Cluster(topology, preload=preload, **options) as made:
                 item.user_properties += [(DEVICE, EMULATED if made.device == "cpu" else made.device)]
                 yield made
+                item.user_properties += self._news(made.notes)
 
     def _deadline(self, item: pytest.Item) -> float:
         wanted = wanted_by(item)

@@ -16,5 +16,6 @@ CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 """In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
 
 TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"
+NOTE = "gpudist_note"
 """Properties of tests with a topology, as strings: they are in the junit file, and survive pytest-xdist."""
 EMULATED, NO_DEVICE = "emulated", "none"

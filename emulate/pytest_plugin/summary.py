@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
 from emulate.pytest_plugin.options import Settings
 
 _SHOWN = 3
@@ -25,10 +25,12 @@ class Summary:
         self._strict = settings.strict
         self._tests: dict[str, dict[str, str]] = {}
         self._skipped_files: list[str] = []
+        self._notes: dict[str, None] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take note of a test."""
         if report.user_properties:
+            self._notes.update({str(value): None for name, value in report.user_properties if name == NOTE})
             found = {name: str(value) for name, value in report.user_properties if name.startswith("gpudist_")}
             if found:
                 self._tests.setdefault(report.nodeid, {}).update(found)
@@ -52,6 +54,8 @@ class Summary:
         """The line at the end."""
         if self._tests:
             terminalreporter.write_line(f"gpudist: {self._line()}")
+        for note in self._notes:
+            terminalreporter.write_line(f"gpudist: {note}")
         if self._strict and self._objections():
             terminalreporter.write_line(
                 f"gpudist: --gpudist-strict: the run fails, because {'; '.join(self._objections())}.", red=True
