@@ -26,6 +26,7 @@ class Gpu:
         free: Bytes that nobody uses now.
         capability: CUDA's compute capability.
         is_part: Whether it is a MIG instance, of which CUDA shows one to a process.
+        is_exclusive: Whether it takes one process at a time (compute mode EXCLUSIVE_PROCESS, which many clusters set).
     """
 
     index: int
@@ -35,6 +36,7 @@ class Gpu:
     free: int
     capability: tuple[int, int] = (0, 0)
     is_part: bool = False
+    is_exclusive: bool = False
 
     @property
     def has_tf32(self) -> bool:
@@ -129,11 +131,15 @@ def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 def _gpus_at(nvml: Any, index: int) -> Iterator[Gpu]:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
     name, capability = _text(nvml.nvmlDeviceGetName(device)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(device))
+    mode = nvml.nvmlDeviceGetComputeMode(device)
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return
+    exclusive = mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     instances = list(_mig_instances(nvml, device))
     for part in instances or [device]:
         total, free = _memory(nvml, part)
         shown = f"{name} (MIG)" if instances else name
-        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, bool(instances))
+        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, bool(instances), exclusive)
 
 
 def _mig_instances(nvml: Any, device: Any) -> Iterator[Any]:

@@ -133,6 +133,8 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
     """Bytes for each slice of one GPU, whole MiB."""
     here = [device for device, owner in enumerate(owners) if owner == number]
     processes = len({device // topology.num_devices for device in here})
+    if gpu.is_exclusive and processes > 1:
+        return 0
     return (gpu.free - GPU_RESERVE - processes * PROCESS_RESERVE) // len(here) // MIB * MIB
 
 
@@ -183,7 +185,10 @@ def _about_slices(cut: _Cut, topology: Topology) -> str:
 
 
 def _too_little(inventory: Inventory, topology: Topology) -> str:
-    there = [f"{gpu.name} with {gpu.free // MIB} MiB free" for gpu in inventory.gpus]
+    there = [
+        f"{gpu.name} with {gpu.free // MIB} MiB free{', for one process at a time' if gpu.is_exclusive else ''}"
+        for gpu in inventory.gpus
+    ]
     has = f"{_count(len(there))} ({', '.join(there)})" if there else f"no GPU ({inventory.why})"
     return (
         f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {PROCESS_RESERVE // MIB} MiB "

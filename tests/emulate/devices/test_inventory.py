@@ -62,6 +62,8 @@ def test_tf32_is_there_from_ampere_on() -> None:
 class Driver:
     """NVML's functions, answered from a list of GPUs: what is free, and the MIG instances."""
 
+    compute_mode = pynvml.NVML_COMPUTEMODE_DEFAULT
+
     def __init__(self, *found: tuple[int, list[int]]) -> None:
         self._found = found
 
@@ -91,6 +93,9 @@ class Driver:
 
     def nvmlDeviceGetCudaComputeCapability(self, device: Any) -> tuple[int, int]:  # noqa: N802
         return 8, 0
+
+    def nvmlDeviceGetComputeMode(self, device: Any) -> int:  # noqa: N802
+        return int(self.compute_mode)
 
     def nvmlDeviceGetUUID(self, device: Any) -> str:  # noqa: N802
         return str(device.uuid)
@@ -131,6 +136,15 @@ def test_mig_instances_take_the_place_of_their_gpu(monkeypatch: pytest.MonkeyPat
         ("MIG-1", True, 6),
         ("GPU-1", False, 20),
     ]
+
+
+def test_gpus_for_one_process_at_a_time_are_known_and_those_for_none_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver((10, []))
+    driver.install(monkeypatch)
+    driver.compute_mode = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    assert [one.is_exclusive for one in find_gpus().gpus] == [True]
+    driver.compute_mode = pynvml.NVML_COMPUTEMODE_PROHIBITED
+    assert find_gpus().why == "the NVIDIA driver finds no GPU"
 
 
 def test_a_gpu_that_shares_the_processors_memory_has_that_memory(monkeypatch: pytest.MonkeyPatch) -> None:

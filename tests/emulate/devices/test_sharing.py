@@ -17,7 +17,7 @@ from tests.emulate.devices.made_gpus import gpu, gpus, inventory
 
 TOPOLOGIES = st.builds(Topology, st.integers(1, 6), st.integers(1, 6), st.integers(0, 2))
 ANY_GPU = st.builds(
-    gpu, st.integers(0, 99), free=st.integers(0, 90_000), name=st.sampled_from(["H100", "L4"]), is_part=st.just(False)
+    gpu, st.integers(0, 99), free=st.integers(0, 90_000), name=st.sampled_from(["H100", "L4"]), is_exclusive=st.booleans()
 )
 MACHINES = st.lists(ANY_GPU, max_size=8, unique_by=lambda one: one.uuid).map(lambda found: inventory(*found))
 MIG_MACHINES = st.lists(
@@ -138,6 +138,15 @@ def test_gpus_of_one_model_are_preferred_and_a_mixture_is_said() -> None:
 
 def test_a_chief_and_parameter_servers_need_no_gpu() -> None:
     assert len(share_out(gpus(2), Topology(2, 1, 2)).hosts) == 2
+
+
+def test_a_gpu_that_takes_one_process_is_sliced_within_a_host_and_not_between_hosts() -> None:
+    one = inventory(gpu(0, is_exclusive=True))
+    assert share_out(one, Topology(1, 4)).is_sliced
+    with pytest.raises(Unavailable, match=r"this machine has 1 GPU \(H100 with 80000 MiB free, for one process at a time\)"):
+        share_out(one, Topology(2, 1))
+    two = inventory(gpu(0, is_exclusive=True), gpu(1, is_exclusive=True))
+    assert [share.visible for share in share_out(two, Topology(2, 2)).hosts] == [("GPU-0000",), ("GPU-0001",)]
 
 
 def test_too_little_memory_is_unavailable_with_the_numbers() -> None:
