@@ -2,6 +2,7 @@
 
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
+from emulate.cluster.explain import Follower, HostState, explain_hang
 from emulate.cluster.failures import first_cause, follows_from_a_peer, leaves_in_order, patience_after
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe
@@ -16,10 +17,12 @@ from emulate.cluster.views import remove_tree
 __all__ = [
     "Cluster",
     "ClusterPlan",
+    "Follower",
     "Hang",
     "HangJudge",
     "HostContext",
     "HostOutcome",
+    "HostState",
     "Preload",
     "RemoteError",
     "RunningCluster",
@@ -27,6 +30,7 @@ __all__ = [
     "asks_to_go_on",
     "describe",
     "describe_isolation",
+    "explain_hang",
     "first_cause",
     "follows_from_a_peer",
     "is_for_ever",

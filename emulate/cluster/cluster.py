@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn, final
 
 from emulate.cluster.environ import is_read_at_import
+from emulate.cluster.explain import Follower, explain_hang
 from emulate.cluster.failures import first_cause, patience_after
 from emulate.cluster.host import HostContext
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
@@ -90,6 +91,7 @@ class Cluster:
         self._preload: Preload | None = preload or Preload(environment=self._early())
         self.fired: list[Fired] = []
         self.restarts = 0
+        self._steps: Callable[[int], int | None] = lambda host: None
         self.notes: list[str] = [choice.why] if choice.why else []
 
     def _early(self) -> dict[str, str]:
@@ -181,24 +183,28 @@ class Cluster:
                 return False
             raise
         if cause is not None and not (may_restart and asks_to_go_on(running)):
-            _fail(running, cause)
+            _fail(running, cause, self._steps(cause.host))
         return cause is None
 
     def _supervise(self, running: RunningCluster) -> HostOutcome | None:
         """Until it is over or has failed; which host's end says why."""
         until = given_up = failed_at = float("inf")
         limit = self._timeout or float("inf")
-        standstill = Standstill(running)
+        standstill, follower = Standstill(running), Follower(running)
+        self._steps = follower.step
         while not running.is_over and time.monotonic() < given_up:
-            for _, event in running.events(0.2):
+            for host, event in running.events(0.2):
                 self._react(event)
+                follower.feed(host, event)
                 if event["event"] == "started":  # how long the start may take has a limit of its own
                     until = time.monotonic() + limit
             if (cause := first_cause(running.outcomes)) is not None:
                 failed_at = min(failed_at, time.monotonic())
                 given_up = failed_at + patience_after(cause)
+            elif (hang := follower.hang()) is not None:
+                raise _hung(follower, f"no host can go on ({hang.code}: {hang.description})", "hang")
             elif time.monotonic() > until or standstill.is_reached():
-                self._give_up(running, limit)
+                raise _hung(follower, f"timeout={limit:g} s", "timeout")
         return first_cause(running.outcomes)
 
     def _react(self, event: Mapping[str, Any]) -> None:
@@ -206,17 +212,6 @@ class Cluster:
             raise _NeedsFreshProcessError
         if event["event"] == "note" and event["text"] not in self.notes:
             self.notes.append(event["text"])
-
-    def _give_up(self, running: RunningCluster, seconds: float) -> NoReturn:
-        stacks = running.stacks()
-        expected = _expected(running)
-        shown = "\n".join(f"{running.name(host)}:\n{stack}" for host, stack in stacks.items())
-        raise Hung(
-            f"A function must end in time on every host. Received: timeout={seconds:g} s, topology={str(self.topology)!r}. "
-            f"{expected}Give it more time, or see where each host was:\n{shown}",
-            reason="timeout",
-            stacks=stacks,
-        )
 
     def close(self) -> None:
         """End every process."""
@@ -242,6 +237,10 @@ class _Call:
     pickled: bytes
 
     def __call__(self, context: HostContext) -> Any:
+        from emulate.probe import Pulse  # it imports NumPy, which the caller need not
+
+        if not context.topology.num_ps:
+            Pulse(context.send, several_hosts=context.topology.has_several_hosts).install()
         return pickle.loads(self.pickled)()
 
 
@@ -255,15 +254,27 @@ def _values(running: RunningCluster) -> list[Any]:
     return [by_host[host].value for host in range(len(running.roles))]
 
 
-def _fail(running: RunningCluster, outcome: HostOutcome) -> NoReturn:
+def _hung(follower: Follower, what: str, reason: str) -> Hung:
+    running = follower.cluster
+    stacks, explained = running.stacks(), explain_hang(follower)
+    return Hung(
+        f"A function must end in time on every host. Received: {what}, topology={str(running.plan.topology)!r}. "
+        f"Give it more time, or see where each host was:\n{explained}",
+        reason=reason,
+        stacks=stacks,
+    )
+
+
+def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None) -> NoReturn:
     name, output = running.name(outcome.host), _last_output(running, outcome.host)
     expected = _expected(running)
+    after = "" if step is None else f" after step {step}"
     if outcome.error is not None:
         said = f"{outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
         text = f"A function must not raise. {expected}Received: {said}"
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
-    text = f"A function must return. Received: {name} ended with {how} instead. {expected}{output}".rstrip()
+    text = f"A function must return. Received: {name} ended with {how} instead{after}. {expected}{output}".rstrip()
     raise ProgramFailed(text, host=outcome.host, traceback_text="")
 
 

@@ -2,6 +2,7 @@
 
 from emulate.probe.plan import SWITCHES, ProbePlan, Replay
 from emulate.probe.probe import Probe
+from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
 from emulate.probe.writes import Writes
 
@@ -10,6 +11,7 @@ __all__ = [
     "SWITCHES",
     "Probe",
     "ProbePlan",
+    "Pulse",
     "Replay",
     "Report",
     "Step",

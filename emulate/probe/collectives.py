@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from emulate.probe import upstream
 from emulate.probe.body import static_int
-
-if TYPE_CHECKING:
-    from emulate.probe.probe import Probe
 
 POLL_SECONDS = 0.25
 
@@ -62,11 +61,30 @@ class Counters:
         return values[0], values[1], values[2]
 
 
-class Watch:
-    """Counts collectives and tells the supervisor where each replica is."""
+def _to_nobody(event: Mapping[str, Any]) -> None:
+    pass
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told.
+
+    Attributes:
+        send: Sends an event to the supervisor.
+        num_steps: How many steps were made so far.
+        write: Writes an event into the trace.
+    """
+
+    send: Callable[[Mapping[str, Any]], None]
+    num_steps: Callable[[], int]
+    write: Callable[[Mapping[str, Any]], None] = _to_nobody
+
+
+class Watch:
+    """Counts collectives and tells where each replica is."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self._lock = threading.Lock()
         self._counters: dict[int, Counters] = {}
         self._sites: list[str] = []
@@ -96,7 +114,7 @@ class Watch:
     def _site(self, name: str) -> int:
         with self._lock:
             if name not in self._sites:
-                self._probe.send({"event": "site", "name": name})
+                self._listener.send({"event": "site", "name": name})
             self._sites.append(name)
             return len(self._sites) - 1
 
@@ -113,13 +131,13 @@ class Watch:
         phase = "enter" if entered > left else "exit"
         name = self._sites[site] if site < len(self._sites) else ""
         event = {"event": "collective", "phase": phase, "name": name, "ordinal": entered, "replica": replica}
-        self._probe.send({**event, "step": self._probe.recording.num_steps})
-        self._probe.recording.write(event)
+        self._listener.send({**event, "step": self._listener.num_steps()})
+        self._listener.write(event)
 
 
-def install(probe: Probe) -> None:
+def install(listener: Listener) -> None:
     """Wrap the methods by which every collective between replicas is started."""
-    watch = Watch(probe)
+    watch = Watch(listener)
     cls = upstream.collective_launcher()
     for method in ("all_reduce", "_all_gather"):
         _wrap(watch, cls, method)

@@ -70,7 +70,8 @@ class Probe:
         reports.install_reduce(self)
         optimizers.install_tensorflow(self)
         if self.several_hosts:
-            collectives.install(self)
+            recording = self.recording
+            collectives.install(collectives.Listener(self.send, lambda: recording.num_steps, recording.write))
 
     def _install_keras(self, package: str) -> None:
         optimizers.install_keras(self, package)
