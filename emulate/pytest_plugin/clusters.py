@@ -59,13 +59,18 @@ class Turns:
     def _wait(self) -> socket.socket:
         while True:
             for name in self._names:
-                turn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                try:
-                    turn.bind(name)
-                    return turn
-                except OSError:
-                    turn.close()
+                with contextlib.suppress(OSError):
+                    return self._bind(name)
             time.sleep(0.01)
+
+    def _bind(self, name: str) -> socket.socket:
+        turn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            turn.bind(name)
+        except OSError:
+            turn.close()
+            raise
+        return turn
 
 
 class Clusters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DE
 from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
-from emulate.pytest_plugin.reports import error_report, finished, skipped_report
+from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of
 from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
 from emulate.topology import Topology
 
@@ -101,6 +101,17 @@ class Controller:
                 pytrace=False,
             )
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """What became of a test beside the hosts stands in its properties, as it does for those on hosts."""
+        report = yield
+        is_told = any(name == VERDICT for name, _ in item.user_properties)
+        if topology_of(item) is not None and not is_told and (report.when == "call" or not report.passed):
+            told: list[tuple[str, object]] = [(VERDICT, verdict_of([report]))]
+            item.user_properties += told
+            report.user_properties += told
+        return report
+
     def _reports(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> list[pytest.TestReport]:
         started = time.time()
         try:
@@ -148,9 +159,7 @@ class Controller:
         self._obey(item, runs)
         reports = merge(item, runs, deadline)
         device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
-        verdict = "skipped" if reports[-2].skipped and not hasattr(reports[-2], "wasxfail") else None
-        verdict = verdict or ("failed" if any(one.failed for one in reports) else "passed")
-        properties = self._properties(topology, device, verdict) + news
+        properties = self._properties(topology, device, verdict_of(reports)) + news
         return watch.late_reports() + finished(reports, properties, self._note(reports))
 
     def _news(self, notes: list[str]) -> list[tuple[str, object]]:

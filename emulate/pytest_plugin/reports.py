@@ -34,6 +34,13 @@ def finished(reports: list[pytest.TestReport], properties: Properties, note: str
     return reports
 
 
+def verdict_of(reports: list[pytest.TestReport]) -> str:
+    """`failed`, `skipped` or `passed`; an expected failure has passed."""
+    if any(report.failed for report in reports):
+        return "failed"
+    return "skipped" if any(report.skipped and not hasattr(report, "wasxfail") for report in reports) else "passed"
+
+
 def _report(item: pytest.Item, when: str, outcome: str, started: float, longrepr: object = None) -> pytest.TestReport:
     now = time.time()
     return pytest.TestReport(

@@ -80,6 +80,8 @@ class Summary:
             reasons = Counter(one.get(REASON, "") for one in skipped)
             shown = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN))
             parts.append(f"{self._count('skipped for lack of devices', skipped)}: {shown}")
+        if others := [one for one in self._tests.values() if DEVICE not in one and one.get(VERDICT) == "passed"]:
+            parts.append(self._count("beside all devices", others))
         return ", ".join(parts)
 
     def _on(self, device: str) -> list[dict[str, str]]:
@@ -88,7 +90,7 @@ class Summary:
     def _count(self, what: str, tests: list[dict[str, str]]) -> str:
         shapes = Counter(one.get(TOPOLOGY, "?") for one in tests)
         shown = ", ".join(f"{shape}: {count}" for shape, count in sorted(shapes.items()))
-        noun = " tests" if what.startswith("ran") else ""
+        noun = "" if not what.startswith("ran") else " test" if len(tests) == 1 else " tests"
         return f"{len(tests)}{noun} {what}" + (f" ({shown})" if shown else "")
 
     def _objections(self) -> list[str]:
