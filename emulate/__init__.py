@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from emulate import faults
     from emulate.cluster import Cluster
     from emulate.pool import Pool
     from emulate.report import assert_equivalent
     from emulate.topology import Topology
     from emulate.verify import Verdict, verify
 
-__all__ = ["Cluster", "Pool", "Topology", "Verdict", "assert_equivalent", "verify"]
+__all__ = ["Cluster", "Pool", "Topology", "Verdict", "assert_equivalent", "faults", "verify"]
 
 _HOMES = {
     "Cluster": "emulate.cluster",
@@ -23,6 +24,7 @@ _HOMES = {
     "Topology": "emulate.topology",
     "Verdict": "emulate.verify",
     "assert_equivalent": "emulate.report",
+    "faults": "emulate.faults",
     "verify": "emulate.verify",
 }
 
@@ -31,4 +33,4 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'emulate' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
-    return home if name == "verify" else getattr(home, name)  # emulate.verify is a package that can be called
+    return home if name in ("faults", "verify") else getattr(home, name)  # emulate.verify is a package that can be called

@@ -1,0 +1,55 @@
+"""`gpudist verify --fault`: does the program recover, and is its result still the same?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import emulate
+import emulate.errors
+from emulate.cluster import Preload
+from emulate.report import render
+from emulate.verify import Verdict
+
+RECOVERIES = Path(__file__).parents[2] / "fixtures" / "recoveries"
+
+
+def verify(name: str, preload: Preload, *faults: str, **options: object) -> Verdict:
+    return emulate.verify(RECOVERIES / name, "2x1", faults=faults, preload=preload, **options)  # type: ignore[arg-type]
+
+
+def test_a_program_that_recovers_is_equivalent_and_says_from_which_step_it_went_on(preload: Preload) -> None:
+    verdict = verify("checkpoints.py", preload, "kill:host=1,step=8,phase=all-reduce")
+    [run] = verdict.runs
+    assert run.verdict == "equivalent", render(verdict)
+    [fault] = run.faults
+    assert (fault.fired, fault.recovered, fault.restarts, fault.result) == (True, True, 1, "identical")
+    assert (fault.host, fault.step, fault.went_on_from) == (1, 8, (6,))
+    assert "recovered after 1 restart, went on from step 6, the same result bit by bit" in " ".join(render(verdict).split())
+    assert verdict.to_json()["runs"][0]["faults"][0]["result"] == "identical"
+
+
+def test_a_program_that_loses_its_optimizer_recovers_differently(preload: Preload) -> None:
+    [run] = verify("loses_the_optimizer.py", preload, "kill:host=1,step=8").runs
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["recovered-differently"])
+    assert "it differs from step 6 on, first the weight of" in run.causes[0].evidence
+
+
+def test_a_program_that_cannot_be_restarted_has_not_recovered(preload: Preload) -> None:
+    verdict = verify("checkpoints.py", preload, "kill:host=0,step=2", restarts=0)
+    [run] = verdict.runs
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("failed", ["not-recovered"]), render(verdict)
+    assert verdict.exit_code == 3
+
+
+def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:
+    [run] = verify("checkpoints.py", preload, "kill:host=0,step=200").runs
+    assert run.verdict == "unverified"
+    assert any("A fault must come to pass. Received: fault='kill:host=0,step=200'" in text for text in run.not_compared)
+    assert not run.faults[0].fired
+
+
+def test_faults_that_a_topology_cannot_have_are_refused_before_anything_runs(preload: Preload) -> None:
+    with pytest.raises(emulate.errors.WrongUse, match="A fault must be of a host that is there"):
+        verify("checkpoints.py", preload, "kill:host=7,step=2")
