@@ -102,13 +102,18 @@ def train(context: HostContext) -> None:
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    add = tf.function(lambda: strategy.reduce("SUM", strategy.run(lambda: tf.ones([])), axis=None))
-    context.send({"event": "pid", "pid": os.getpid()})
+
+    @tf.function
+    def add() -> Any:
+        return strategy.reduce("SUM", strategy.run(lambda: tf.ones([])), axis=None)
+
     step = 0
     while True:
         add()
         step += 1
         context.send({"event": "progress", "step": step})
+        if step == 1:
+            context.send({"event": "pid", "pid": os.getpid()})
 
 
 def _killed_host(pool: Pool) -> Figure:

@@ -35,14 +35,8 @@ def all_reduce_in_use() -> str:
     return _in_use
 
 
-def strategies_made(number: int | None = None) -> int:
-    """How many strategies this process has made; with a number, it goes on counting from there.
-
-    Hosts that run program after program agree on the keys of collectives when they count alike.
-    """
-    global _num_strategies
-    if number is not None:
-        _num_strategies = number
+def strategies_made() -> int:
+    """How many strategies with replicas on this host alone this process has made."""
     return _num_strategies
 
 
@@ -89,7 +83,9 @@ class AllReduceChoice:
 
         A second strategy of another size would otherwise abort all collectives of the process.
         """
-        owner._collective_key_base = strategies_made(strategies_made() + 1) * _KEYS_APART
+        global _num_strategies
+        _num_strategies += 1
+        owner._collective_key_base = _num_strategies * _KEYS_APART
 
     def without_nccl(self) -> None:
         """NCCL has no kernels for CPUs, and refuses slices of one GPU: options that ask for it mean the ring."""

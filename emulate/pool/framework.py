@@ -28,13 +28,8 @@ class Framework:
         self._settings = _settings()
         self._values = {setting.name: setting.get() for setting in self._settings}
 
-    def begin(self, num_strategies: int) -> None:
-        """Be as a process that has just started, for a job.
-
-        Args:
-            num_strategies: How many strategies the cluster's hosts have made so far.
-        """
-        state.continue_strategies(num_strategies)
+    def begin(self) -> None:
+        """Be as a process that has just started, for a job."""
         state.forget_seeds()
         runtime.begin_job()
 
@@ -133,6 +128,8 @@ def _of_keras() -> list[_Setting]:
             lambda: config.dtype_policy().name,
             config.set_dtype_policy,
         ),
+        _Setting("keras.config.set_max_epochs", config.max_epochs, config.set_max_epochs),
+        _Setting("keras.config.set_max_steps_per_epoch", config.max_steps_per_epoch, config.set_max_steps_per_epoch),
         _Setting(
             "Keras's custom objects",
             lambda: dict(keras.saving.get_custom_objects()),

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import builtins
+import decimal
 import gc
 import locale
 import logging
 import os
 import random
+import resource
 import signal
+import socket
 import sys
 import threading
 import warnings
-from types import ModuleType
 from typing import Any
 
 _READ_BY_LIBRARIES = ("TF_", "TF2_", "XLA_", "KERAS_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_", "NCCL_", "GRPC_")
 _STREAMS = ("stdin", "stdout", "stderr", "displayhook", "excepthook", "unraisablehook")
 _NOTHING = object()
+_RLIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_STACK)
 
 
 class Interpreter:
@@ -46,6 +49,12 @@ class Interpreter:
         self._umask = _umask()
         self._locale = locale.setlocale(locale.LC_ALL)
         self._builtins = dict(vars(builtins))
+        self._importers = (list(sys.meta_path), list(sys.path_hooks))
+        self._precision = decimal.getcontext().copy()
+        self._patience = socket.getdefaulttimeout()
+        self._processors = os.sched_getaffinity(0)
+        self._rlimits = {kind: resource.getrlimit(kind) for kind in _RLIMITS}
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
 
     def restore(self) -> list[str]:
         """Put it back; what that does not undo."""
@@ -63,7 +72,21 @@ class Interpreter:
         self._restore_limits()
         locale.setlocale(locale.LC_ALL, self._locale)
         random.seed()
-        return reasons + self._check_builtins()
+        return reasons + self._check_builtins() + self._restore_process()
+
+    def _restore_process(self) -> list[str]:
+        """What the system keeps for the process; a limit that was lowered for good has no way back."""
+        decimal.setcontext(self._precision.copy())
+        socket.setdefaulttimeout(self._patience)
+        os.sched_setaffinity(0, self._processors)
+        sys.meta_path[:], sys.path_hooks[:] = self._importers
+        stuck = [] if os.getpriority(os.PRIO_PROCESS, 0) == self._nice else ["its priority"]
+        for kind, limit in self._rlimits.items():
+            try:
+                resource.setrlimit(kind, limit)
+            except (OSError, ValueError):
+                stuck.append("the limits of its process")
+        return [f"it changed {', '.join(dict.fromkeys(stuck))}"] if stuck else []
 
     def _restore_environment(self) -> list[str]:
         """Put the environment back. What C++ has read while it was different stays read."""
@@ -89,10 +112,8 @@ class Interpreter:
     def _restore_warnings(self) -> None:
         warnings.filters[:] = self._filters  # type: ignore[index]
         warnings.showwarning = self._show_warning
-        # Each module remembers which warnings it has shown once; a fresh process has shown none.
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType):
-                vars(module).pop("__warningregistry__", None)
+        # Modules forget with this which warnings they have shown already.
+        warnings.onceregistry.clear()  # type: ignore[attr-defined]
         warnings._filters_mutated()  # type: ignore[attr-defined]
 
     def _restore_logging(self) -> None:

@@ -15,20 +15,17 @@ class Job:
         call: A file with the pickled function and its arguments.
         cwd: The working directory of the caller.
         search_path: Where the caller imports from.
-        num_strategies: How many strategies any host of the cluster has made in earlier jobs: all go on from there, so that
-            they agree on the keys of collectives.
     """
 
     number: int
     call: Path
     cwd: Path
     search_path: tuple[str, ...]
-    num_strategies: int
 
 
 # Events of a warm host, beside those that its job sends.
 DONE = "job-done"  # status, pickled, error, code
-IDLE = "job-idle"  # reasons why the host cannot be used again, num_strategies
+IDLE = "job-idle"  # reasons why the host cannot be used again
 NEEDS_FRESH = "needs-fresh-cluster"  # the job does what only a host that has run nothing can do
 NEEDS_PROCESS = "needs-fresh-process"  # the job sets what TensorFlow has read when it was imported
 OUTPUT = "output"  # the file in a host's folder that has both its streams

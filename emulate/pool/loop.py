@@ -13,7 +13,7 @@ from emulate.cluster import HostContext, describe
 from emulate.pool import keep
 from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job
 from emulate.pool.state import HostState
-from emulate.pool.upstream import functions, runtime
+from emulate.pool.upstream import functions, runtime, state
 
 
 class WarmHost:
@@ -28,18 +28,16 @@ class WarmHost:
         output = context.directory / OUTPUT
         _write_both_streams_to(output)
         _watch_runtime(context)
-        state = HostState(context)
-        keep.state = state
-        context.answer({"event": IDLE, "reasons": [], "num_strategies": 0})
+        keep.state = own = HostState(context)
+        context.answer({"event": IDLE, "reasons": []})
         while True:
             job: Job = pickle.loads(context.receive())
             os.truncate(output, 0)
-            state.begin(job)
-            answer = _run(job, context)
+            answer = _run(job, context, own)
             _flush()
             context.answer(answer)
-            reasons = state.restore()
-            context.answer({"event": IDLE, "reasons": reasons, "num_strategies": state.num_strategies})
+            reasons = own.restore()
+            context.answer({"event": IDLE, "reasons": reasons})
 
 
 def _watch_runtime(context: HostContext) -> None:
@@ -51,6 +49,7 @@ def _watch_runtime(context: HostContext) -> None:
     if "tensorflow" in sys.modules:  # else the host's first job is its last
         runtime.watch(park)
         functions.watch()
+        state.watch_errors()
 
 
 def _write_both_streams_to(path: os.PathLike[str]) -> None:
@@ -61,8 +60,9 @@ def _write_both_streams_to(path: os.PathLike[str]) -> None:
     os.close(fd)
 
 
-def _run(job: Job, context: HostContext) -> dict[str, Any]:
+def _run(job: Job, context: HostContext, own: HostState) -> dict[str, Any]:
     try:
+        own.begin(job)
         function, args = pickle.loads(job.call.read_bytes())
         return {"event": DONE, "status": "returned", "pickled": _dump(function(context, *args))}
     except SystemExit as leave:

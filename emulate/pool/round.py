@@ -66,7 +66,10 @@ class Round:
         self._cut = min(self._cut, time.monotonic() + grace)
 
     def results(self) -> list[HostResult]:
-        """Wait for all; the result of each host.
+        """Wait for all.
+
+        Returns:
+            The result of each host.
 
         Raises:
             NeedsOtherClusterError: When the job cannot run on this cluster.

@@ -17,7 +17,7 @@ from emulate.pool.interpreter import Interpreter
 from emulate.pool.job import Job
 from emulate.pool.patches import Patches
 from emulate.pool.resources import Resources
-from emulate.pool.upstream import runtime, state
+from emulate.pool.upstream import runtime
 
 
 class HostState:
@@ -33,11 +33,6 @@ class HostState:
         self._is_first = True
         self._kept: set[str] = set()
         self.keep()
-
-    @property
-    def num_strategies(self) -> int:
-        """How many strategies this process has made, by which the next one gets its collective keys."""
-        return state.num_strategies()
 
     def keep(self) -> None:
         """What is there now is the host's own."""
@@ -61,7 +56,7 @@ class HostState:
         tempfile.tempdir = None
         os.environ["TMPDIR"] = str(self._folder)
         self._interpreter.environment["TMPDIR"] = str(self._folder)
-        self._framework.begin(job.num_strategies)
+        self._framework.begin()
 
     def restore(self) -> list[str]:
         """Undo what a job did; why that is not enough, one sentence for each reason."""
@@ -79,6 +74,7 @@ class HostState:
         if self._is_first and runtime.is_up():
             # The runtime's threads, sockets and memory came with its first use, and stay.
             self._is_first = False
+            gc.freeze()  # it is not garbage, and need not be looked at after every job
             self._resources = Resources()
         return reasons
 

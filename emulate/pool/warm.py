@@ -46,7 +46,6 @@ class WarmCluster:
         self.is_of_bare_process = not preload.imports
         self._directory = Path(tempfile.mkdtemp(dir=preload.directory))
         self._idle: set[int] = set()
-        self._num_strategies = 0
         self.running: RunningCluster = preload.launch(
             ClusterPlan(
                 topology=topology,
@@ -86,7 +85,6 @@ class WarmCluster:
         name, kind = self.running.name(host), event["event"]
         if kind == IDLE:
             self._idle.add(host)
-            self._num_strategies = max(self._num_strategies, event["num_strategies"])
             if event["reasons"]:
                 self.reject(f"{name}: {'; '.join(event['reasons'])}")
         elif kind == "exit":
@@ -111,7 +109,7 @@ class WarmCluster:
         path.write_bytes(call)
         self.num_jobs += 1
         self._idle.clear()
-        job = pickle.dumps(Job(self.num_jobs, path, cwd, search_path, self._num_strategies))
+        job = pickle.dumps(Job(self.num_jobs, path, cwd, search_path))
         for host in self.hosts:
             self.running.tell(host, job)
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
+from typing import Any
 
 from emulate.devices import strategies_made
 from emulate.pool.upstream.runtime import context, is_up
 
 _OUR_GROUPS = 2_000_000_000  # keys of groups: strategies count theirs from below
 _instances = itertools.count(1)
+_errors: list[str] = []  # kinds of errors of operations that a job has seen
 
 
-def num_strategies() -> int:
-    """How many strategies this process has made."""
-    return strategies_made()
+def watch_errors() -> None:
+    """Remember that an operation failed; called once in a process, when TensorFlow has been imported."""
+    from tensorflow.python.framework import errors_impl
 
+    real = errors_impl.OpError.__init__
 
-def continue_strategies(number: int) -> None:
-    """Count the strategies on from here."""
-    strategies_made(number)
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        if not isinstance(self, errors_impl.OutOfRangeError):  # the end of a dataset
+            _errors.append(type(self).__name__)
+
+    errors_impl.OpError.__init__ = init
 
 
 def forget_seeds() -> None:
@@ -32,6 +40,8 @@ def forget_seeds() -> None:
 
         tf.random.set_seed(None)
         stateful_random_ops.global_generator = None
+    if (legacy := sys.modules.get("tf_keras.src.backend")) is not None and hasattr(legacy._SEED_GENERATOR, "generator"):
+        del legacy._SEED_GENERATOR.generator
 
 
 def forget_names() -> None:
@@ -50,7 +60,9 @@ def collectives_fail(host: int) -> str:
 
     A program that swallowed the error leaves nothing else to see. What is tried is a sum over this host alone.
     """
-    if not is_up() or not num_strategies():
+    had_errors = bool(_errors)
+    _errors.clear()
+    if not is_up() or not had_errors or not (strategies_made() or context()._collective_ops_server_def):
         return ""
     import tensorflow as tf
     from tensorflow.python.ops import gen_collective_ops
