@@ -55,6 +55,7 @@ def test_a_checkpoint_of_tensorflow_passes_the_operation_before_which_it_is_half
     assert seen
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras 3.15 with NumPy 2, whose fault it is not
 def test_keras_closes_its_file_of_weights_where_it_is_wrapped(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     [(cls, method)] = upstream.keras_savers()
     original, modes = getattr(cls, method), []
