@@ -24,7 +24,8 @@ def listen(config: pytest.Config, host: Host) -> None:
         host: What is told.
     """
     config.pluginmanager.register(_Ears(host), "gpudist-host")
-    if any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan")):
+    shows_setup = any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan"))
+    if shows_setup or pytest.version_tuple < (9,):  # whose failed assertions ask the terminal for colours
         config.pluginmanager.register(_Terminal(host.send), "terminalreporter")
 
 
@@ -60,10 +61,23 @@ class Told(io.TextIOBase):
 
 
 class _Terminal:
-    """Where pytest's --setup-show writes in a process that has no terminal."""
+    """What pytest writes to where there is no terminal: --setup-show, live logs."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        self._tw = upstream.terminal_writer(Told(send))
+        self._told = Told(send)
+        self._tw = upstream.terminal_writer(self._told)
+        self.verbosity = 0
+
+    def write(self, content: str, **_: Any) -> None:
+        """Text, as it comes."""
+        self._told.write(content)
+
+    def section(self, title: str, **_: Any) -> None:
+        """A heading."""
+        self._told.write(f"{title}\n")
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 class _Ears:

@@ -18,6 +18,9 @@ def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Pat
         options: The values of all options.
         args: What is to be collected.
         captured: The files for captured stdout and stderr: what a process said that was killed can be read there.
+
+    Returns:
+        The config, not configured yet.
     """
     capture: Any = importlib.import_module("_pytest.capture")
     from _pytest.assertion.rewrite import AssertionRewritingHook
