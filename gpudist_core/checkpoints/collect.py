@@ -23,6 +23,8 @@ class Collector:
 
     def of_model(self, model: Any, optimizer: Any) -> dict[str, list[Item]]:
         """The items of a model and of its optimizer, by group: `model`, `optimizer`."""
+        from gpudist_core.upstream import optimizers
+
         groups: dict[str, list[Item]] = {}
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
         found = names.of_variables(variables, names.Numbered())
@@ -31,7 +33,8 @@ class Collector:
             groups["model"] = [self.item(f"model/{name}", variable) for name, variable in named]
         if optimizer is not None:
             by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
-            slots = list(_unique(_variables_of(optimizer)))
+            known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
+            slots = list(_unique(known))
             called = names.of_slots(slots, by_path, names.Numbered())
             shards = {names.path_of(v).replace("/", "_"): _shard_of(v) for v in variables}
             groups["optimizer"] = [

@@ -92,8 +92,7 @@ class StepFunction:
                 with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
-            for part in (self._model, *trainer.optimizers_of(self._model)):
-                central_storage.take_first(part.variables)
+            central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[only_hold] = one if self._model.run_eagerly else compiled
         return self._compiled[only_hold]

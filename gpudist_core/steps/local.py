@@ -72,7 +72,7 @@ def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:
 
 
 def scaled(share: shares.Share, loss: Any, scale: Any) -> Any:
-    """What is differentiated: the sum, or with a loss scale the scaled mean over the rows, as 16-bit floats end at 65504.
+    """What is differentiated: the sum, or with a loss scale about the scaled mean of the rows, as 16-bit floats end at 65504.
 
     Args:
         share: This replica's share of the step.
@@ -100,4 +100,5 @@ def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any
 
 
 def _rows(share: shares.Share) -> Any:
-    return tf.maximum(tf.cast(share.rows, tf.float32), 1.0)
+    """Rows of a replica in the mean, the same for all: through a BatchNormalization a loss reaches the others' gradients."""
+    return tf.maximum(share.total / share.num_replicas, 1.0)

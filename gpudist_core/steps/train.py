@@ -281,7 +281,7 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
-        central_storage.take_first([*getattr(self.model, "variables", []), *self.optimizer.variables])
+        central_storage.prepare(self.model, self.optimizer)
 
     def _check_place(self) -> None:
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():

@@ -12,7 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpudist_core.upstream import optimizers
 from gpudist_core.upstream.models import plain
+
+_LOSS_SCALE = ("step_counter", "dynamic_scale")
 
 
 def is_shared(variable: Any) -> bool:
@@ -39,15 +42,32 @@ def add_up(variables: Iterable[Any]) -> None:
             variable.assign = _adding(variable, variable.assign)
 
 
-def take_first(variables: Iterable[Any]) -> None:
-    """From now on these variables take what the first replica assigns, unless they say how to aggregate; others are left alone.
+def prepare(*owners: Any) -> None:
+    """Let all replicas assign to variables that do not say how to aggregate: the value of the first replica counts.
 
     Args:
-        variables: Variables of a model or an optimizer to which all replicas assign the same.
+        owners: A model and its optimizers. What they have on each replica is the same on all.
     """
-    for variable in map(plain, variables):
-        if is_shared(variable) and variable.aggregation == tf.VariableAggregation.NONE:
-            variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    for owner in owners:
+        variables = optimizers.variables_of(owner) if hasattr(owner, "learning_rate") else getattr(owner, "variables", [])
+        for variable in map(plain, variables):
+            if is_shared(variable) and variable.aggregation == tf.VariableAggregation.NONE:
+                variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        for variable in (plain(getattr(owner, name)) for name in _LOSS_SCALE if getattr(owner, name, None) is not None):
+            if is_shared(variable) and "assign" not in vars(variable):
+                variable.assign = _by_first_alone(variable, variable.assign)
+
+
+def _by_first_alone(variable: Any, original: Any) -> Any:
+    """LossScaleOptimizer assigns inside a `cond`, where replicas cannot meet to agree on a value."""
+
+    def assign(value: Any, *args: Any, **kwargs: Any) -> Any:
+        if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():
+            return original(value, *args, **kwargs)
+        is_first = tf.distribute.get_replica_context()._replica_id_in_sync_group == 0
+        return variable._v.assign(value, *args, **kwargs) if is_first else variable.read_value()
+
+    return assign
 
 
 def _adding(variable: Any, original: Any) -> Any:

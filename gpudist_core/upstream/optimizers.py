@@ -109,6 +109,15 @@ def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)
 
 
+def variables_of(optimizer: Any) -> list[Any]:
+    """All variables of an optimizer; Keras does not count the product of rates of a Nadam inside a `LossScaleOptimizer`."""
+    import keras
+
+    inner = getattr(optimizer, "inner_optimizer", None)
+    kept = [v for one in (optimizer, inner) if one is not None for v in vars(one).values() if isinstance(v, keras.Variable)]
+    return list({id(variable): variable for variable in [*optimizer.variables, *kept]}.values())
+
+
 def trained_by(optimizer: Any) -> list[Any]:
     """The variables that an optimizer was built for."""
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)

@@ -47,7 +47,7 @@ def test_each_row_is_counted_once_and_keras_alone_counts_the_first_ones_again(on
 
 
 def _trained(central: bool) -> list[Any]:
-    """Weights after own steps that accumulate, with BatchNormalization, under an optimizer that assigns by itself."""
+    """After own steps that accumulate and scale losses, with BatchNormalization and an optimizer that assigns by itself."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -65,14 +65,16 @@ def _trained(central: bool) -> list[Any]:
             keras.layers.BatchNormalization(),
             keras.layers.Dense(1),
         ]
-        model, optimizer = keras.Sequential(layers), keras.optimizers.Nadam(0.01)
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.01), initial_scale=4, dynamic_growth_steps=2)
     step = gd.TrainStep(model, optimizer, "mean_squared_error", accumulate=2)
     for batch in gd.Pipeline.from_arrays((x, y), global_batch_size=5).distribute(strategy):
         step(batch)
-    return [np.asarray(variable) for variable in model.variables]
+    return [np.asarray(variable) for variable in [optimizer.dynamic_scale, optimizer.step_counter, *model.variables]]
 
 
 def test_a_step_accumulates_normalizes_and_updates_as_on_one_device(on_hosts: OnHosts) -> None:
     ((central,), (alone,)) = on_hosts("1x2", _trained, True), on_hosts("1x1", _trained, False)
+    assert (central[0], central[1]) == (alone[0], alone[1]) == (8, 1)
     for mine, wanted in zip(central, alone, strict=True):
         assert mine == pytest.approx(wanted, abs=2e-6)
