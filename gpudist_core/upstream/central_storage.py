@@ -46,7 +46,7 @@ def prepare(*owners: Any) -> None:
     """Let all replicas assign to variables that do not say how to aggregate: the value of the first replica counts.
 
     Args:
-        owners: A model and its optimizers. What they have on each replica is the same on all.
+        *owners: A model and its optimizers. What they have on each replica is the same on all.
     """
     for owner in owners:
         variables = optimizers.variables_of(owner) if hasattr(owner, "learning_rate") else getattr(owner, "variables", [])
