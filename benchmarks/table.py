@@ -30,7 +30,7 @@ WHAT = {
     "pool_warm_4x1": "The same on `4x1`",
     "pool_first_4x1_vs_multi_process_runner": "The first all-reduce of a new `4x1` of a pool: times as fast",
     "pool_first_4x1_vs_fresh": "The same",
-    "pool_killed_host_reported": "A host is killed: the longest until it was reported with its step and the others were gone, s",
+    "pool_killed_host_reported": "A host is killed: the longest until it was reported, with its step, and the others were gone",
     "pool_killed_supervisor": "pytest's own process is killed: until all processes and files of the pool are gone, s",
     "suite_100": "100 small tests on `1x2`, `1x4`, `2x1`, `2x2` and `4x1`: seconds",
     "plugin_unused": "500 tests that use no topology, with the plugin installed: ratio of processor time",
