@@ -21,8 +21,8 @@ def read() -> dict[str, Any]:
 
 
 def is_right(cell: dict[str, Any]) -> bool:
-    """Whether it trains the model of one device."""
-    return bool(cell["verdict"] == "equivalent")
+    """Whether it trains the model of one device, or there is nothing to train."""
+    return cell["verdict"] in ("equivalent", "none")
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -37,7 +37,9 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _ours(cell: dict[str, Any] | None) -> str:
-    return "" if cell is None else "✔" if is_right(cell) else f"**{cell['verdict']}**"
+    if cell is None or cell["verdict"] == "none":
+        return "none" if cell else ""
+    return "✔" if is_right(cell) else f"**{cell['verdict']}**"
 
 
 def _theirs(cell: dict[str, Any] | None) -> str:
