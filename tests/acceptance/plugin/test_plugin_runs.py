@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -140,7 +141,15 @@ def test_an_interrupted_pytest_leaves_nothing(suite: pytest.Pytester, number: si
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary)}
     command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'base'}"]
-    with subprocess.Popen(command, cwd=suite.path, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=suite.path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        # A job in the background is born with SIGINT ignored, and so would be its children.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    ) as process:
         hosts = _await_hosts(Path(suite.path))
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
