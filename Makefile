@@ -10,7 +10,7 @@ WRONG := fixtures/bugs/loss_scaling_multiworker.py
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench features clean
+.PHONY: help setup demo test slow check bench features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -38,8 +38,11 @@ demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
 	@echo "Now your own program:  $(BIN)/gpudist verify train.py --topology 1x4 --topology 2x2"
 	@echo "It is not edited, needs no GPU, and runs as it does with: python train.py"
 
-test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest -q -n $(JOBS)
+test: $(STAMP)  ## run the tests but those marked slow
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow"
+
+slow: $(STAMP)  ## run the tests marked slow: longer proofs of what make test looks at
+	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
 
 check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts
 	$(BIN)/ruff check .

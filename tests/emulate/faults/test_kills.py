@@ -10,7 +10,7 @@ from emulate import Cluster
 from emulate.cluster import Preload
 
 
-@pytest.mark.parametrize(("host", "moment"), [(0, 0.0), (1, 0.5), (0, 3.0)])
+@pytest.mark.parametrize(("host", "moment"), [(0, 0.0), pytest.param(1, 0.5, marks=pytest.mark.slow), (0, 3.0)])
 def test_a_killed_host_is_reported_and_the_next_run_is_well(preload: Preload, host: int, moment: float) -> None:
     cloudpickle.register_pickle_by_value(kills)
     try:

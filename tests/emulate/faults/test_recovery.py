@@ -38,7 +38,10 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("phase", PHASES)
+SLOW_PHASES = ("input", "before-all-reduce", "after-all-reduce")
+
+
+@pytest.mark.parametrize("phase", [pytest.param(one, marks=pytest.mark.slow) if one in SLOW_PHASES else one for one in PHASES])
 def test_killed_in_any_phase_it_ends_with_the_same_weights(cluster: Make, undisturbed: list[Any], phase: str) -> None:
     run = cluster("2x1")
     results = run.run(train, faults=f"kill:host=1,step=8,phase={phase}", restarts=1)
@@ -56,10 +59,10 @@ def test_killed_in_any_phase_it_ends_with_the_same_weights(cluster: Make, undist
     [
         ("preempt:host=1,step=4", 1),
         ("stop:host=1,step=4,seconds=0.5", 0),
-        ("slow:host=0,step=3,seconds=0.05", 0),
-        ("late:host=1,seconds=1", 0),
-        ("link:latency=2ms,loss=1%", 0),
-        ("disconnect:host=1,step=4,seconds=0.5", 0),
+        pytest.param("slow:host=0,step=3,seconds=0.05", 0, marks=pytest.mark.slow),
+        pytest.param("late:host=1,seconds=1", 0, marks=pytest.mark.slow),
+        pytest.param("link:latency=2ms,loss=1%", 0, marks=pytest.mark.slow),
+        pytest.param("disconnect:host=1,step=4,seconds=0.5", 0, marks=pytest.mark.slow),
         ("fill-disk:host=0,step=2", 1),
     ],
 )
@@ -72,6 +75,7 @@ def test_whatever_else_befalls_it_it_ends_with_the_same_weights(
     assert len(run.fired) == 1
 
 
+@pytest.mark.slow
 def test_two_faults_come_to_pass_in_two_lives(cluster: Make, undisturbed: list[Any]) -> None:
     run = cluster("2x1")
     results = run.run(train, faults=["kill:host=1,step=5,phase=after-all-reduce", "kill:host=0,step=11"], restarts=3)
