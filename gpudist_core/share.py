@@ -60,11 +60,18 @@ class Share:
 
         if self._replicas == 1:
             return tf.constant(0)
+        before = tf.range(self._replicas) < self._replica
+        return tf.cast(tf.reduce_sum(tf.where(before, self.counts, 0.0)), tf.int32)
+
+    @property
+    def counts(self) -> Any:
+        """Rows of each replica: float32 of shape (replicas,)."""
+        import tensorflow as tf
+
         if self._counts is None:
             mine = tf.one_hot(self._replica, self._replicas, dtype=tf.float32)
             self._counts = all_reduce(mine * self._own())
-        before = tf.range(self._replicas) < self._replica
-        return tf.cast(tf.reduce_sum(tf.where(before, self._counts, 0.0)), tf.int32)
+        return self._counts
 
     @property
     def replica(self) -> Any:

@@ -23,6 +23,8 @@ class Job:
     search_path: tuple[str, ...]
 
 
+RENEW = None  # sent in a job's stead: start collectives anew, for the next job
+
 # Events of a warm host, beside those that its job sends.
 DONE = "job-done"  # status, pickled, error, code
 IDLE = "job-idle"  # reasons why the host cannot be used again

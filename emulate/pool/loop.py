@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from emulate.cluster import HostContext, describe
 from emulate.pool import keep
-from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job
+from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, RENEW, Job
 from emulate.pool.state import HostState
 from emulate.pool.upstream import functions, runtime, state
 
@@ -31,7 +31,11 @@ class WarmHost:
         keep.state = own = HostState(context)
         context.answer({"event": IDLE, "reasons": []})
         while True:
-            job: Job = pickle.loads(context.receive())
+            job: Job | None = pickle.loads(context.receive())
+            if job is RENEW:
+                runtime.renew_collectives()
+                context.answer({"event": IDLE, "reasons": []})
+                continue
             os.truncate(output, 0)
             answer = _run(job, context, own)
             _flush()

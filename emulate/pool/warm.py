@@ -11,7 +11,7 @@ from typing import Any
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, remove_tree
 from emulate.errors import Unavailable
-from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, Job
+from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, RENEW, Job
 from emulate.pool.loop import WarmHost
 from emulate.pool.options import Options
 from emulate.topology import Topology
@@ -46,6 +46,7 @@ class WarmCluster:
         self.is_of_bare_process = not preload.imports
         self._directory = Path(tempfile.mkdtemp(dir=preload.directory))
         self._idle: set[int] = set()
+        self._is_used = False
         self.running: RunningCluster = preload.launch(
             ClusterPlan(
                 topology=topology,
@@ -66,13 +67,26 @@ class WarmCluster:
     def settle(self) -> str:
         """Wait until every host is idle and known to be clean; why the cluster cannot be used, empty where it can."""
         deadline = time.monotonic() + (_PATIENCE if self.num_jobs else self.running.plan.start_timeout + _PATIENCE)
+        self._wait_until_idle(deadline)
+        if not self.unfit and self._is_used and self.topology.has_several_hosts:
+            # Only when no host is in a collective any more, and on all before one is in the next.
+            self._tell(RENEW)
+            self._is_used = False
+            self._wait_until_idle(deadline)
+        if not self.unfit:
+            self.events(0.0)  # a host may have ended since
+        return self.unfit
+
+    def _wait_until_idle(self, deadline: float) -> None:
         while not self.unfit and len(self._idle) < len(self.hosts):
             self.events(0.1)
             if time.monotonic() > deadline:
                 self.unfit = "a host was not idle in time after its job"
-        if not self.unfit:
-            self.events(0.0)  # a host may have ended since
-        return self.unfit
+
+    def _tell(self, message: Job | None) -> None:
+        self._idle.clear()
+        for host in self.hosts:
+            self.running.tell(host, pickle.dumps(message))
 
     def events(self, timeout: float) -> list[tuple[int, dict[str, Any]]]:
         """As `RunningCluster.events`; what is about the cluster's own state is taken note of."""
@@ -108,10 +122,8 @@ class WarmCluster:
         path = self._directory / "call.pickle"
         path.write_bytes(call)
         self.num_jobs += 1
-        self._idle.clear()
-        job = pickle.dumps(Job(self.num_jobs, path, cwd, search_path))
-        for host in self.hosts:
-            self.running.tell(host, job)
+        self._is_used = True
+        self._tell(Job(self.num_jobs, path, cwd, search_path))
 
     def output(self, host: int) -> str:
         """What a host wrote during its job, the end of it where that is long."""

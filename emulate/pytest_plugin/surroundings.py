@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from emulate.errors import WrongUse
+from emulate.pool import keep_meeting
 from emulate.pytest_plugin.wire import SessionPlan
 
 
@@ -75,6 +76,7 @@ def find_each_other() -> None:
 
     with quietly():
         gpudist_core.make_strategy()
+    keep_meeting()
 
 
 def seed_everything(seed: int) -> None:

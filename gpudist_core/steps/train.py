@@ -94,6 +94,12 @@ class TrainStep:
             )
         if draws not in DRAWS:
             raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+        if jit_compile and draws == "row":
+            raise WrongUse(
+                "A pass compiled by XLA cannot know how many rows the other replicas have, as draws='row' needs",
+                "Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
+                draws=draws,
+            )
         optimizers.check(optimizer)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
@@ -146,6 +152,7 @@ class TrainStep:
         self._build(checked[0])
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
         if updates not in self._compiled:
+            central_storage.prepare(self.model, self.optimizer)
             self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
         results = self._compiled[updates](checked)
         self._pending = (self._pending + len(checked)) % self.accumulate
@@ -281,7 +288,6 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
-        central_storage.prepare(self.model, self.optimizer)
 
     def _check_place(self) -> None:
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():

@@ -57,13 +57,16 @@ class CompiledPass:
         changing = self._model.non_trainable_variables
         values = [[tf.convert_to_tensor(v.value) for v in some] for some in (self._model.trainable_variables, changing)]
         replica = tf.convert_to_tensor(share.replica)
-        grads, loss, total, y_pred, changed = self._compiled(*values, x, y, weight, replica, scale)
+        counts = None if scale is None else share.counts  # asked for here, as the compiled pass cannot
+        grads, loss, total, y_pred, changed = self._compiled(*values, x, y, weight, replica, counts, scale)
         for variable, value in zip(changing, changed, strict=True):
             variable.assign(value)
         return local.Sums(grads, loss, total), y_pred
 
-    def _pass(self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, scale: Any) -> Any:
-        with shares.sharing(shares.Share(shares.rows_of(x), replica)) as share, tf.GradientTape() as tape:
+    def _pass(
+        self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, counts: Any, scale: Any
+    ) -> Any:
+        with shares.sharing(shares.Share(shares.rows_of(x), replica, counts)) as share, tf.GradientTape() as tape:
             tape.watch(trained)
             y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
             loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))

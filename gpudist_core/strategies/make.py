@@ -145,15 +145,24 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
     import tensorflow as tf
 
     options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.timeout_seconds)
-    if not upstream.has_collective_server():
-        if upstream.is_initialized():
+    if upstream.has_collective_server():
+        resolver = _resolver(tasks, cluster)
+        if not upstream.is_in_cluster(resolver.cluster_spec()):
             raise WrongUse(
-                "A strategy of several hosts is made before TensorFlow's runtime is up",
-                "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
-                kind="multi-worker",
+                "A process is a member of one cluster as long as it lives",
+                "Start another process for the other cluster.",
+                cluster={job: list(addresses) for job, addresses in tasks.jobs.items()},
             )
-        show_own_gpus()
-        wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
+        with upstream.beside_other_strategies():
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+    if upstream.is_initialized():
+        raise WrongUse(
+            "A strategy of several hosts is made before TensorFlow's runtime is up",
+            "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
+            kind="multi-worker",
+        )
+    show_own_gpus()
+    wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
     return tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options)
 
 

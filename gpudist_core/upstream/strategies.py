@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
@@ -17,6 +18,42 @@ def is_initialized() -> bool:
 def has_collective_server() -> bool:
     """Whether this process is a member of a cluster already: a second strategy then needs no new server."""
     return _context()._collective_ops_server_def is not None
+
+
+def is_in_cluster(spec: Any) -> bool:
+    """Whether the cluster that this process is a member of is this one.
+
+    Args:
+        spec: A `tf.train.ClusterSpec`.
+    """
+    return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
+
+
+@contextlib.contextmanager
+def beside_other_strategies() -> Iterator[None]:
+    """Within, a MultiWorkerMirroredStrategy leaves the collectives of this process as they are, and has keys of its own.
+
+    TensorFlow starts them anew for each strategy. A host that is faster than the leader then waits for ever in its first
+    collective, as the leader forgets that it has asked; and the older strategies go on counting the same keys.
+    """
+    import tensorflow as tf
+
+    context = _context()
+
+    def find_devices(server_def: Any) -> None:
+        context.ensure_initialized()
+        with context._initialize_lock:
+            context._initialize_logical_devices()
+            context._clear_caches()
+
+    cls = tf.distribute.MultiWorkerMirroredStrategy
+    cls._collective_key_base += _KEYS_APART
+    context.enable_collective_ops = find_devices
+    try:
+        yield
+    finally:
+        del context.enable_collective_ops
+        cls._collective_key_base += _KEYS_APART  # for one that is made otherwise
 
 
 def _context() -> Any:

@@ -83,6 +83,28 @@ def unlike_a_fresh_one(has_several_hosts: bool) -> str:
     return "" if current.executing_eagerly() else "eager execution is off"
 
 
+def renew_collectives() -> None:
+    """Have the groups and keys of a process that has just met its cluster; on all hosts, while none is in a collective.
+
+    TensorFlow does so for each strategy: a host that asks for a group before its leader has done it is forgotten.
+    """
+    global _are_new
+    if is_up() and context()._collective_ops_server_def is not None:
+        from tensorflow.python import pywrap_tfe
+
+        pywrap_tfe.TFE_EnableCollectiveOps(
+            context()._context_handle, context()._collective_ops_server_def.SerializeToString()
+        )
+        _are_new = True
+
+
+def keep_collectives() -> None:
+    """The strategies of this process have not used the collectives yet: the next one takes them as they are."""
+    global _are_new
+    _are_new = True
+
+
+_are_new = False  # no strategy has used the collectives since
 _configured: set[str] = set()  # what the job has configured
 _devices: list[Any] = []  # all that the cluster's hosts have, as an earlier job found them
 
@@ -173,9 +195,16 @@ def _enable_collectives(cls: Any) -> None:
 
     @functools.wraps(real)
     def enable_collective_ops(self: Any, server_def: Any) -> Any:
-        if not _is_warm(self):
+        global _are_new
+        if not _is_warm(self) and not _are_new:
             return real(self, server_def)
         self._initialized = True
+        if _are_new and self._collective_ops_server_def == server_def:
+            _are_new = False
+            with self._initialize_lock:
+                self._initialize_logical_devices()
+                self._clear_caches()
+            return None
         logger = logging.getLogger("absl")
         logger.addFilter(_is_worth_telling)
         try:

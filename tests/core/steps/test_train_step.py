@@ -32,6 +32,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "several batches are trained in a call": {"several": 5, "step": {"accumulate": 2}},
     "XLA compiles each replica's part": {"step": {"jit_compile": True}, "weights": True},
+    "XLA compiles a scaled loss": {"scales": True, "step": {"jit_compile": True}},
+    "a scaled loss reaches the other replicas through BatchNormalization": {
+        "layers": lambda layers: [layers.Dense(16), layers.BatchNormalization(), layers.Activation("relu")],
+        "scales": True,
+    },
 }
 
 

@@ -69,6 +69,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "compiled normalization": lambda: TrainStep(normalized, keras.optimizers.SGD(0.1), loss, jit_compile=True),
         "compiled activity": with_activity,
         "compiled variables": lambda: TrainStep(model, optimizer, loss, jit_compile=True, variables=model.trainable_variables),
+        "compiled draws": lambda: TrainStep(model, optimizer, loss, jit_compile=True, draws="row"),
         "no optimizer of Keras": lambda: TrainStep(model, tf.compat.v1.train.GradientDescentOptimizer(0.1), loss),
         "another accumulation": lambda: step.restore({"pending": 3, "accumulators": {}}),
     }
@@ -102,6 +103,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Received: losses=1. Leave jit_compile out.",
         "compiled variables": "jit_compile=True trains the model's own variables alone. Received: variables=2. "
         "Leave variables out.",
+        "compiled draws": "A pass compiled by XLA cannot know how many rows the other replicas have, as draws='row' needs. "
+        "Received: draws='row'. Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
         "no optimizer of Keras": "The optimizer must be one of Keras 3, other than MultiOptimizer. Received: "
         "optimizer='GradientDescentOptimizer'. "
         "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",

@@ -48,7 +48,7 @@ def train(where: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         where: The strategy; one for all trainings of a process, as each new one resets the collectives of several hosts.
         settings: `rows`, `weights`, `layers` (a function of keras.layers), `optimizer` (name, arguments), `step` (arguments),
-            `policy`, `several` (batches a call).
+            `scales` (the loss), `policy`, `several` (batches a call).
     """
     import keras
     import tensorflow as tf
@@ -64,6 +64,8 @@ def train(where: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         hidden = settings.get("layers", lambda layers: [layers.Dense(16, activation="relu")])(keras.layers)
         model = keras.Sequential([keras.Input((64,)), *hidden, keras.layers.Dense(10, dtype="float32")])
         optimizer = getattr(keras.optimizers, name)(**arguments)
+        if settings.get("scales"):
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0, dynamic_growth_steps=3)
         metrics = [keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Mean()] if settings.get("metrics") else []
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = TrainStep(model, optimizer, loss, metrics=metrics[:1], **settings.get("step", {}))

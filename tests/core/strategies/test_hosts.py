@@ -210,3 +210,43 @@ def test_plain_processes_find_each_other_without_the_emulator(told: Callable[...
     finally:
         for process in processes:
             process.kill()
+
+
+def test_a_second_strategy_of_several_hosts_leaves_the_first_as_it_is_and_needs_no_meeting(on_hosts: OnHosts) -> None:
+    def two() -> list[float]:
+        import time
+
+        import tensorflow as tf
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import total
+
+        first = gd.make_strategy()
+        before = total(first)
+        if first.cluster_resolver.task_id == 0:
+            time.sleep(1)  # the leader comes last
+        second = gd.make_strategy()
+        with second.scope():
+            variable = tf.Variable(3.0)
+        return [*before, float(variable.numpy()), *total(second), *total(first), *total(second)]
+
+    for seen in on_hosts("2x2", two):
+        assert seen == [10.0, 10.0, 3.0, *[10.0] * 6]  # two devices a host
+
+
+def test_a_process_stays_in_its_cluster(on_hosts: OnHosts) -> None:
+    def two() -> Any:
+        import gpudist_core as gd
+        from tests.core.strategies.sums import error_of
+
+        first = gd.make_strategy()
+        task = {"type": "worker", "index": first.cluster_resolver.task_id}
+        other = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": task}
+        return error_of(gd.make_strategy, cluster=other)
+
+    for kind, text in on_hosts("2x1", two):
+        assert kind == "WrongUse"
+        assert text == (
+            "A process is a member of one cluster as long as it lives. Received: "
+            "cluster={'worker': ['127.0.0.1:1', '127.0.0.1:2']}. Start another process for the other cluster."
+        )

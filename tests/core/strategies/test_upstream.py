@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.core.conftest import OnHosts
 from tests.core.strategies.conftest import Plain
 
 
@@ -94,3 +95,29 @@ def test_slurms_resolver_sorts_nodes_by_name_and_fails_without_gpus(plain: Plain
             return spec, str(error)
 
     assert plain(resolved) == ({"worker": ["n10:8888", "n2:8888"]}, "range() arg 3 must not be zero")
+
+
+def test_a_second_strategy_starts_collectives_anew_so_that_hosts_may_miss_each_other(on_hosts: OnHosts) -> None:
+    """When this fails, `beside_other_strategies` need not keep TensorFlow from starting them anew."""
+
+    def two() -> bool:
+        import threading
+        import time
+
+        import tensorflow as tf
+
+        make = tf.distribute.MultiWorkerMirroredStrategy
+        if make().cluster_resolver.task_id == 0:
+            time.sleep(1)  # the leader comes last
+        second = make()
+
+        def variable() -> None:
+            with second.scope():
+                tf.Variable(1.0)
+
+        waiting = threading.Thread(target=variable, daemon=True)
+        waiting.start()
+        waiting.join(5)
+        return waiting.is_alive()
+
+    assert on_hosts("2x1", two) == [True, True]

@@ -50,6 +50,23 @@ def test_jobs_run_on_the_same_processes_one_after_the_other(pool: Pool) -> None:
     assert (pool.statistics.started, pool.statistics.reused, pool.statistics.replaced) == (1, 2, 0)
 
 
+def variable(context: HostContext, is_late: bool) -> float:
+    """The value that the leader gives all, which it may come to last."""
+    import tensorflow as tf
+
+    if is_late and context.host == 0:
+        time.sleep(1)
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        return float(tf.Variable(3.0).numpy())
+
+
+def test_hosts_of_a_warm_cluster_meet_however_late_the_leader_is(pool: Pool) -> None:
+    with pool.lease("2x1") as lease:
+        for is_late in (False, True):
+            assert values(lease.run(variable, is_late, timeout=LIMIT)) == [3.0, 3.0]
+    assert (pool.statistics.started, pool.statistics.replaced) == (1, 0)
+
+
 def test_strategies_of_one_host_follow_each_other(pool: Pool) -> None:
     with pool.lease("1x4") as lease:
         assert [values(lease.run(total)) for _ in range(3)] == [[4.0]] * 3

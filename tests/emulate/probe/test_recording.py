@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,11 @@ def test_a_program_with_fewer_steps_ends_by_itself(recorded: Any, tmp_path: Path
 
 
 def test_a_killed_host_leaves_what_it_had(run: Any) -> None:
-    def killed() -> None:
-        custom_loop(after=lambda: os.kill(os.getpid(), signal.SIGKILL), epochs=1)
+    def kill() -> None:
+        time.sleep(2)  # what a thread writes is on its way
+        os.kill(os.getpid(), signal.SIGKILL)
 
-    result = run(killed, steps=9)
+    result = run(lambda: custom_loop(after=kill, epochs=1), steps=9)
     assert result.status == "failed"
     assert result.trace.num_steps >= 3
 
