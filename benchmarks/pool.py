@@ -18,10 +18,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.all_reduce import HOSTS
+from benchmarks.all_reduce import HOSTS, total
 from benchmarks.clusters import _fresh, _multi_process_runner
 from benchmarks.figure import Figure, in_turn, seconds
-from benchmarks.their_pool import total
 from emulate import Pool
 from emulate.cluster import HostContext
 

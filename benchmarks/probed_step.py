@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-BATCH = 256
+from benchmarks.digits_cnn import BATCH, cnn, digits
+
 STEPS = 150
 WARM_UP = 30
-DATA = Path(__file__).resolve().parent.parent / "fixtures" / "data" / "digits.npz"
 
 
 def compare() -> tuple[float, float]:
@@ -38,25 +38,14 @@ def _seconds(step: Callable[[], Any]) -> float:
 
 def _make_step() -> Callable[[], Any]:
     import keras
-    import numpy as np
     import tensorflow as tf
 
     strategy = tf.distribute.MirroredStrategy()
-    with np.load(DATA) as digits:
-        images = (digits["images"].reshape(-1, 8, 8, 1) / 16).astype("float32")
-        labels = digits["labels"].astype("int64")
+    images, labels = digits((8, 8, 1))
     dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(1797, seed=1).repeat().batch(BATCH)
     batches = iter(strategy.experimental_distribute_dataset(dataset))
     with strategy.scope():
-        layers = [
-            keras.Input((8, 8, 1)),
-            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-            keras.layers.MaxPooling2D(),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10),
-        ]
-        model = keras.Sequential(layers)
+        model = cnn()
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")

@@ -7,22 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
 
-
-def total() -> float:
-    """A sum over all hosts, through a strategy of its own."""
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-
-    @tf.function
-    def add() -> Any:
-        return strategy.reduce("SUM", strategy.run(lambda: tf.ones([])), axis=None)
-
-    result = float(add())
-    assert result == strategy.num_replicas_in_sync, result
-    return result
+from benchmarks.all_reduce import total
 
 
 def main() -> None:

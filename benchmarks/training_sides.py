@@ -6,11 +6,9 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-BATCH = 256
-DATA = Path(__file__).resolve().parent.parent / "fixtures" / "data" / "digits.npz"
+from benchmarks.digits_cnn import BATCH, cnn, digits
 
 
 def in_turn(ours: Callable[[], Any], theirs: Callable[[], Any], times: int, warm_up: int) -> tuple[float, float]:
@@ -25,31 +23,10 @@ def _seconds(action: Callable[[], Any]) -> float:
     return time.perf_counter() - started
 
 
-def _digits(shape: tuple[int, ...]) -> tuple[Any, Any]:
-    import numpy as np
-
-    with np.load(DATA) as digits:
-        return (digits["images"].reshape(-1, *shape) / 16).astype("float32"), digits["labels"].astype("int64")
-
-
 def _strategy() -> Any:
     import gpudist_core as gd
 
     return gd.make_strategy()
-
-
-def _cnn() -> Any:
-    import keras
-
-    layers = [
-        keras.Input((8, 8, 1)),
-        keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-        keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-        keras.layers.MaxPooling2D(),
-        keras.layers.Flatten(),
-        keras.layers.Dense(10),
-    ]
-    return keras.Sequential(layers)
 
 
 def own_step() -> tuple[float, float]:
@@ -60,12 +37,12 @@ def own_step() -> tuple[float, float]:
     import gpudist_core as gd
 
     strategy = _strategy()
-    images, labels = _digits((8, 8, 1))
+    images, labels = digits((8, 8, 1))
     data = gd.Pipeline.from_arrays((images[:BATCH], labels[:BATCH]), global_batch_size=BATCH)
     batch = next(iter(data.distribute(strategy)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     with strategy.scope():
-        models = [_cnn(), _cnn()]
+        models = [cnn(), cnn()]
         optimizers = [keras.optimizers.Adam(), keras.optimizers.Adam()]
         optimizers[1].build(models[1].trainable_variables)
 
@@ -91,7 +68,7 @@ def fit() -> tuple[float, float]:
     import gpudist_core as gd
 
     strategy = _strategy()
-    images, labels = _digits((64,))
+    images, labels = digits((64,))
     rows = len(labels) // 64 * 64  # the plain one is wrong on the rest
     images, labels = images[:rows], labels[:rows]
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from emulate import graph_functions
 from emulate.faults import upstream
 from emulate.faults.triggers import Counter, HostFaults, Send, Site, Triggers
 from emulate.imports import when_imported
@@ -47,9 +48,9 @@ class _Hooks:
     def install_tensorflow(self) -> None:
         self.wrap_optimizers("tensorflow")
         if "input" in self.phases:
-            for cls in upstream.strategy_classes():
+            for cls in graph_functions.strategy_classes():
                 self._wrap_run(cls)
-        launcher = upstream.collective_launcher()
+        launcher = graph_functions.collective_launcher()
         for method in ("all_reduce", "_all_gather"):
             self._wrap_collective(launcher, method)
         if "checkpoint" in self.phases:
@@ -63,18 +64,18 @@ class _Hooks:
 
         @functools.wraps(original)
         def run(strategy: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-            if not upstream.is_function(fn):
-                return original(strategy, self._body(upstream.convert(fn), True), args, kwargs, options)
+            if not graph_functions.is_function(fn):
+                return original(strategy, self._body(graph_functions.convert(fn), True), args, kwargs, options)
             if fn not in clones:
-                clones[fn] = upstream.clone_function(fn, self._body(fn.python_function, False))
+                clones[fn] = graph_functions.clone_function(fn, self._body(fn.python_function, False))
             return original(strategy, clones[fn], args, kwargs, options)
 
         cls.run = run
 
     def _body(self, function: Callable[..., Any], is_converted: bool) -> Callable[..., Any]:
-        @upstream.do_not_convert
+        @graph_functions.do_not_convert
         def body(*args: Any, **kwargs: Any) -> Any:
-            inner = function if is_converted else upstream.convert(function, enabled=True)
+            inner = function if is_converted else graph_functions.convert(function, enabled=True)
             if not _is_first_replica():
                 return inner(*args, **kwargs)
             return _after(self._triggers.input, lambda: inner(*args, **kwargs))
@@ -209,7 +210,7 @@ def _call(act: Callable[[], None], after: Any = ()) -> Any:
     if tf.executing_eagerly():
         act()
         return None
-    with upstream.device("CPU:0"), tf.control_dependencies(list(after)):
+    with graph_functions.device("CPU:0"), tf.control_dependencies(list(after)):
         operation = tf.numpy_function(acted, [], tf.int64).op
     upstream.run_independently(operation)
     return operation
@@ -244,7 +245,7 @@ def _identity(value: Any) -> Any:
 
     if not tf.is_tensor(value):
         return value
-    with upstream.device(value.device):
+    with graph_functions.device(value.device):
         return tf.identity(value)
 
 

@@ -5,52 +5,10 @@ A test (`tests/emulate/faults/test_upstream.py`) fails when upstream changes one
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
-
-def load(module: str) -> Any:
-    """A private module of TensorFlow or Keras."""
-    return importlib.import_module(module)
-
-
-def strategy_classes() -> list[Any]:
-    """Classes that define `run` themselves."""
-    lib = load("tensorflow.python.distribute.distribute_lib")
-    return [cls for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1) if "run" in vars(cls)]
-
-
-def device(name: str) -> Any:
-    """`tf.device` as TensorFlow has it, whatever the emulator put in its place for programs."""
-    return load("tensorflow.python.framework.ops").device_v2(name)
-
-
-def is_function(candidate: object) -> bool:
-    """Whether this is a `tf.function`."""
-    return isinstance(candidate, load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function)
-
-
-def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
-    """The same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
-    clone = function._clone(python_function=python_function)
-    clone.autograph_info__ = {}  # else `Strategy.run` wraps it, and MirroredStrategy no longer sees that it is a tf.function
-    return clone
-
-
-def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:
-    """Autograph as `Strategy.run` applies it: as in the calling context, or enabled."""
-    api = load("tensorflow.python.autograph.impl.api")
-    ctx = load("tensorflow.python.autograph.core.ag_ctx")
-    if enabled is None:
-        return api.tf_convert(function, ctx.control_status_ctx(), convert_by_default=False)  # type: ignore[no-any-return]
-    return api.tf_convert(function, ctx.ControlStatusCtx(status=ctx.Status.ENABLED))  # type: ignore[no-any-return]
-
-
-def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep autograph out of our own code."""
-    return load("tensorflow.python.autograph.impl.api").do_not_convert(function)  # type: ignore[no-any-return]
+from emulate.graph_functions import load
 
 
 def run_independently(operation: Any) -> None:
@@ -58,11 +16,6 @@ def run_independently(operation: Any) -> None:
     manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(operation)
-
-
-def collective_launcher() -> Any:
-    """What every collective between replicas is started by."""
-    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
 
 
 def optimizers(package: str) -> list[tuple[Any, str]]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+from emulate import graph_functions
 from emulate.probe import upstream
 
 if TYPE_CHECKING:
@@ -145,9 +146,9 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
         The function to hand to `Strategy.run`.
     """
 
-    @upstream.do_not_convert
+    @graph_functions.do_not_convert
     def replica_body(*args: Any, **kwargs: Any) -> Any:
-        inner = function if converted else upstream.convert(function, enabled=True)
+        inner = function if converted else graph_functions.convert(function, enabled=True)
         with Body(probe) as body:
             body.label = label
             return probe.call(body, inner, args, kwargs)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emulate.probe import upstream
+from emulate import graph_functions
 from emulate.probe.body import static_int
 
 POLL_SECONDS = 0.25
@@ -26,10 +26,10 @@ class Counters:
         import tensorflow as tf
 
         self.replica = replica
-        ops = upstream.load("tensorflow.python.ops.gen_resource_variable_ops")
+        ops = graph_functions.load("tensorflow.python.ops.gen_resource_variable_ops")
         self._ops = ops
         self._handles: list[Any] = []
-        with tf.init_scope(), upstream.device("CPU:0"):
+        with tf.init_scope(), graph_functions.device("CPU:0"):
             for what in ("entered", "site", "left"):
                 handle = ops.var_handle_op(dtype=tf.int64, shape=[], shared_name=f"gpudist_{what}_{replica}")
                 ops.assign_variable_op(handle, tf.zeros([], tf.int64))
@@ -95,11 +95,11 @@ class Watch:
         import tensorflow as tf
 
         counters = self._of(replica)
-        with upstream.device("CPU:0"):
+        with graph_functions.device("CPU:0"):
             entered = counters.enter(self._site(name))
         with tf.control_dependencies(entered):
             result = start()
-        with upstream.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(result, expand_composites=True)):
+        with graph_functions.device("CPU:0"), tf.control_dependencies(tf.nest.flatten(result, expand_composites=True)):
             counters.leave()
         return result
 
@@ -138,7 +138,7 @@ class Watch:
 def install(listener: Listener) -> None:
     """Wrap the methods by which every collective between replicas is started."""
     watch = Watch(listener)
-    cls = upstream.collective_launcher()
+    cls = graph_functions.collective_launcher()
     for method in ("all_reduce", "_all_gather"):
         _wrap(watch, cls, method)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from emulate import graph_functions
 from emulate.imports import when_imported
 from emulate.probe import collectives, core, draws, graphs, optimizers, replay, reports, runs, switches, tapes, upstream
 from emulate.probe.body import Body
@@ -171,7 +172,7 @@ class Probe:
         if (optimizer, replica) in self._started:
             return
         self._started.add((optimizer, replica))
-        with tf.init_scope(), upstream.device("CPU:0"):
+        with tf.init_scope(), graph_functions.device("CPU:0"):
             copies = [(variable, copy_of(variable, replica)) for variable in variables if is_floating(variable)]
             if self.plan.initial is not None:
                 replay.assign_initial(self.plan.initial, self.names, copies, replica)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emulate import graph_functions
 from emulate.probe import upstream
 
 Key = tuple[Any, ...]
@@ -84,7 +85,7 @@ class Recorder:
         number = self._number(Site(kind, about, keys, dtypes, needed))
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
-        with upstream.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
+        with graph_functions.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
             return queue.enqueue([tf.constant(number, tf.int64), packed])
 
     def _credit(self, number: int) -> Any:
@@ -93,7 +94,7 @@ class Recorder:
 
         with self._lock:
             if self._credits is None:
-                with tf.init_scope(), upstream.device("CPU:0"):
+                with tf.init_scope(), graph_functions.device("CPU:0"):
                     self._credits = tf.queue.FIFOQueue(NUM_CREDITS, [tf.int32], shapes=[[]])
                     self._credits.enqueue_many([tf.zeros([NUM_CREDITS], tf.int32)])
         return self._credits.dequeue_many(number)
@@ -112,7 +113,7 @@ class Recorder:
 
         with self._lock:
             if self._queue is None:
-                with tf.init_scope(), upstream.device("CPU:0"):
+                with tf.init_scope(), graph_functions.device("CPU:0"):
                     self._queue = tf.queue.FIFOQueue(QUEUE_RECORDS, [tf.int64, tf.variant], shapes=[[], []])
                 self._thread = threading.Thread(target=self._drain, name="gpudist-recorder", daemon=True)
                 self._thread.start()
@@ -151,7 +152,7 @@ class Recorder:
             self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(optimizer, 0)) + 1
             return
         permits = self._permits(optimizer, replica)
-        with upstream.device("CPU:0"), tf.control_dependencies([after]):
+        with graph_functions.device("CPU:0"), tf.control_dependencies([after]):
             permits.dequeue()
 
     def _permits(self, optimizer: str, replica: int) -> Any:
@@ -162,7 +163,7 @@ class Recorder:
         with self._lock:
             permits = self._gates.get((optimizer, replica))
             if permits is None:
-                with tf.init_scope(), upstream.device("CPU:0"):
+                with tf.init_scope(), graph_functions.device("CPU:0"):
                     permits = tf.queue.FIFOQueue(left, [tf.int32], shapes=[[]])
                     if left > 1:
                         permits.enqueue_many([tf.zeros([left - 1], tf.int32)])
@@ -180,7 +181,7 @@ class Recorder:
 
         if self._thread is None:
             return
-        with tf.init_scope(), upstream.device("CPU:0"):
+        with tf.init_scope(), graph_functions.device("CPU:0"):
             packed = upstream.pack([tf.zeros([], tf.int32)])
             self._queue.enqueue([tf.constant(-1, tf.int64), packed])
         self._thread.join()

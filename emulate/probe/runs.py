@@ -6,6 +6,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe import upstream
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def install(probe: Probe) -> None:
     """Wrap `run` of every class that defines it."""
-    for cls in upstream.strategy_classes():
+    for cls in graph_functions.strategy_classes():
         _wrap(probe, cls)
     _see_layers(probe)
 
@@ -40,12 +41,12 @@ def _wrap(probe: Probe, cls: Any) -> None:
 
 
 def _probed(probe: Probe, clones: Any, function: Any) -> Any:
-    if not upstream.is_function(function):
-        return bodies.wrap(probe, upstream.convert(function), converted=True, label=bodies.label_of(function))
+    if not graph_functions.is_function(function):
+        return bodies.wrap(probe, graph_functions.convert(function), converted=True, label=bodies.label_of(function))
     if function not in clones:
         label = bodies.label_of(function)
         body = bodies.wrap(probe, function.python_function, converted=False, label=label)
-        clones[function] = upstream.clone_function(function, body)
+        clones[function] = graph_functions.clone_function(function, body)
     return clones[function]
 
 

@@ -6,6 +6,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe import upstream
 
@@ -24,7 +25,7 @@ def install(probe: Probe) -> None:
 
 def _without_xla(probe: Probe) -> None:
     """A step compiled by XLA cannot hand tensors out; it runs uncompiled, and the supervisor is told."""
-    cls = upstream.function_class()
+    cls = graph_functions.function_class()
     original = cls.__init__
 
     @functools.wraps(original)

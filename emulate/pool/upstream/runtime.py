@@ -92,9 +92,7 @@ def renew_collectives() -> None:
     if is_up() and context()._collective_ops_server_def is not None:
         from tensorflow.python import pywrap_tfe
 
-        pywrap_tfe.TFE_EnableCollectiveOps(
-            context()._context_handle, context()._collective_ops_server_def.SerializeToString()
-        )
+        pywrap_tfe.TFE_EnableCollectiveOps(context()._context_handle, context()._collective_ops_server_def.SerializeToString())
         _are_new = True
 
 

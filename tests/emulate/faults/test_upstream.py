@@ -8,12 +8,15 @@ import keras
 import pytest
 import tensorflow as tf
 
+from emulate import graph_functions
 from emulate.faults import upstream
 
 
 def test_strategies_run_optimizers_apply_and_collectives_start_where_they_are_wrapped() -> None:
-    assert all(list(inspect.signature(cls.run).parameters)[:3] == ["self", "fn", "args"] for cls in upstream.strategy_classes())
-    launcher = upstream.collective_launcher()
+    assert all(
+        list(inspect.signature(cls.run).parameters)[:3] == ["self", "fn", "args"] for cls in graph_functions.strategy_classes()
+    )
+    launcher = graph_functions.collective_launcher()
     assert all(
         "input_tensor" in inspect.signature(getattr(launcher, name)).parameters for name in ("all_reduce", "_all_gather")
     )

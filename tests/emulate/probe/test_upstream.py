@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from emulate import graph_functions
 from emulate.cluster import Cluster
 from emulate.probe import upstream
 
@@ -27,7 +28,7 @@ def test_run_and_reduce_are_defined_once_for_all_strategies(host: Any) -> None:
     def look() -> Any:
         import tensorflow as tf
 
-        classes = upstream.strategy_classes()
+        classes = graph_functions.strategy_classes()
         derived = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
         return [cls.__name__ for cls in classes], [cls.run is classes[0].run for cls in derived], _parameters(classes[0].run)
 
@@ -84,9 +85,9 @@ def test_a_tf_function_is_cloned_around_another_body_and_stays_one(host: Any) ->
     def look() -> Any:
         import tensorflow as tf
 
-        clone = upstream.clone_function(tf.function(lambda x: x + 1), lambda x: x + 2)
-        converted = upstream.convert(clone)
-        return upstream.is_function(converted), int(clone(tf.constant(1)))
+        clone = graph_functions.clone_function(tf.function(lambda x: x + 1), lambda x: x + 2)
+        converted = graph_functions.convert(clone)
+        return graph_functions.is_function(converted), int(clone(tf.constant(1)))
 
     assert host(look) == (True, 3)
 
@@ -122,7 +123,7 @@ def test_copies_of_mirrored_and_auto_casting_variables_are_found(host: Any) -> N
 
 def test_collectives_start_in_these_methods(host: Any) -> None:
     def look() -> list[list[str]]:
-        launcher = upstream.collective_launcher()
+        launcher = graph_functions.collective_launcher()
         return [_parameters(getattr(launcher, name))[:2] for name in ("all_reduce", "_all_gather")]
 
     assert host(look) == [["self", "input_tensor"]] * 2

@@ -1,0 +1,64 @@
+"""Private names of TensorFlow (2.21) around `tf.function` and `Strategy.run`, which the probe and the faults both wrap.
+
+Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstream.py`) fail when upstream changes one of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+
+def load(module: str) -> Any:
+    """A private module of TensorFlow or Keras."""
+    return importlib.import_module(module)
+
+
+def strategy_classes() -> list[Any]:
+    """Classes that define `run` themselves."""
+    lib = load("tensorflow.python.distribute.distribute_lib")
+    return [cls for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1) if "run" in vars(cls)]
+
+
+def device(name: str) -> Any:
+    """`tf.device` as TensorFlow has it, whatever the emulator put in its place for programs."""
+    return load("tensorflow.python.framework.ops").device_v2(name)
+
+
+def function_class() -> Any:
+    """The class of what `tf.function` returns."""
+    return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
+
+
+def is_function(candidate: object) -> bool:
+    """Whether this is a `tf.function`."""
+    return isinstance(candidate, function_class())
+
+
+def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
+    """The same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
+    clone = function._clone(python_function=python_function)
+    clone.autograph_info__ = {}  # else `Strategy.run` wraps it, and MirroredStrategy no longer sees that it is a tf.function
+    return clone
+
+
+def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:
+    """Autograph as `Strategy.run` applies it: as in the calling context, or enabled, or not at all."""
+    api = load("tensorflow.python.autograph.impl.api")
+    ctx = load("tensorflow.python.autograph.core.ag_ctx")
+    if enabled is None:
+        return api.tf_convert(function, ctx.control_status_ctx(), convert_by_default=False)  # type: ignore[no-any-return]
+    if not enabled:
+        return function
+    return api.tf_convert(function, ctx.ControlStatusCtx(status=ctx.Status.ENABLED))  # type: ignore[no-any-return]
+
+
+def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep autograph out of our own code."""
+    return load("tensorflow.python.autograph.impl.api").do_not_convert(function)  # type: ignore[no-any-return]
+
+
+def collective_launcher() -> Any:
+    """What every collective between replicas is started by (TF 2.21)."""
+    return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
