@@ -12,6 +12,7 @@ from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import roles_of
 from emulate.cluster.running import RunningCluster
+from emulate.cluster.threads import Thread, waits_for
 from emulate.cluster.views import remove_tree
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RemoteError",
     "RunningCluster",
     "Standstill",
+    "Thread",
     "asks_to_go_on",
     "describe",
     "describe_isolation",
@@ -40,4 +42,5 @@ __all__ = [
     "patience_after",
     "remove_tree",
     "roles_of",
+    "waits_for",
 ]

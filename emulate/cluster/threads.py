@@ -17,6 +17,7 @@ _DATA = ("/data/ops/iterator_ops.py", "/ops/gen_dataset_ops.py", "/distribute/in
 _PIPELINE = "/gpudist_core/pipelines/"
 _GENERATORS = ("/ops/script_ops.py", "/data/ops/from_generator_op.py")
 _LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/", "/concurrent/futures/", "/_weakrefset.py")
+_POOL = "/multiprocessing/pool.py"
 _OPERATION = re.compile(r"/gen_\w+_ops\.py$")
 _LOCK_LINE = re.compile(
     r"\.acquire\(|\.join\(|\.wait\(|\.get\(|\.result\(|^(?:async )?with .*(?:lock|mutex|cond|sem)", re.IGNORECASE
@@ -92,6 +93,11 @@ class Thread:
         )
 
     @property
+    def _manages_a_pool(self) -> bool:
+        """Whether it looks after the workers of a pool of threads, such as TensorFlow has for eager collectives."""
+        return self.frames[0].file.endswith("/selectors.py") and any(_POOL in frame.file for frame in self.frames)
+
+    @property
     def waits_for(self) -> str:
         """`data` (the next batch), `lock` (another thread), `tensorflow`, `sleep` or `other`."""
         if not self.frames:
@@ -106,7 +112,7 @@ class Thread:
         innermost = self.frames[0]
         if innermost.function == "quick_execute" or _OPERATION.search(innermost.file):
             return TENSORFLOW
-        if any(part in innermost.file for part in _LOCKS):
+        if any(part in innermost.file for part in _LOCKS) or self._manages_a_pool:
             return LOCK
         if _SLEEP_LINE.search(innermost.source):
             return SLEEP

@@ -16,7 +16,7 @@ class HostResult:
         host: The host's number.
         status: `returned`; `raised`; `exited` (`sys.exit`, or the process left by itself); `killed` (by a signal, `code` is
             minus its number); `ended` (by the pool, because another host was done for); `timeout` (ended because the
-            job's time had passed).
+            job's time had passed); `waiting` (ended because it waited, without end, for a host that was done).
         value: What the function returned.
         error: What it raised.
         code: The exit code, where the host left or was killed.

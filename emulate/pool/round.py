@@ -10,10 +10,17 @@ from typing import Any
 from emulate.cluster import RemoteError
 from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, NEEDS_PROCESS
 from emulate.pool.result import HostResult
+from emulate.pool.stragglers import Stragglers
 from emulate.pool.warm import WarmCluster
 
 _SLICE = 0.1
 _AFTER_KILL = 1.0  # seconds of grace at most: what the others say then is of little interest, and the user waits
+
+_UNFIT = {
+    "timeout": "a job took too long",
+    "ended": "hosts were ended during a job",
+    "waiting": "hosts waited for one that was done with their job",
+}
 
 
 class NeedsOtherClusterError(Exception):
@@ -52,6 +59,7 @@ class Round:
         self._steps: dict[int, int] = {}
         self._deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         self._cut = math.inf
+        self._stragglers = Stragglers(cluster.running)
 
     def hurry(self, grace: float | None = None) -> None:
         """The hosts that are not done get only so many seconds more."""
@@ -80,6 +88,8 @@ class Round:
                 self._take(host, event)
             if self._pending() and time.monotonic() >= min(self._deadline, self._cut):
                 self._end_rest("ended" if self._cut <= self._deadline else "timeout")
+            elif self._stragglers.are_lost(self._pending(), len(self._cluster.hosts)):
+                self._end_rest("waiting")
         return [self._results[host] for host in self._cluster.hosts]
 
     def _pending(self) -> list[int]:
@@ -117,7 +127,7 @@ class Round:
         self._on_event(host, event)
 
     def _end_rest(self, status: str) -> None:
-        self._cluster.reject("a job took too long" if status == "timeout" else "hosts were ended during a job")
+        self._cluster.reject(_UNFIT[status])
         stacks = self._cluster.running.stacks()
         for host in self._pending():
             self._add(HostResult(host, status, stack=stacks.get(host, "")))

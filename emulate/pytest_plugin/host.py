@@ -74,7 +74,7 @@ class Host:
         self._plan: TestPlan | None = None
         self._nodes: dict[Path, list[pytest.Item]] = {}
         self._last: pytest.Item | None = None
-        self._changed = False
+        self._changed = self._has_failed = False
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
@@ -98,6 +98,7 @@ class Host:
     def run(self, plan: TestPlan) -> Ended:
         """Run a test."""
         self._plan = plan
+        self._has_failed = False
         self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
         self._cluster = HostCluster(self._context, plan.shared)
         try:
@@ -110,6 +111,8 @@ class Host:
         except pytest.exit.Exception as leave:
             return Ended(device_in_use(), exit_reason=str(leave.msg))
         finally:
+            if not self._has_failed:  # else the others are ended, and need not say what they miss
+                self._cluster.leave()
             upstream.stop_capturing(self._config)
             if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
                 self._settle()
@@ -165,6 +168,7 @@ class Host:
 
     def send_report(self, report: pytest.TestReport) -> None:
         """Tell the controller."""
+        self._has_failed |= report.failed
         self._context.send(dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:

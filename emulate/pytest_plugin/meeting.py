@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emulate.errors import WrongUse
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class HostCluster:
 
         Returns:
             The values of all hosts, in host order.
+
+        Raises:
+            WrongUse: When another host has ended the test without coming.
         """
         folder = self._folder / f"meeting-{self._meetings}"
         self._meetings += 1
@@ -67,8 +71,23 @@ class HostCluster:
         os.replace(mine, folder / str(self.host))
         paths = [folder / str(host) for host in range(self.num_hosts)]
         while not all(path.exists() for path in paths):  # the test's deadline ends this
+            self._check_presence(paths)
             time.sleep(0.002)
         return [pickle.loads(path.read_bytes()) for path in paths]
+
+    def _check_presence(self, paths: list[Path]) -> None:
+        gone = [host for host in range(self.num_hosts) if (self._folder / f"left-{host}").exists() and not paths[host].exists()]
+        if gone:
+            raise WrongUse(
+                f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "
+                f"and host {gone[0]} is done with the test. Call it on every host, in no branch that only some of them take."
+            )
+
+    def leave(self) -> None:
+        """This host is done with the test."""
+        if self.num_hosts > 1:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / f"left-{self.host}").touch()
 
     def barrier(self) -> None:
         """Wait until every host is here."""
@@ -80,8 +99,6 @@ class HostCluster:
         Raises:
             WrongUse: Always.
         """
-        from emulate.errors import WrongUse
-
         raise WrongUse(
             "cluster.run starts functions on hosts from beside them. Received: a call on a host, in a test that asks for "
             "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."

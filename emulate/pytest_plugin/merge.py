@@ -197,12 +197,25 @@ class _Merger:
             text = (
                 f"{run.result.error.message}" if run.result.error.kind.endswith("WrongUse") else run.result.error.traceback_text
             )
+        elif status == "waiting":
+            from emulate.pool.stragglers import PATIENCE  # imported when tests ran on hosts
+
+            text = (
+                f"The host has done nothing for {PATIENCE:g} s while {while_}: it waits for {self._done()}, done with the test "
+                f"already, in\n{_stack(run)}\n"
+                "Every host of a test runs the same collectives, in no branch that some do not take."
+            )
         elif status == "timeout":
             text = f"The host did not finish {while_} within {self._deadline:g} s; it was in\n{_stack(run)}"
         else:
             text = f"The host was ended while {while_}, because another one had failed; it was in\n{_stack(run)}"
         said = _tail(run.result.output)
         return text + (f"\nIts last output:\n{said}" if said else "")
+
+    def _done(self) -> str:
+        """Who was through with the test while others waited."""
+        names = [run.name for run in self._runs if run.result.status == "returned"]
+        return _names(names, len(self._runs))
 
     def _rest(self, phase: str, involved: list[str]) -> str:
         """What the hosts did that had no part in it."""

@@ -25,6 +25,9 @@ def is_in_cluster(spec: Any) -> bool:
 
     Args:
         spec: A `tf.train.ClusterSpec`.
+
+    Returns:
+        The same jobs with the same tasks.
     """
     return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
 

@@ -148,3 +148,47 @@ def test_a_failure_names_its_host_and_says_what_the_others_did(run: Run) -> None
     assert "_pytest/" not in text
     assert "said by 0" in text
     assert "said by 1" in text
+
+
+LEFT_ALONE = """
+import pytest
+import tensorflow as tf
+
+
+@pytest.mark.topology("2x1")
+def test_one_more_sum(strategy, cluster):
+    def total():
+        return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+    strategy.run(total)
+    if cluster.host == 1:
+        strategy.run(total)
+
+
+@pytest.mark.topology("2x1")
+def test_skipped_on_one(strategy, cluster):
+    if cluster.host == 1:
+        pytest.skip("not here")
+    cluster.barrier()
+
+
+@pytest.mark.topology("2x1")
+def test_still_healthy(strategy, cluster):
+    assert cluster.gather(cluster.host) == [0, 1]
+"""
+
+
+def test_a_host_that_waits_for_one_that_is_done_fails_long_before_its_deadline(run: Run) -> None:
+    result = run(LEFT_ALONE, "--gpudist-deadline=100")
+    result.assert_outcomes(failed=2, passed=1)
+    assert result.duration < 90
+    result.stdout.fnmatch_lines(
+        [
+            "*test_one_more_sum[[]2x1[]] on host 1*",
+            "The host has done nothing for 10 s while running the test: it waits for host 0, done with the test already, in",
+            "*strategy.run(total)*",
+            "Every host of a test runs the same collectives, in no branch that some do not take.",
+            "*host 0 passed*",
+            "*Every host of a test calls gather and barrier equally often. Received: call 1 on host 0, and host 1 is done *",
+            "*host 1 skipped (not here)*",
+        ]
+    )

@@ -36,7 +36,7 @@ DISTRIBUTIONS = [
     "load",
     pytest.param("loadscope", marks=pytest.mark.slow),
     pytest.param("loadfile", marks=pytest.mark.slow),
-    "worksteal",
+    pytest.param("worksteal", marks=pytest.mark.slow),
 ]
 
 

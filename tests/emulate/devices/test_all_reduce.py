@@ -64,8 +64,15 @@ def test_the_ring_gives_the_same_bits_on_every_topology(run: Hosts) -> None:
     assert {name for _, _, name in results} == {"ring"}
 
 
-@pytest.mark.parametrize("build", [True, False])
-@pytest.mark.parametrize("all_reduce", ["auto", "ring"])
+@pytest.mark.parametrize(
+    ("all_reduce", "build"),
+    [
+        ("auto", True),
+        ("ring", False),
+        pytest.param("auto", False, marks=pytest.mark.slow),
+        pytest.param("ring", True, marks=pytest.mark.slow),
+    ],
+)
 def test_an_optimizer_and_a_loop_inside_a_traced_function_work(run: Hosts, all_reduce: str, build: bool) -> None:
     def program(strategy_name: str) -> Any:
         return train(strategy_name, build=build, steps_per_call=4)

@@ -76,6 +76,7 @@ def test_a_hang_is_named_and_each_host_is_shown(cluster: Make, kind: str, said: 
         assert "its data is made at test_hangs.py:" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_host_that_sleeps_is_no_hang(cluster: Make) -> None:
     assert cluster("2x1", timeout=200).run(train, "sleep") == [None, None]
 

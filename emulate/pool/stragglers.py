@@ -1,0 +1,78 @@
+"""Hosts that wait, without end, for one that is through with its job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from emulate.cluster import Thread, waits_for
+
+PATIENCE = 10.0
+"""Seconds without any work, as nobody can know a wait to be for ever: data may be on its way."""
+_BUSY = 0.05  # of one processor
+_ENDLESS = ("tensorflow", "lock")
+
+
+class Watched(Protocol):
+    """What is asked of a cluster."""
+
+    def cpu_seconds(self, host: int) -> float:
+        """Processor time that the host has used so far."""
+
+    def is_runnable(self, host: int) -> bool:
+        """Whether a thread of it could do something."""
+
+    def threads(self) -> dict[int, list[Thread]]:
+        """What each host's threads are in."""
+
+
+class Stragglers:
+    """Whether those hosts that are not done can never be, as they wait for some that are.
+
+    Args:
+        cluster: Whose hosts.
+        patience: Seconds for which they have done nothing.
+        clock: The time in seconds.
+    """
+
+    def __init__(self, cluster: Watched, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
+        self._patience = patience
+        self._clock = clock
+        self._pending: list[int] = []
+        self._since = 0.0
+        self._used: list[float] = []
+
+    def are_lost(self, pending: list[int], num_hosts: int) -> bool:
+        """To be asked several times a second.
+
+        Args:
+            pending: The hosts that are not done.
+            num_hosts: How many run the job.
+
+        Returns:
+            Whether they wait in TensorFlow or for a lock, and have done nothing for some seconds.
+        """
+        if not pending or len(pending) == num_hosts:
+            return False
+        now = self._clock()
+        if pending != self._pending:
+            self._begin(pending, now)
+        if now - self._since < self._patience:
+            return False
+        is_idle = all(used < _BUSY * (now - self._since) for used in self._worked())
+        if is_idle and not any(self._cluster.is_runnable(host) for host in pending):
+            found = self._cluster.threads()
+            if all(waits_for(found.get(host, ())) in _ENDLESS for host in pending):
+                return True
+        self._begin(pending, now)
+        return False
+
+    def _begin(self, pending: list[int], now: float) -> None:
+        self._pending, self._since = list(pending), now
+        self._used = [self._cluster.cpu_seconds(host) for host in pending]
+
+    def _worked(self) -> list[float]:
+        now = (self._cluster.cpu_seconds(host) for host in self._pending)
+        return [after - before for after, before in zip(now, self._used, strict=True)]
