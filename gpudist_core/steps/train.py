@@ -134,7 +134,7 @@ class TrainStep:
         Raises:
             WrongUse: Where the batch is not distributed, or the step is called inside another strategy.
         """
-        return self.several([batch])[0]
+        return self._run([batch])
 
     def several(self, batches: Sequence[Any]) -> Any:
         """Train on several global batches in one call of one compiled function.
@@ -145,14 +145,18 @@ class TrainStep:
         Returns:
             The loss of each batch: float32, shape (batches,).
         """
+        results = self._run(batches)
+        return results[tf.newaxis] if len(batches) == 1 else results
+
+    def _run(self, batches: Sequence[Any]) -> Any:
+        """As `several`; of one batch the loss is a scalar, as taking it out would take as long as a small step."""
         self._check_place()
         checked = [self._checked(batch) for batch in batches]
         if not checked:
             raise WrongUse("At least one batch is needed", "Leave the call out where there is none.", batches=batches)
-        self._build(checked[0])
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
         if updates not in self._compiled:
-            central_storage.prepare(self.model, self.optimizer)
+            self._build(checked[0])
             self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
         results = self._compiled[updates](checked)
         self._pending = (self._pending + len(checked)) % self.accumulate
@@ -210,7 +214,7 @@ class TrainStep:
             with tf.control_dependencies(results):
                 loss = self.strategy.run(self._on_replica, args=tuple(batch), kwargs={"update": update})
             results.append(self.strategy.experimental_local_results(loss)[0])
-        return tf.stack(results)
+        return results[0] if len(results) == 1 else tf.stack(results)
 
     def _on_replica(self, *batch: Any, update: bool) -> Any:
         """One replica's part of one batch; returns the loss of all."""
@@ -288,6 +292,7 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
+        central_storage.prepare(self.model, self.optimizer)
 
     def _check_place(self) -> None:
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
