@@ -14,8 +14,8 @@ import pytest
 from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
-from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, topology_of, wanted_by
+from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NAME, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.marks import Wanted, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
 from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of

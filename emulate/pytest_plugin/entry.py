@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.pytest_plugin.keys import CONTROLLER, HOST
+from emulate.imports import when_imported
+from emulate.pytest_plugin.keys import CONTROLLER, DESCRIPTION, HOST, NAME
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.programs import Programs
     from emulate.topology import Topology
-
-_MARK = "topology"  # emulate.pytest_plugin.marks.NAME, without its imports
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +25,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Announce the mark, and count tests where their reports arrive."""
-    from emulate.pytest_plugin.marks import DESCRIPTION
     from emulate.pytest_plugin.options import settings
 
     config.addinivalue_line("markers", DESCRIPTION)
@@ -35,16 +33,19 @@ def pytest_configure(config: pytest.Config) -> None:
         from emulate.pytest_plugin.summary import Summary
 
         config.pluginmanager.register(Summary(asked), "gpudist-summary")
-    from emulate.imports import when_imported
+    when_imported("absl.testing.parameterized", _keep_marks_of_absl)
+
+
+def _keep_marks_of_absl() -> None:
     from emulate.pytest_plugin.upstream import keep_marks_of_absl
 
-    when_imported("absl.testing.parameterized", keep_marks_of_absl)
+    keep_marks_of_absl()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each topology."""
-    if metafunc.definition.get_closest_marker(_MARK) is not None:
+    if metafunc.definition.get_closest_marker(NAME) is not None:
         from emulate.pytest_plugin.controller import expect_tests
         from emulate.pytest_plugin.marks import parametrize
 
@@ -67,7 +68,7 @@ def pytest_make_collect_report(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever has the mark is ours to run, or to refuse."""
-    if any(item.get_closest_marker(_MARK) is not None for item in items):
+    if any(item.get_closest_marker(NAME) is not None for item in items):
         from emulate.pytest_plugin.controller import expect_tests
 
         expect_tests(config)

@@ -1,4 +1,4 @@
-"""What the parts of the plugin find in pytest's config and in the reports of tests."""
+"""What every part of the plugin names: the mark, what is in pytest's config, the properties of tests."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import pytest
 if TYPE_CHECKING:
     from emulate.pytest_plugin.controller import Controller
     from emulate.pytest_plugin.host import Host
+
+NAME = "topology"
+"""The mark."""
+DESCRIPTION = (
+    'topology(shape, ..., strategy="auto", deadline=None): run the test on each of these topologies ("1x4": one host with four '
+    "devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; one that asks "
+    "for `cluster`, `topology` or `gpudist` runs once, beside them."
+)
 
 HOST: pytest.StashKey[Host] = pytest.StashKey()
 """In the config of a pytest that runs on an emulated host."""

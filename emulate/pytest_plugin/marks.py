@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 
 from emulate.errors import WrongUse
+from emulate.pytest_plugin.keys import NAME
 from emulate.topology import Topology
 
-NAME = "topology"
 PARAMETER = "_gpudist_topology"
 """The hidden fixture whose parameter is the topology."""
 STRATEGIES = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server", "default")
-DESCRIPTION = (
-    'topology(shape, ..., strategy="auto", deadline=None): run the test on each of these topologies ("1x4": one host with four '
-    "devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; one that asks "
-    "for `cluster`, `topology` or `gpudist` runs once, beside them."
-)
 _EXAMPLE = '@pytest.mark.topology("1x4", "2x2")'
 
 

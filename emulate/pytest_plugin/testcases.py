@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from emulate.errors import WrongUse
-from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.keys import HOST
-from emulate.pytest_plugin.marks import NAME, Wanted, is_of_framework, wanted_by
-from emulate.topology import Topology
+from emulate.pytest_plugin.keys import HOST, NAME
+
+if TYPE_CHECKING:
+    from emulate.pytest_plugin.marks import Wanted
+    from emulate.topology import Topology
 
 
 def multiply(collector: pytest.Collector, report: pytest.CollectReport) -> None:
@@ -23,13 +24,21 @@ def multiply(collector: pytest.Collector, report: pytest.CollectReport) -> None:
     """
     try:
         _refuse_lost_marks(collector)
-        if upstream.is_test_case(collector):
+        if isinstance(collector, pytest.Class) and _is_of_unittest(collector):
             report.result = [one for test in report.result or [] for one in _per_topology(test)]
     except WrongUse as error:
         report.outcome, report.longrepr, report.result = "failed", str(error), []
 
 
+def _is_of_unittest(collector: pytest.Class) -> bool:
+    from emulate.pytest_plugin import upstream  # what a suite of functions need not import
+
+    return upstream.is_test_case(collector)
+
+
 def _per_topology(test: Any) -> list[Any]:
+    from emulate.pytest_plugin.marks import is_of_framework, wanted_by
+
     wanted = wanted_by(test)
     if wanted is None or is_of_framework(test):
         return [test]
@@ -52,6 +61,7 @@ def _refuse_lost_marks(collector: pytest.Collector) -> None:
 @functools.cache
 def _class() -> Any:
     """Made when it is first needed: its base is private to pytest."""
+    from emulate.pytest_plugin import upstream
 
     class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
         """A test of unittest on one topology, which the test finds in `self.topology`, on hosts with `self.strategy`."""
