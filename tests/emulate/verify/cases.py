@@ -10,8 +10,14 @@ import numpy as np
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case, Rerun
+from emulate.verify.judge import Judgement
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem, train
+
+
+def codes(found: Judgement) -> list[str]:
+    """The causes that were named, in their order."""
+    return [cause.code for cause in found.causes]
 
 
 class Folder:

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.emulate.verify.cases import Folder
 from tests.emulate.verify.made_traces import Made
 
 Maker = Callable[..., Made]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Where the traces of a test are made."""
+    return Folder(tmp_path)
 
 
 @pytest.fixture

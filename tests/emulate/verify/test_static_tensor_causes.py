@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,6 @@ from tests.emulate.verify.simulation import Problem
 
 TABLE = np.arange(40.0).reshape(10, 4)
 CONSTANT = {"shape": [1797, 1797], "dtype": "float32", "where": "train.py:9", "bytes": 12916836, "copies": 1}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
 
 
 def run(folder: Folder, replicas: int, parts: list[Any], *, batches_differ: bool = True) -> Any:

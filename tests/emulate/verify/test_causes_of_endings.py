@@ -1,0 +1,78 @@
+"""Causes of runs that did not end well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulate.verify.case import Case, Outcome
+from emulate.verify.causes.framework_limits import LIMITS
+from emulate.verify.judge import Judgement, judge
+from tests.emulate.verify.cases import Folder, codes
+
+
+def ended(folder: Folder, topology: str = "2x1", **outcome: Any) -> Judgement:
+    return judge(Case(folder.made().with_nothing(), folder.made(topology).with_nothing(), outcome=Outcome(**outcome)))
+
+
+@pytest.mark.parametrize("code", ["host-exited", "unequal-steps", "collective-mismatch"])
+def test_the_hang_judges_suspicion_is_reported_with_what_hosts_were_doing(folder: Folder, code: str) -> None:
+    where = "host 0 waits in all_reduce; host 1 is over"
+    found = ended(folder, hung="hang", suspect=code, where=where, hosts={0: "ended", 1: "returned"})
+    assert (found.verdict, found.reason, codes(found)) == ("hung", "hang", [code])
+    assert where in found.causes[0].evidence
+
+
+def test_a_host_that_was_killed_is_named_when_a_peer_raises(folder: Folder) -> None:
+    hosts, status = {0: "raised", 1: "killed"}, {0: 1, 1: -9}
+    found = ended(folder, failure="UnavailableError: Connection reset by peer", hosts=hosts, codes=status)
+    assert (found.verdict, codes(found)) == ("failed", ["host-exited"])
+    assert "Host 1 left (killed by signal 9)" in found.causes[0].summary
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "Collective instance 133 expected type 0 and data_type 9 but got type 0 and data_type 3",
+        "Shape mismatch in the collective instance 7. Op at device /job:worker/task:1 expected shape [98]",
+    ],
+)
+def test_tensorflows_own_word_of_a_mismatch_is_quoted(folder: Folder, failure: str) -> None:
+    text = f'File "collective_mismatch.py", line 58\nInternalError: aborted by: {failure}\nThe error could be'
+    found = ended(folder, failure=text, hosts={0: "raised", 1: "raised"})
+    assert codes(found) == ["collective-mismatch"]
+    assert found.causes[0].evidence.startswith(f"TensorFlow says: {failure}; host 0: raised after ")
+
+
+def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
+    found = ended(folder, "1x4", failure="Traceback ...\nValueError: wrong", hosts={0: "raised"})
+    assert (found.verdict, codes(found)) == ("failed", [])
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        (
+            "RuntimeError: Exception encountered when calling Cond.call().\n"
+            "`merge_call` called while defining a new graph or a tf.function."
+        ),
+        "in _maybe_symbolic_build\nInvalidArgumentError: Inputs to operation AddN must have the same size and shape",
+        "conv2d_1/ReluGrad must have the same size and shape.  Input 0: [0,6,6,8] != input 1: [0,8,8,1]",
+        "ValueError: Attempt to convert a value (PerReplica:{}) with an unsupported type",
+        "InvalidArgumentError: Trying to access resource w located in device /device:CPU:1 from device /device:CPU:0",
+        "InvalidArgumentError: You must feed a value for placeholder tensor 'cond/else/_1/cond/Placeholder_2'",
+        "InvalidArgumentError: No OpKernel was registered to support Op 'NcclAllReduce' used by {{node}}",
+        "UnimplementedError: A deterministic GPU implementation of AdjustContrastv2 is not currently available.",
+        "UnimplementedError: Determinism is not yet supported in GPU implementation of Bincount.",
+        "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
+        "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
+        "AttributeError: 'Mean' object has no attribute 'reset_states'",
+        "ValueError: destinations can not be empty",
+        "TypeError: Binding inputs to tf.function failed due to `'PerReplica' object has no attribute 'dtype'`.",
+    ],
+)
+def test_a_known_fault_of_the_framework_is_named_with_its_way_round(folder: Folder, failure: str) -> None:
+    found = ended(folder, "1x4", failure=f"Traceback ...\n{failure}", hosts={0: "raised"})
+    assert codes(found) == ["framework-limit"]
+    assert found.causes[0].fix in {limit.fix for limit in LIMITS}
