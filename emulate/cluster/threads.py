@@ -92,10 +92,9 @@ class Thread:
             None if found is None else "".join(part.capitalize() for part in found.removesuffix("_eager_fallback").split("_"))
         )
 
-    @property
-    def _manages_a_pool(self) -> bool:
-        """Whether it looks after the workers of a pool of threads, such as TensorFlow has for eager collectives."""
-        return self.frames[0].file.endswith("/selectors.py") and any(_POOL in frame.file for frame in self.frames)
+    def is_in_pool(self, function: str) -> bool:
+        """Whether it is in this function of Python's `multiprocessing.pool`."""
+        return any(frame.file.endswith(_POOL) and frame.function == function for frame in self.frames)
 
     @property
     def waits_for(self) -> str:
@@ -112,7 +111,7 @@ class Thread:
         innermost = self.frames[0]
         if innermost.function == "quick_execute" or _OPERATION.search(innermost.file):
             return TENSORFLOW
-        if any(part in innermost.file for part in _LOCKS) or self._manages_a_pool:
+        if any(part in innermost.file for part in _LOCKS):
             return LOCK
         if _SLEEP_LINE.search(innermost.source):
             return SLEEP
@@ -146,7 +145,10 @@ def waits_for(threads: Sequence[Thread]) -> str:
     main = main_of(threads)
     if main is None:
         return OTHER
-    others = {thread.waits_for for thread in threads if thread is not main}
+    # Of a pool of threads, such as TensorFlow has for eager collectives, one thread only looks after the others.
+    has_pool_of_threads = any(thread.is_in_pool("worker") for thread in threads)
+    idle = [thread for thread in threads if has_pool_of_threads and thread.is_in_pool("_wait_for_updates")]
+    others = {thread.waits_for for thread in threads if thread is not main and thread not in idle}
     if main.waits_for in (DATA, LOCK, TENSORFLOW) and others & {SLEEP, OTHER}:
         return OTHER
     if main.waits_for == TENSORFLOW and any(thread.feeds for thread in threads):

@@ -23,11 +23,20 @@ class Job:
     search_path: tuple[str, ...]
 
 
-RENEW = None  # sent in a job's stead: start collectives anew, for the next job
+@dataclass(frozen=True)
+class Renew:
+    """Sent in a job's stead: start collectives anew, for the next one.
+
+    Attributes:
+        first_key: From where on the next strategy of several hosts counts its groups: the same on every host.
+    """
+
+    first_key: int
+
 
 # Events of a warm host, beside those that its job sends.
 DONE = "job-done"  # status, pickled, error, code
-IDLE = "job-idle"  # reasons why the host cannot be used again
+IDLE = "job-idle"  # reasons why the host cannot be used again; first_key, from where on its next strategy counts
 NEEDS_FRESH = "needs-fresh-cluster"  # the job does what only a host that has run nothing can do
 NEEDS_PROCESS = "needs-fresh-process"  # the job sets what TensorFlow has read when it was imported
 OUTPUT = "output"  # the file in a host's folder that has both its streams

@@ -58,6 +58,7 @@ class Lease:
         *args: Any,
         timeout: float | None = None,
         grace: float = 2.0,
+        patience: float | None = None,
         on_event: OnEvent | None = None,
     ) -> list[HostResult]:
         """Run `function(context, *args)` on the main thread of every host at the same time.
@@ -77,6 +78,8 @@ class Lease:
             *args: What it gets after the host's context.
             timeout: Seconds after which all are ended; None for as long as it takes.
             grace: Seconds that the others get when one is done for.
+            patience: Seconds that a host may wait in TensorFlow, doing nothing, for one that has returned; then it is ended
+                (`waiting`). None for as long as it takes.
             on_event: Called here with a host's number and each event that the job sends with `context.send`, and with
                 `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
 
@@ -92,7 +95,7 @@ class Lease:
         while True:
             cluster = self._healthy(bare)
             cluster.start(call, Path.cwd(), tuple(sys.path))
-            self._round = Round(cluster, timeout, grace, on_event or _ignore, self._note)
+            self._round = Round(cluster, timeout, grace, on_event or _ignore, self._note, patience)
             try:
                 return self._round.results()
             except NeedsOtherClusterError as needs:

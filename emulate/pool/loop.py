@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from emulate.cluster import HostContext, describe
 from emulate.pool import keep
-from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, RENEW, Job
+from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job, Renew
 from emulate.pool.state import HostState
 from emulate.pool.upstream import functions, runtime, state
 
@@ -29,19 +29,22 @@ class WarmHost:
         _write_both_streams_to(output)
         _watch_runtime(context)
         keep.state = own = HostState(context)
-        context.answer({"event": IDLE, "reasons": []})
+        context.answer(_idle([]))
         while True:
-            job: Job | None = pickle.loads(context.receive())
-            if job is RENEW:
-                runtime.renew_collectives()
-                context.answer({"event": IDLE, "reasons": []})
+            job: Job | Renew = pickle.loads(context.receive())
+            if isinstance(job, Renew):
+                runtime.renew_collectives(job.first_key)
+                context.answer(_idle([]))
                 continue
             os.truncate(output, 0)
             answer = _run(job, context, own)
             _flush()
             context.answer(answer)
-            reasons = own.restore()
-            context.answer({"event": IDLE, "reasons": reasons})
+            context.answer(_idle(own.restore()))
+
+
+def _idle(reasons: list[str]) -> dict[str, Any]:
+    return {"event": IDLE, "reasons": reasons, "first_key": runtime.first_key()}
 
 
 def _watch_runtime(context: HostContext) -> None:

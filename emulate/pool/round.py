@@ -41,6 +41,7 @@ class Round:
         grace: Seconds that the others get when one host is done for.
         on_event: Called with each event of the job.
         note: Called with what the user should know.
+        patience: Seconds that a host may wait, doing nothing, when another one is done; None for as long as it takes.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Round:
         grace: float,
         on_event: Callable[[int, dict[str, Any]], None],
         note: Callable[[str], None],
+        patience: float | None = None,
     ) -> None:
         self._cluster = cluster
         self._grace = grace
@@ -59,7 +61,8 @@ class Round:
         self._steps: dict[int, int] = {}
         self._deadline = time.monotonic() + (math.inf if timeout is None else timeout)
         self._cut = math.inf
-        self._stragglers = Stragglers(cluster.running)
+        with_servers = cluster.topology.num_ps > 0  # where hosts that are done go on serving
+        self._stragglers = None if patience is None or with_servers else Stragglers(cluster.running, patience)
 
     def hurry(self, grace: float | None = None) -> None:
         """The hosts that are not done get only so many seconds more."""
@@ -88,9 +91,14 @@ class Round:
                 self._take(host, event)
             if self._pending() and time.monotonic() >= min(self._deadline, self._cut):
                 self._end_rest("ended" if self._cut <= self._deadline else "timeout")
-            elif self._stragglers.are_lost(self._pending(), len(self._cluster.hosts)):
+            elif self._are_lost():
                 self._end_rest("waiting")
         return [self._results[host] for host in self._cluster.hosts]
+
+    def _are_lost(self) -> bool:
+        if self._stragglers is None or self._cut < math.inf:  # then they have their grace
+            return False
+        return self._stragglers.are_lost(self._pending(), len(self._cluster.hosts))
 
     def _pending(self) -> list[int]:
         return [host for host in self._cluster.hosts if host not in self._results]

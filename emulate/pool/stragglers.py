@@ -8,10 +8,8 @@ from typing import Protocol
 
 from emulate.cluster import Thread, waits_for
 
-PATIENCE = 10.0
-"""Seconds without any work, as nobody can know a wait to be for ever: data may be on its way."""
 _BUSY = 0.05  # of one processor
-_ENDLESS = ("tensorflow", "lock")
+_ENDLESS = ("tensorflow", "lock")  # a thread in TensorFlow there is in any case: locks alone may have a time limit
 
 
 class Watched(Protocol):
@@ -32,11 +30,11 @@ class Stragglers:
 
     Args:
         cluster: Whose hosts.
-        patience: Seconds for which they have done nothing.
+        patience: Seconds for which they have done nothing; nobody can know a wait to be for ever.
         clock: The time in seconds.
     """
 
-    def __init__(self, cluster: Watched, *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: Watched, patience: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._patience = patience
         self._clock = clock
@@ -52,7 +50,7 @@ class Stragglers:
             num_hosts: How many run the job.
 
         Returns:
-            Whether they wait in TensorFlow or for a lock, and have done nothing for some seconds.
+            Whether they wait in TensorFlow, and have done nothing for some seconds.
         """
         if not pending or len(pending) == num_hosts:
             return False
@@ -64,7 +62,7 @@ class Stragglers:
         is_idle = all(used < _BUSY * (now - self._since) for used in self._worked())
         if is_idle and not any(self._cluster.is_runnable(host) for host in pending):
             found = self._cluster.threads()
-            if all(waits_for(found.get(host, ())) in _ENDLESS for host in pending):
+            if all(_waits_in_tensorflow(found.get(host, [])) for host in pending):
                 return True
         self._begin(pending, now)
         return False
@@ -76,3 +74,7 @@ class Stragglers:
     def _worked(self) -> list[float]:
         now = (self._cluster.cpu_seconds(host) for host in self._pending)
         return [after - before for after, before in zip(now, self._used, strict=True)]
+
+
+def _waits_in_tensorflow(threads: list[Thread]) -> bool:
+    return waits_for(threads) in _ENDLESS and any(thread.waits_for == "tensorflow" for thread in threads)

@@ -11,7 +11,7 @@ from typing import Any
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, remove_tree
 from emulate.errors import Unavailable
-from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, RENEW, Job
+from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS, OUTPUT, Job, Renew
 from emulate.pool.loop import WarmHost
 from emulate.pool.options import Options
 from emulate.topology import Topology
@@ -47,6 +47,7 @@ class WarmCluster:
         self._directory = Path(tempfile.mkdtemp(dir=preload.directory))
         self._idle: set[int] = set()
         self._is_used = False
+        self._first_keys: dict[int, int] = {}
         self.running: RunningCluster = preload.launch(
             ClusterPlan(
                 topology=topology,
@@ -70,7 +71,7 @@ class WarmCluster:
         self._wait_until_idle(deadline)
         if not self.unfit and self._is_used and self.topology.has_several_hosts:
             # Only when no host is in a collective any more, and on all before one is in the next.
-            self._tell(RENEW)
+            self._tell(Renew(max(self._first_keys.values())))
             self._is_used = False
             self._wait_until_idle(deadline)
         if not self.unfit:
@@ -83,7 +84,7 @@ class WarmCluster:
             if time.monotonic() > deadline:
                 self.unfit = "a host was not idle in time after its job"
 
-    def _tell(self, message: Job | None) -> None:
+    def _tell(self, message: Job | Renew) -> None:
         self._idle.clear()
         for host in self.hosts:
             self.running.tell(host, pickle.dumps(message))
@@ -99,6 +100,7 @@ class WarmCluster:
         name, kind = self.running.name(host), event["event"]
         if kind == IDLE:
             self._idle.add(host)
+            self._first_keys[host] = event["first_key"]
             if event["reasons"]:
                 self.reject(f"{name}: {'; '.join(event['reasons'])}")
         elif kind == "exit":

@@ -147,7 +147,8 @@ class Controller:
         with self.clusters.lease(topology) as lease:
             news = self._news(lease.notes)
             watch = Watch(self._config, lease, item, deadline)
-            results = lease.run(run_test, plan, timeout=deadline + START_SECONDS, on_event=watch.take)
+            limit, patience = deadline + START_SECONDS, self.settings.patience
+            results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take)
             self._last.pop(topology, None)
             if not lease.is_broken:
                 self._last[topology] = item  # its hosts stay, with what is set up there
@@ -157,7 +158,7 @@ class Controller:
             runs = [watch.run_of(host, results[host]) for host in trainers]
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
-        reports = merge(item, runs, deadline)
+        reports = merge(item, runs, deadline, self.settings.patience)
         device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
         properties = self._properties(topology, device, verdict_of(reports)) + news
         return watch.late_reports() + finished(reports, properties, self._note(reports))

@@ -17,8 +17,8 @@ from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
-from emulate.pytest_plugin.meeting import HostCluster
-from emulate.pytest_plugin.surroundings import find_each_other, host_options, quietly, refuse_debugger, seed_everything
+from emulate.pytest_plugin.meeting import HostCluster, say_done
+from emulate.pytest_plugin.surroundings import find_each_other, host_options, refuse_debugger, seed_everything
 from emulate.pytest_plugin.wire import CAPTURED, READY, Ended, SessionPlan, TestPlan, dump_report
 
 if TYPE_CHECKING:
@@ -98,7 +98,6 @@ class Host:
     def run(self, plan: TestPlan) -> Ended:
         """Run a test."""
         self._plan = plan
-        self._has_failed = False
         self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
         self._cluster = HostCluster(self._context, plan.shared)
         try:
@@ -106,13 +105,14 @@ class Host:
             self._tear_down_before(item)
             self.send({"event": READY})
             seed_everything(plan.seed)
+            self._has_failed = False
             item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
+            if not self._has_failed:  # else the others are ended, and need not say whom they miss
+                say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
             return Ended(device_in_use(), exit_reason=str(leave.msg))
         finally:
-            if not self._has_failed:  # else the others are ended, and need not say what they miss
-                self._cluster.leave()
             upstream.stop_capturing(self._config)
             if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
                 self._settle()
@@ -168,7 +168,7 @@ class Host:
 
     def send_report(self, report: pytest.TestReport) -> None:
         """Tell the controller."""
-        self._has_failed |= report.failed
+        self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
         self._context.send(dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:
@@ -188,8 +188,7 @@ class Host:
             import tensorflow as tf
 
             return tf.distribute.get_strategy()
-        with quietly():
-            return gpudist_core.make_strategy(kind)
+        return gpudist_core.make_strategy(kind)
 
     def logical_devices(self) -> list[Any]:
         """The devices that a program sees on this host."""

@@ -70,18 +70,19 @@ class HostRun:
         return next((phase for phase in _PHASES if phase not in seen), None)
 
 
-def merge(item: pytest.Item, runs: list[HostRun], deadline: float) -> list[pytest.TestReport]:
+def merge(item: pytest.Item, runs: list[HostRun], deadline: float, patience: float) -> list[pytest.TestReport]:
     """One report for each phase.
 
     Args:
         item: The test.
         runs: How it went on each host.
         deadline: The seconds it had.
+        patience: The seconds that a host may wait for one that is done with it.
 
     Returns:
         Reports of setup, call (unless the setup failed) and teardown.
     """
-    merger = _Merger(item, runs, deadline)
+    merger = _Merger(item, runs, deadline, patience)
     reports = [merger.phase("setup")]
     if reports[0].passed:
         reports.append(merger.phase("call"))
@@ -89,10 +90,11 @@ def merge(item: pytest.Item, runs: list[HostRun], deadline: float) -> list[pytes
 
 
 class _Merger:
-    def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float) -> None:
+    def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float, patience: float) -> None:
         self._item = item
         self._runs = runs
         self._deadline = deadline
+        self._patience = patience
         self._has_failed = False
         self._has_cause = any(run.is_cause for run in runs)
         self._told: list[HostRun] = []
@@ -198,11 +200,9 @@ class _Merger:
                 f"{run.result.error.message}" if run.result.error.kind.endswith("WrongUse") else run.result.error.traceback_text
             )
         elif status == "waiting":
-            from emulate.pool.stragglers import PATIENCE  # imported when tests ran on hosts
-
             text = (
-                f"The host has done nothing for {PATIENCE:g} s while {while_}: it waits for {self._done()}, done with the test "
-                f"already, in\n{_stack(run)}\n"
+                f"The host has done nothing for {self._patience:g} s while {while_}: it waits for {self._done()}, done with "
+                f"the test already, in\n{_stack(run)}\n"
                 "Every host of a test runs the same collectives, in no branch that some do not take."
             )
         elif status == "timeout":

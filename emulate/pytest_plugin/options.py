@@ -11,6 +11,7 @@ import pytest
 DEVICES = ("auto", "cpu", "gpu")
 DEFAULT_POOL_SIZE = 12
 DEFAULT_DEADLINE = 300.0
+DEFAULT_PATIENCE = 10.0
 
 
 def _of(flag: str, name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
@@ -67,6 +68,13 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
         "must be a positive number of seconds",
         "How long a test may take on its hosts before it fails with the stack of each.",
     ),
+    "patience": (
+        _positive,
+        DEFAULT_PATIENCE,
+        "SECONDS",
+        "must be a positive number of seconds",
+        "How long a host may wait in TensorFlow, doing nothing, for one that is done with the test.",
+    ),
     "pool-size": (
         _count,
         None,
@@ -91,6 +99,7 @@ class Settings:
     Attributes:
         device: `auto`, `cpu` or `gpu`.
         deadline: Seconds that a test may take on its hosts.
+        patience: Seconds that a host may wait, doing nothing, for one that is done with the test.
         pool_size: How many hosts stay warm; None where nobody said.
         seed: What every host is seeded with before each test.
         strict: Whether a run fails in which a test was skipped or ran on emulated devices.
@@ -98,6 +107,7 @@ class Settings:
 
     device: str
     deadline: float
+    patience: float
     pool_size: int | None
     seed: int
     strict: bool

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from emulate.errors import WrongUse
@@ -47,19 +44,6 @@ def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
     return options
 
 
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """TensorFlow warns where a process makes its second strategy of several hosts, which is what warm hosts do."""
-    logger = logging.getLogger("absl")
-    expected = logging.Filter()
-    expected.filter = lambda record: "Enabling collective ops after program startup" not in record.getMessage()  # type: ignore[method-assign]
-    logger.addFilter(expected)
-    try:
-        yield
-    finally:
-        logger.removeFilter(expected)
-
-
 def refuse_debugger(*args: Any, **kwargs: Any) -> None:
     """Stands for `breakpoint` and `pdb.set_trace`."""
     __tracebackhide__ = True
@@ -74,8 +58,7 @@ def find_each_other() -> None:
     """Let the hosts meet: TensorFlow wants that before its runtime is up, and the module of a test may start it."""
     import gpudist_core
 
-    with quietly():
-        gpudist_core.make_strategy()
+    gpudist_core.make_strategy()
     keep_meeting()
 
 

@@ -145,6 +145,7 @@ class TrainStep:
         Returns:
             The loss of each batch: float32, shape (batches,).
         """
+        batches = list(batches)
         results = self._run(batches)
         return results[tf.newaxis] if len(batches) == 1 else results
 

@@ -31,7 +31,7 @@ def make_strategy(
     On one device that is a `OneDeviceStrategy`, on several of one machine a `MirroredStrategy`. In a cluster (`cluster`,
     TF_CONFIG, or a Slurm step of several tasks) it is a `MultiWorkerMirroredStrategy` once all hosts are there, or, with
     parameter servers, on the chief a `ParameterServerStrategy`; on the other tasks of those the call serves until it is ended.
-    Several strategies in one process do not disturb each other.
+    Several strategies in one process do not disturb each other; of a cluster, every host makes the same ones in the same order.
 
     Args:
         kind: `auto`, or by wish `one-device`, `mirrored`, `central-storage`, `multi-worker`, `parameter-server`.

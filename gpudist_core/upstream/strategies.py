@@ -8,6 +8,7 @@ from typing import Any
 
 # More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
 _KEYS_APART, _OWN_RING = 10_000, 5_000
+_OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count, apart from those of one
 
 
 def is_initialized() -> bool:
@@ -50,7 +51,7 @@ def beside_other_strategies() -> Iterator[None]:
             context._clear_caches()
 
     cls = tf.distribute.MultiWorkerMirroredStrategy
-    cls._collective_key_base += _KEYS_APART
+    cls._collective_key_base = max(cls._collective_key_base, _OF_SEVERAL_HOSTS) + _KEYS_APART
     context.enable_collective_ops = find_devices
     try:
         yield

@@ -32,9 +32,21 @@ def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe,
 
 @pytest.mark.parametrize("program", [*RECIPES, *ALSO_ASKED], ids=lambda program: program.name)
 def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe | AlsoAsked, preload: Preload) -> None:
+    several = isinstance(program, Recipe) and program.id == ONE_REPLICA_A_HOST
+    _check(program, ["2x1", "2x2"] if several else _few(program.topologies)[-1:], preload)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "program", [one for one in (*RECIPES, *ALSO_ASKED) if _few(one.topologies)[1:]], ids=lambda program: program.name
+)
+def test_for_several_hosts_it_is_equivalent_on_one_too(program: Recipe | AlsoAsked, preload: Preload) -> None:
+    _check(program, _few(program.topologies)[:1], preload)
+
+
+def _check(program: Recipe | AlsoAsked, topologies: list[str], preload: Preload) -> None:
     path = program.as_it_should_be if isinstance(program, Recipe) else program.path
-    hosts = ["2x1"] if isinstance(program, Recipe) and program.id == ONE_REPLICA_A_HOST else []
-    verdict = emulate.verify(path, [*_few(program.topologies), *hosts], timeout=60, preload=preload)
+    verdict = emulate.verify(path, topologies, timeout=60, preload=preload)
     for run in verdict.runs:
         assert (run.verdict, run.causes) == ("equivalent", ()), render(verdict)
         assert run.samples.reference == run.samples.seen > 0

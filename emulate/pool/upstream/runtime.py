@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _MODULE = "tensorflow.python.eager.context"
+_STRATEGY = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_OF_SEVERAL_HOSTS, _KEYS_APART = 1_000_000, 10_000  # apart from the groups that strategies of one host count
 _LATE_METHODS = ("set_visible_devices", "set_memory_growth", "set_logical_device_configuration", "set_server_def")
 _LATE_PROPERTIES = ("intra_op_parallelism_threads", "inter_op_parallelism_threads", "operation_timeout_in_ms")
 _COLLECTIVES = (
@@ -83,12 +85,22 @@ def unlike_a_fresh_one(has_several_hosts: bool) -> str:
     return "" if current.executing_eagerly() else "eager execution is off"
 
 
-def renew_collectives() -> None:
-    """Have the groups and keys of a process that has just met its cluster; on all hosts, while none is in a collective.
+def first_key() -> int:
+    """From where on the next MultiWorkerMirroredStrategy of this process counts its groups."""
+    return 0 if _STRATEGY not in sys.modules else int(_strategy()._collective_key_base)
+
+
+def renew_collectives(first_key: int) -> None:
+    """Have the groups of a process that has just met its cluster; on all hosts, while none is in a collective.
 
     TensorFlow does so for each strategy: a host that asks for a group before its leader has done it is forgotten.
+
+    Args:
+        first_key: What no host has counted to. Strategies that outlive a job keep their keys.
     """
     global _are_new
+    if _STRATEGY in sys.modules:
+        _strategy()._collective_key_base = max(first_key, _OF_SEVERAL_HOSTS) + _KEYS_APART
     if is_up() and context()._collective_ops_server_def is not None:
         from tensorflow.python import pywrap_tfe
 
@@ -100,6 +112,10 @@ def keep_collectives() -> None:
     """The strategies of this process have not used the collectives yet: the next one takes them as they are."""
     global _are_new
     _are_new = True
+
+
+def _strategy() -> Any:
+    return sys.modules[_STRATEGY].CollectiveAllReduceStrategy
 
 
 _are_new = False  # no strategy has used the collectives since
@@ -197,8 +213,10 @@ def _enable_collectives(cls: Any) -> None:
         if not _is_warm(self) and not _are_new:
             return real(self, server_def)
         self._initialized = True
-        if _are_new and self._collective_ops_server_def == server_def:
-            _are_new = False
+        are_new, _are_new = _are_new, False
+        known = self._collective_ops_server_def
+        if are_new and known is not None and _place(known) == _place(server_def):
+            self._collective_ops_server_def = server_def
             with self._initialize_lock:
                 self._initialize_logical_devices()
                 self._clear_caches()
@@ -211,6 +229,10 @@ def _enable_collectives(cls: Any) -> None:
             logger.removeFilter(_is_worth_telling)
 
     cls.enable_collective_ops = enable_collective_ops
+
+
+def _place(server_def: Any) -> tuple[Any, ...]:
+    return server_def.cluster, server_def.job_name, server_def.task_index
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:

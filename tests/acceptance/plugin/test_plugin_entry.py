@@ -40,6 +40,7 @@ def test_a_suite_without_topologies_loads_no_more_than_options_and_a_counter(run
     [
         ("--gpudist-device=tpu", "--gpudist-device must be one of auto, cpu, gpu. Received: gpudist_device='tpu'."),
         ("--gpudist-deadline=-1", "--gpudist-deadline must be a positive number of seconds. Received: gpudist_deadline='-1'."),
+        ("--gpudist-patience=0", "--gpudist-patience must be a positive number of seconds. Received: gpudist_patience='0'."),
         ("--gpudist-deadline=x", "--gpudist-deadline must be a positive number of seconds. Received: gpudist_deadline='x'."),
         ("--gpudist-pool-size=0", "--gpudist-pool-size must be a number of hosts, 1 or more. Received: gpudist_pool_size='0'."),
         ("--gpudist-seed=-1", "--gpudist-seed must be a whole number from 0 to 4294967295. Received: gpudist_seed='-1'."),

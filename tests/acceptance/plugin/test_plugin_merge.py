@@ -48,13 +48,13 @@ def phases(item: pytest.Item, *call: tuple[str, str]) -> list[HostRun]:
 
 
 def test_hosts_that_pass_are_a_test_that_passes(item: pytest.Item) -> None:
-    reports = merge(item, phases(item, ("passed", ""), ("passed", "")), 9)
+    reports = merge(item, phases(item, ("passed", ""), ("passed", "")), 9, 10)
     assert [(one.when, one.outcome) for one in reports] == [("setup", "passed"), ("call", "passed"), ("teardown", "passed")]
     assert verdict_of(reports) == "passed"
 
 
 def test_the_same_failure_is_told_once_whatever_addresses_it_names(item: pytest.Item) -> None:
-    reports = merge(item, phases(item, ("failed", "<a at 0x1>"), ("failed", "<a at 0x2>"), ("failed", "other")), 9)
+    reports = merge(item, phases(item, ("failed", "<a at 0x1>"), ("failed", "<a at 0x2>"), ("failed", "other")), 9, 10)
     text = str(reports[1].longrepr)
     assert reports[1].longrepr.reprcrash.message == "hosts 0 and 1: <a at 0x1>"  # type: ignore[union-attr]
     assert "0x2" not in text
@@ -65,7 +65,7 @@ def test_the_same_failure_is_told_once_whatever_addresses_it_names(item: pytest.
 def test_who_left_by_itself_is_told_before_who_failed_because_of_that(item: pytest.Item) -> None:
     runs = phases(item, ("failed", "Connection reset by peer"))
     runs.append(host(1, report(item, "setup"), status="killed", code=-9))
-    reports = merge(item, runs, 9)
+    reports = merge(item, runs, 9, 10)
     assert reports[1].longrepr.reprcrash.message == "host 1: The host was killed by signal 9 (SIGKILL) while running the test."  # type: ignore[union-attr]
     assert "Connection reset by peer" in str(reports[1].longrepr)
     assert [one.outcome for one in reports] == ["passed", "failed", "passed"]
@@ -74,7 +74,7 @@ def test_who_left_by_itself_is_told_before_who_failed_because_of_that(item: pyte
 def test_who_was_ended_because_of_another_is_no_failure_of_its_own(item: pytest.Item) -> None:
     stack = '  File "/lib/_pytest/runner.py", line 1, in call\n  File "test_it.py", line 4, in test_one\n    wait()'
     runs = [*phases(item, ("failed", "cause")), host(1, status="ended", stack=stack)]
-    reports = merge(item, runs, 9)
+    reports = merge(item, runs, 9, 10)
     assert [one.outcome for one in reports] == ["passed", "failed", "passed"]
     assert "host 1 did not finish setting the test up; it was ended inside\n" in str(reports[1].longrepr)
     assert "_pytest" not in str(reports[1].longrepr)
@@ -82,19 +82,19 @@ def test_who_was_ended_because_of_another_is_no_failure_of_its_own(item: pytest.
 
 def test_who_waited_for_an_expected_failure_does_not_make_it_unexpected(item: pytest.Item) -> None:
     expected = [report(item, "setup"), report(item, "call", "skipped", "", wasxfail="known"), report(item, "teardown")]
-    reports = merge(item, [host(0, *expected), host(1, report(item, "setup"), status="ended")], 9)
+    reports = merge(item, [host(0, *expected), host(1, report(item, "setup"), status="ended")], 9, 10)
     assert [one.outcome for one in reports] == ["passed", "skipped", "passed"]
     assert reports[1].wasxfail == "known"  # type: ignore[attr-defined]
 
 
 def test_hosts_that_disagree_are_a_failure_that_says_so(item: pytest.Item) -> None:
-    reports = merge(item, phases(item, ("skipped", "why"), ("passed", "")), 9)
+    reports = merge(item, phases(item, ("skipped", "why"), ("passed", "")), 9, 10)
     assert "Received: skipped (why) on host 0, passed on host 1." in str(reports[1].longrepr)
 
 
 def test_hosts_that_ran_out_of_time_are_told_with_their_stacks(item: pytest.Item) -> None:
     runs = [host(number, report(item, "setup"), status="timeout", stack='  File "a.py", line 1, in f') for number in (0, 1)]
-    text = str(merge(item, runs, 7)[1].longrepr)
+    text = str(merge(item, runs, 7, 10)[1].longrepr)
     assert text.count("The host did not finish running the test within 7 s; it was in") == 1
     assert 'File "a.py"' in text
 
@@ -102,7 +102,7 @@ def test_hosts_that_ran_out_of_time_are_told_with_their_stacks(item: pytest.Item
 def test_a_setup_that_failed_has_no_call(item: pytest.Item) -> None:
     runs = [host(0, report(item, "setup", "failed", "no"), report(item, "teardown")), *phases(item, ("passed", ""))]
     runs[1].name = "host 1"
-    assert [(one.when, one.outcome) for one in merge(item, runs, 9)] == [("setup", "failed"), ("teardown", "passed")]
+    assert [(one.when, one.outcome) for one in merge(item, runs, 9, 10)] == [("setup", "failed"), ("teardown", "passed")]
 
 
 def test_a_report_arrives_as_it_was_sent(item: pytest.Item) -> None:

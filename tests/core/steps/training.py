@@ -46,7 +46,7 @@ def train(where: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Losses, weights and metrics of a training.
 
     Args:
-        where: The strategy; one for all trainings of a process, as each new one resets the collectives of several hosts.
+        where: The strategy.
         settings: `rows`, `weights`, `layers` (a function of keras.layers), `optimizer` (name, arguments), `step` (arguments),
             `scales` (the loss), `policy`, `several` (batches a call).
     """

@@ -67,6 +67,23 @@ def test_hosts_of_a_warm_cluster_meet_however_late_the_leader_is(pool: Pool) -> 
     assert (pool.statistics.started, pool.statistics.replaced) == (1, 0)
 
 
+def make_strategies(context: HostContext) -> None:
+    """More on the first host than on the others."""
+    import gpudist_core
+
+    for _ in range(2 - context.host):
+        gpudist_core.make_strategy()
+
+
+def test_hosts_that_have_made_different_numbers_of_strategies_count_alike_in_the_next_job(pool: Pool) -> None:
+    with pool.lease("2x1") as lease:
+        values(lease.run(make_strategies))
+        assert values(lease.run(total, timeout=LIMIT)) == [2.0, 2.0]
+        values(lease.run(make_strategies))
+        assert values(lease.run(variable, False, timeout=LIMIT)) == [3.0, 3.0]
+    assert (pool.statistics.started, pool.statistics.replaced) == (1, 0)
+
+
 def test_strategies_of_one_host_follow_each_other(pool: Pool) -> None:
     with pool.lease("1x4") as lease:
         assert [values(lease.run(total)) for _ in range(3)] == [[4.0]] * 3

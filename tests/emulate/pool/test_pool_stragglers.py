@@ -6,7 +6,9 @@ import pytest
 
 from emulate.cluster import Thread
 from emulate.cluster.threads import parse
-from emulate.pool.stragglers import PATIENCE, Stragglers
+from emulate.pool.stragglers import Stragglers
+
+PATIENCE = 10.0
 
 IN_A_COLLECTIVE = """Current thread 0x01 (most recent call first):
   File "/x/tensorflow/python/eager/execute.py", line 53 in quick_execute
@@ -30,6 +32,21 @@ Current thread 0x01 (most recent call first):
   File "/home/me/test_it.py", line 4 in test_it
   File "/x/emulate/cluster/host.py", line 1 in run
 """
+WITH_PROCESSES = """Thread 0x02 (most recent call first):
+  File "/usr/lib/python3.11/selectors.py", line 415 in select
+  File "/usr/lib/python3.11/multiprocessing/connection.py", line 930 in wait
+  File "/usr/lib/python3.11/multiprocessing/pool.py", line 502 in _wait_for_updates
+Current thread 0x01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/usr/lib/python3.11/multiprocessing/pool.py", line 765 in wait
+  File "/home/me/test_it.py", line 4 in test_it
+  File "/x/emulate/cluster/host.py", line 1 in run
+"""
+WITH_A_LIMIT = """Current thread 0x01 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+  File "/home/me/test_it.py", line 4 in test_it
+  File "/x/emulate/cluster/host.py", line 1 in run
+"""
 
 
 class Fake:
@@ -37,7 +54,7 @@ class Fake:
 
     def __init__(self, dump: str = IN_A_COLLECTIVE) -> None:
         self.now, self.used, self.runnable, self.dump = 0.0, 0.0, False, dump
-        self.stragglers = Stragglers(self, clock=lambda: self.now)
+        self.stragglers = Stragglers(self, PATIENCE, clock=lambda: self.now)
 
     def cpu_seconds(self, host: int) -> float:
         return self.used
@@ -75,8 +92,9 @@ def test_a_host_whose_threads_could_run_is_not_lost() -> None:
     assert not fake.after(PATIENCE)
 
 
-def test_a_host_that_waits_otherwise_is_not_lost() -> None:
-    fake = Fake(ASLEEP)
+@pytest.mark.parametrize("dump", [ASLEEP, WITH_PROCESSES, WITH_A_LIMIT])
+def test_a_host_that_waits_otherwise_is_not_lost(dump: str) -> None:
+    fake = Fake(dump)
     fake.after(0.0)
     assert not fake.after(PATIENCE)
 
