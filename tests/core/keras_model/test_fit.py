@@ -28,9 +28,7 @@ def expected(loaded: Preload) -> dict[str, Any]:
     return dict(results)
 
 
-@pytest.mark.parametrize(
-    ("topology", "left_out"), [pytest.param("1x3", ALIKE_ON_ONE_HOST, marks=pytest.mark.slow), ("2x2", ALIKE_ON_HOSTS)]
-)
+@pytest.mark.parametrize(("topology", "left_out"), [("1x3", ALIKE_ON_ONE_HOST), ("2x2", ALIKE_ON_HOSTS)])
 def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], topology: str, left_out: set[str]) -> None:
     names = [name for name in expected if name not in left_out]
     for seen in on_hosts(topology, training.train_all, True, names, timeout=LIMIT_SECONDS):
