@@ -57,10 +57,11 @@ def check_fired(faults: Sequence[Fault], fired: Sequence[Fired]) -> None:
 def never_fired(fault: Fault) -> str:
     """What is said of a fault that did not come to pass."""
     phase = getattr(fault, "phase", "")
-    how = {
-        "checkpoint": "checkpoints of gpudist_core, tf.train and Keras are seen",
-        "input": "a step is seen by its Strategy.run or its optimizer",
-    }.get(phase, "a step is seen by its optimizer")
+    how = (
+        "checkpoints of gpudist_core, tf.train and Keras are seen"
+        if phase == "checkpoint"
+        else "steps are counted by an optimizer of Keras or TensorFlow"
+    )
     return (
         f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: the program ended before ({how}). "
         "Name an earlier step or another phase."

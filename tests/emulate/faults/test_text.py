@@ -128,7 +128,7 @@ def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
         check_fired([kill], [])
     assert str(caught.value) == (
         "A fault must come to pass. Received: fault='kill:host=1,step=50', which never did: the program ended before "
-        "(a step is seen by its Strategy.run or its optimizer). Name an earlier step or another phase."
+        "(steps are counted by an optimizer of Keras or TensorFlow). Name an earlier step or another phase."
     )
 
 
