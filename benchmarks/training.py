@@ -25,8 +25,8 @@ def figures() -> Iterator[Figure]:
         yield _at_least(
             f"pipeline_{name}", topology, sides.pipeline, 1.0, "tf.data and experimental_distribute_dataset by hand"
         )
-    yield _sharded("sharded_memory", "0", 1.3)
-    yield _sharded("sharded_memory_onednn", "1", None)
+    yield _sharded("sharded_memory", "1", 1.3)
+    yield _sharded("sharded_memory_without_onednn", "0", None)
 
 
 def _sharded(name: str, onednn: str, goal: float | None) -> Figure:
