@@ -257,7 +257,8 @@ class TrainStep:
         def mean_of_all(grads: list[Any], variables: list[Any]) -> list[Any]:
             summed, (total, loss, own) = reduction.sum_with(grads, variables, [weight, sums.loss, sums.weight])
             reported.append(tf.math.divide_no_nan(loss, own))
-            means = [reduction.scale(g, tf.math.reciprocal_no_nan(total)) for g in summed]
+            part = tf.math.reciprocal_no_nan(total)
+            means = [reduction.scale(g, part) for g in summed]
             return self._checked_finite(means, variables) if self.check_finite else means
 
         with optimizers.reducing(self.optimizer, mean_of_all, self._clip):
@@ -313,8 +314,12 @@ class TrainStep:
         if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
             received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
             raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
+        several = len(self._replicas.devices) > 1
+        direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
+        if all(isinstance(part, direct) for part in batch):
+            return tuple(batch)  # nothing to look into: that alone would be felt in a small step
         distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
-        if len(self._replicas.devices) > 1 and not distributed:
+        if several and not distributed:
             raise WrongUse(
                 "A batch must hold one part for each replica",
                 "Take it from Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
