@@ -30,8 +30,7 @@ def cells(name: str, side: str, preload: Preload | None = None, columns: Sequenc
     Returns:
         For each column the verdict, its first cause, by how much the first tensor that diverges does, and what was raised.
     """
-    # Plain Keras has no table in slices; CentralStorageStrategy keeps variables in one place, which gd.shard refuses in words.
-    nothing = [c for c in columns if FEATURES[name].sharded and (side == "keras" or c == CENTRAL)]
+    nothing = [c for c in columns if FEATURES[name].sharded and side == "keras"]  # plain Keras has no table in slices
     found: dict[str, Any] = {column: {"verdict": "none", "cause": None, "error": None, "raised": None} for column in nothing}
     columns = [column for column in columns if column not in nothing]
     for kind in ("auto", "central-storage"):

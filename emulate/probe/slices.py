@@ -3,6 +3,7 @@
 Such a variable says so itself, by an attribute `_gpudist_shard` with `axis`, `rows` and `total_replicas`: replica r holds
 the rows from r * ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of
 its slice. A part is written like a sparse gradient: some rows, the axis first, with their numbers in the table.
+A table in one piece (`total_replicas` is 1) is one for all replicas, each with its part of the gradient, as of any variable.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Shard(NamedTuple):
 
     def span(self, replica: int) -> tuple[int, int]:
         """The rows of a replica: the first, and the first after the last."""
+        if self.total_replicas == 1:
+            return 0, self.rows
         height = -(-self.rows // self.total_replicas)
         return min(self.rows, replica * height), min(self.rows, (replica + 1) * height)
 
@@ -109,18 +112,25 @@ def with_tables(variables: Mapping[Key, Mapping[str, Variable]]) -> dict[Key, di
     """
     found = {key: dict(values) for key, values in variables.items()}
     for name in dict.fromkeys(name for values in found.values() for name, v in values.items() if _is_slice(v.array)):
-        parts = [values[name] for values in found.values() if name in values and _is_slice(values[name].array)]
-        table = assembled([part.array for part in parts if part.array is not None])
-        digest = hashlib.blake2b("".join(part.digest for part in parts).encode(), digest_size=8).hexdigest()
-        for values in found.values():
-            values.pop(name, None)
-            if table is not None:
-                values[name] = replace(parts[0], digest=digest, array=table)
+        parts = {key: v[name] for key, v in found.items() if name in v and _is_slice(v[name].array)}
+        for group in _tables({key: part.array for key, part in parts.items() if part.array is not None}):
+            table = assembled([array for key in group if (array := parts[key].array) is not None])
+            digest = hashlib.blake2b("".join(parts[key].digest for key in group).encode(), digest_size=8).hexdigest()
+            for key in group:
+                found[key].pop(name)
+                if table is not None:
+                    found[key][name] = replace(parts[group[0]], digest=digest, array=table)
     return found
 
 
+def _tables(parts: Mapping[Key, StoredArray]) -> list[list[Key]]:
+    """Which replicas' parts make up a table: those of all, or where it is in one piece each one's alone."""
+    in_one_piece = any(part.slices == 1 for part in parts.values())
+    return [[key] for key in parts] if in_one_piece else [list(parts)]
+
+
 def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[Key, dict[str, StoredArray]]:
-    """Every replica's gradients, with that of a whole table on the first replica alone: it is the sum already.
+    """Every replica's gradients; of a table in several slices, on the first replica alone: it is the sum already.
 
     Args:
         gradients: By replica, in the order of the replicas.
@@ -130,10 +140,11 @@ def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[K
     """
     found = {key: dict(values) for key, values in gradients.items()}
     for name in dict.fromkeys(name for values in found.values() for name, array in values.items() if _is_slice(array)):
-        parts = [array for values in found.values() if (array := values.pop(name, None)) is not None]
-        table = assembled(parts)
-        if table is not None:
-            next(iter(found.values()))[name] = table
+        parts = {key: array for key, values in found.items() if (array := values.pop(name, None)) is not None}
+        for group in _tables(parts):
+            table = assembled([parts[key] for key in group])
+            if table is not None:
+                found[group[0]][name] = table
     return found
 
 

@@ -59,8 +59,9 @@ def all_reduce_all(values: list[Any]) -> list[Any]:
 
 
 def is_sharded(variable: Any) -> bool:
-    """Whether each replica holds another slice of a table in this variable."""
-    return shard_of(variable) is not None
+    """Whether each replica holds another slice of a table in this variable; a table in one piece is like any variable."""
+    shard = shard_of(variable)
+    return shard is not None and shard.total_replicas > 1
 
 
 def shard_of(variable: Any) -> Any:

@@ -5,6 +5,9 @@ replica context bring together what a step needs of them. So the table works wit
 works with tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is
 `tf.IndexedSlices` of the rows that this slice was asked for. DTensor, the alternative, has dense gradients only, does not mix
 with tf.distribute in one step, and Keras 3 does not know it (`keras.distribution` does nothing on TensorFlow).
+
+CentralStorageStrategy keeps every variable in the host's memory, once for all devices. So a table lies there in one piece, an
+ordinary variable of the strategy, and the same program runs.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.errors import WrongUse
 from gpudist_core.replicas import replicas_of
 from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import PIECE_BYTES, Source, numeric, source_of
+from gpudist_core.upstream import central_storage
 from gpudist_core.upstream import static as upstream
 
 Array = NDArray[Any]
@@ -82,15 +86,17 @@ class ShardedTable:
         return self.slices[replica - replicas_of(self.strategy).first]
 
     def _replica(self, what: str) -> int:
+        if self.info.total_replicas == 1:
+            return 0
         replica = context.replica_in(self.strategy)
-        if replica is None and self.info.total_replicas > 1:
+        if replica is None:
             raise WrongUse(
                 f"{what} needs all replicas of the table's own strategy at once",
                 "Call it inside strategy.run; table.as_numpy() and table.read() give the values outside.",
                 strategy=type(self.strategy).__name__,
                 replicas=self.info.total_replicas,
             )
-        return replica or 0
+        return replica
 
     @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> Any:
@@ -276,7 +282,8 @@ def shard(
 
     Args:
         tensor: What `replicate` takes; None where an initializer makes the values. Each host gives all of it, keeps its slices.
-        strategy: A mirrored strategy, on one host or several, or one device.
+        strategy: A mirrored strategy, on one host or several, or one device. Under `CentralStorageStrategy` the table lies in
+            one piece where the strategy keeps its variables.
         axis: The dimension that is split.
         trainable: Whether gradient tapes watch it.
         name: A name, `sharded` unless given.
@@ -290,7 +297,7 @@ def shard(
 
     Raises:
         WrongUse: When the axis does not exist, the values are no numbers or chunks do not make up the shape.
-        Unavailable: When a slice does not fit (nothing was allocated then), or the strategy keeps variables in one place.
+        Unavailable: When a slice does not fit; nothing was allocated then.
 
     Example:
         >>> table = shard(np.arange(6.0).reshape(3, 2), tf.distribute.get_strategy())
@@ -328,26 +335,20 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
         Unavailable: When it does not fit.
     """
     replicas = context.check_strategy(strategy, "gd.shard")
-    if "CentralStorage" in type(strategy).__name__:
-        raise Unavailable(
-            f"Slices need a variable on each device. Received: strategy={type(strategy).__name__!r}, which keeps variables "
-            "in one place. Use a MirroredStrategy."
-        )
+    in_one_piece = central_storage.is_central(strategy)
     shape = source.shape
-    info = ShardInfo(_axis(axis, shape), shape[axis], replicas.total)
+    info = ShardInfo(_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
     if not info.rows:
         raise WrongUse("A table needs a row to split", "Give it rows.", shape=shape, axis=axis)
     lay = info.slice_shape(shape)
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
-    check_room(dict.fromkeys(replicas.devices, size), _TOO_LARGE)
-    with strategy.scope(), _each_its_own(strategy, lay, source.dtype):
-        return ShardedTable(create(lay), strategy, info, shape)
-
-
-def _each_its_own(strategy: Any, lay: tuple[int, ...], dtype: Any) -> Any:
-    if strategy.num_replicas_in_sync == 1:
-        return contextlib.nullcontext()
-    return upstream.unmirrored(strategy, lambda: tf.zeros(lay, dtype))
+    check_room(dict.fromkeys(strategy.extended.parameter_devices if in_one_piece else replicas.devices, size), _TOO_LARGE)
+    each_its_own = info.total_replicas > 1
+    own = upstream.unmirrored(strategy, lambda: tf.zeros(lay, source.dtype)) if each_its_own else contextlib.nullcontext()
+    with strategy.scope(), own:
+        table = ShardedTable(create(lay), strategy, info, shape)
+    central_storage.let_first_assign(table.variable)
+    return table
 
 
 def initialize(table: ShardedTable, initializer: Initializer) -> None:

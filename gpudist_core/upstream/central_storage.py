@@ -18,6 +18,11 @@ from gpudist_core.upstream.models import plain
 _LOSS_SCALE = ("step_counter", "dynamic_scale")
 
 
+def is_central(strategy: Any) -> bool:
+    """Whether a strategy keeps one variable for several replicas."""
+    return "CentralStorage" in type(strategy).__name__ and strategy.num_replicas_in_sync > 1
+
+
 def is_shared(variable: Any) -> bool:
     """Whether replicas that read this variable all read one, which has what all of them have added.
 
@@ -50,12 +55,22 @@ def prepare(*owners: Any) -> None:
     """
     for owner in owners:
         variables = optimizers.variables_of(owner) if hasattr(owner, "learning_rate") else getattr(owner, "variables", [])
-        for variable in map(plain, variables):
-            if is_shared(variable) and variable.aggregation == tf.VariableAggregation.NONE:
-                variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        for variable in variables:
+            let_first_assign(variable)
         for variable in (plain(getattr(owner, name)) for name in _LOSS_SCALE if getattr(owner, name, None) is not None):
             if is_shared(variable) and "assign" not in vars(variable):
                 variable.assign = _by_first_alone(variable, variable.assign)
+
+
+def let_first_assign(variable: Any) -> None:
+    """Of what replicas assign to a variable that does not say how to aggregate, the value of the first counts.
+
+    Args:
+        variable: A variable, Keras's or TensorFlow's, of any strategy.
+    """
+    variable = plain(variable)
+    if is_shared(variable) and variable.aggregation == tf.VariableAggregation.NONE:
+        variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
 
 def _by_first_alone(variable: Any, original: Any) -> Any:

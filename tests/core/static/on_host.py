@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,21 +13,26 @@ IDS = [np.array(ids) for ids in ([[3, 3], [10, 0], [5, 3]], np.zeros((0, 2), int
 ROWS = [np.random.default_rng(n).normal(size=(n, 11)).astype(np.float32) for n in (2, 0, 3, 1)]
 
 
-def strategy() -> Any:
+def strategy(kind: str = "mirrored") -> Any:
     import tensorflow as tf
 
+    if kind == "default":
+        return tf.distribute.get_strategy()
+    if kind == "central":
+        devices = [f"CPU:{k}" for k in range(len(tf.config.list_logical_devices("CPU")))]
+        return tf.distribute.experimental.CentralStorageStrategy(compute_devices=devices, parameter_device="CPU:0")
     if "TF_CONFIG" in os.environ:
         return tf.distribute.MultiWorkerMirroredStrategy()
     return tf.distribute.MirroredStrategy()
 
 
-def sharded(axis: int) -> dict[str, Any]:
+def sharded(axis: int, kind: str = "mirrored") -> dict[str, Any]:
     """Lookup, gather along the other axis and matmul, with their gradients, each replica with its own number of rows."""
     import tensorflow as tf
 
     import gpudist_core as gd
 
-    where = strategy()
+    where = strategy(kind)
     replicas = gd.replicas_of(where)
     table = gd.shard(TABLE, where, axis, trainable=True, name="table")
     ids = gd.per_replica(where, [tf.constant(IDS[r], tf.int64) for r in replicas.local])
@@ -71,12 +77,7 @@ def replicated(kind: str) -> dict[str, Any]:
 
     import gpudist_core as gd
 
-    central = tf.distribute.experimental.CentralStorageStrategy
-    where = {
-        "mirrored": strategy,
-        "central": lambda: central(compute_devices=["CPU:0", "CPU:1"], parameter_device="CPU:0"),
-        "default": tf.distribute.get_strategy,
-    }[kind]()
+    where = strategy(kind)
     with where.scope():
         table = gd.replicate((TABLE[start : start + 4] for start in range(0, 11, 4)), where, shape=TABLE.shape)
 
@@ -142,3 +143,30 @@ def few_rows() -> Any:
     run = tf.function(lambda: where.run(lambda: layer(tf.constant([[0, 2], [1, 1]]))))
     looked = [np.asarray(one) for one in where.experimental_local_results(run())]
     return looked, layer.table.as_numpy(), len(layer.trainable_variables)
+
+
+def trained_table(folder: Path, steps: int, kind: str = "mirrored") -> dict[str, Any]:
+    """A table trained by Adam up to a step, from the last checkpoint in a folder on; saved at the end."""
+    import keras
+
+    import gpudist_core as gd
+
+    keras.utils.set_random_seed(3)
+    where = strategy(kind)
+    with where.scope():
+        layers = [gd.ShardedEmbedding(11, 4, where), keras.layers.Flatten(), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((2,), dtype="int64"), *layers])
+        optimizer = keras.optimizers.Adam(0.05)
+    step = gd.TrainStep(model, optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    ids = np.random.default_rng(7).integers(0, 11, (6 * 10, 2))
+    data = gd.Pipeline.from_arrays((ids, ids.sum(1) % 3), global_batch_size=10)
+    with gd.Checkpoints(folder, keep=1, step=step, pipeline=data) as checkpoints:
+        restored = checkpoints.restore()
+        number = started = 0 if restored is None else restored.step
+        for batch in data.distribute(where):
+            step(batch)
+            number += 1
+            if number == steps:
+                break
+        checkpoints.save(number)
+    return {"from": started, "table": model.layers[0].table.as_numpy()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,31 @@ def test_a_sharded_table_computes_what_the_whole_one_does(on_hosts: OnHosts, top
         whole = one["gradient"].take(range(low, high), axis)
         np.testing.assert_allclose(gradient.take(range(high - low), axis), whole, rtol=1e-4, atol=1e-3)
         assert not gradient.take(range(high - low, gradient.shape[axis]), axis).any(), "padding is never trained"
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_central_storage_keeps_the_table_in_one_piece_and_computes_the_same(on_hosts: OnHosts, axis: int) -> None:
+    [host] = on_hosts("1x4", on_host.sharded, axis, "central")
+    [one] = on_hosts("1x1", on_host.expected, 4)
+    for r, (*found, _, of_x) in host["results"].items():
+        for ours, theirs in zip([*found, of_x], [*one["found"][r], one["of_x"][r]], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    gradients = [gradient for *_, gradient, _ in host["results"].values()]
+    np.testing.assert_allclose(np.sum(gradients, axis=0), one["gradient"], rtol=1e-4, atol=1e-3)
+    assert host["bytes"] == {host["devices"][0]: on_host.TABLE.nbytes}
+    changed = on_host.TABLE.copy()
+    changed[(slice(None),) * axis + ([4, 5],)] += 1
+    np.testing.assert_array_equal(host["table"], changed)
+
+
+def test_a_table_in_one_piece_goes_on_as_slices_and_back(on_hosts: OnHosts, tmp_path: Path) -> None:
+    straight = on_hosts("1x1", on_host.trained_table, tmp_path / "a", 6)[0]
+    for kinds in (("central", "mirrored"), ("mirrored", "central")):
+        folder = tmp_path / kinds[0]
+        on_hosts("1x3", on_host.trained_table, folder, 3, kinds[0])
+        [continued] = on_hosts("1x3", on_host.trained_table, folder, 6, kinds[1])
+        assert continued["from"] == 3
+        np.testing.assert_allclose(continued["table"], straight["table"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("topology", ["1x4", "2x2"])

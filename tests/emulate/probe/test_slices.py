@@ -95,19 +95,20 @@ def test_of_a_large_table_the_same_rows_are_kept_on_every_topology(tmp_path: Pat
     assert not arrays[0].is_complete
 
 
-def sharded_loop(*, double: bool = False) -> None:
-    """A table sharded over the replicas, trained by a loop of one's own; `double` sums what is a slice's total already."""
+def sharded_loop(*, reduces: bool = False, central: bool = False) -> None:
+    """A table sharded over the replicas, trained by a loop of one's own; `reduces` sums gradients over the replicas."""
     import keras
     import tensorflow as tf
 
     import gpudist_core as gd
 
-    strategy = tf.distribute.MirroredStrategy()
+    kind = tf.distribute.experimental.CentralStorageStrategy if central else tf.distribute.MirroredStrategy
+    strategy = kind()
     table = gd.shard(np.linspace(-1, 1, 22, dtype="float32").reshape(11, 2), strategy, trainable=True, name="table")
     with strategy.scope():
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build([table.variable])
-        if not double:
+        if not reduces:
             optimizer._all_reduce_sum_gradients = list  # what gpudist_core does to an optimizer
     data = tf.data.Dataset.from_tensor_slices(np.arange(48) % 11).batch(12)
 
@@ -127,7 +128,17 @@ def test_a_sharded_table_is_compared_with_the_whole_one(recorded: Any) -> None:
     same = compare(one, recorded(sharded_loop, "1x3"))
     assert same.is_equivalent
     assert same.kinds() == {"initial-weight", "gradient", "weight", "loss"}
-    wrong = compare(one, recorded(lambda: sharded_loop(double=True), "1x3"))
+    wrong = compare(one, recorded(lambda: sharded_loop(reduces=True), "1x3"))
+    assert wrong.first is not None
+    assert (wrong.first.kind, wrong.first.tensor, wrong.first.step) == ("weight", "table", 0)
+
+
+def test_a_table_in_one_piece_is_compared_and_each_gradient_is_a_part_of_the_sum(recorded: Any) -> None:
+    one = recorded(lambda: sharded_loop(reduces=True), "1x1", reference=True)
+    same = compare(one, recorded(lambda: sharded_loop(reduces=True, central=True), "1x3"))
+    assert same.is_equivalent
+    assert same.kinds() == {"initial-weight", "gradient", "weight", "loss"}
+    wrong = compare(one, recorded(lambda: sharded_loop(central=True), "1x3"))
     assert wrong.first is not None
     assert (wrong.first.kind, wrong.first.tensor, wrong.first.step) == ("weight", "table", 0)
 
