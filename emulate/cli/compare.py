@@ -34,7 +34,7 @@ def compare(
     for folder in (reference, trace):
         _check_trace(folder)
     if json is not None:
-        check_writable(json)
+        check_writable(json, "--json")
     verdict = _verdict(reference, trace)
     show(verdict)
     if json is not None:

@@ -28,7 +28,7 @@ def devices(
     from emulate.devices import describe_machine
 
     if json is not None:
-        check_writable(json)
+        check_writable(json, "--json")
     about = {**describe_machine(), **describe_isolation()}
     page = Page(width_of(sys.stdout))
     _add(page, about, 0)

@@ -16,7 +16,7 @@ EXAMPLES = """Examples:
 
 gpudist verify train.py --topology 1x4 --topology 2x2
 
-gpudist verify train.py --steps all --json verdict.json -- --epochs 1
+gpudist verify train.py --steps all --json verdict.json --html verdict.html -- --epochs 1
 
 gpudist verify -m package.train --allow batchnorm-local-statistics
 
@@ -57,19 +57,26 @@ def verify(
         typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
     ] = [],  # noqa: B006
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures: pip install gpudist[html]."),
+    ] = None,
     traces: Annotated[
         Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
     ] = None,
 ) -> int:
     """Does PROGRAM train the same model on these topologies as on one device?"""
     from emulate.program import Program
-    from emulate.report import check_writable, progress_on, show, write_json
+    from emulate.report import check_libraries, check_writable, progress_on, show, write_html, write_json
 
     wanted = options.topologies(topology)
     count, seconds, number = options.number_of_steps(steps), options.number_of_seconds(timeout), options.number_of_seed(seed)
     found = Program.find(options.program_target(program, module), program_args(context))
     if json is not None:
-        check_writable(json)
+        check_writable(json, "--json")
+    if html is not None:
+        check_libraries()
+        check_writable(html, "--html")
     if traces is not None:
         check_folder(traces)
     check_codes(allow)
@@ -96,6 +103,8 @@ def verify(
     show(verdict)
     if json is not None:
         write_json(verdict, json)
+    if html is not None:
+        write_html(verdict, html)
     return int(verdict.exit_code)
 
 

@@ -1,7 +1,9 @@
-"""What users read: progress while it runs, the verdict on the terminal, the verdict as JSON."""
+"""What users read: progress while it runs, the verdict on the terminal, as JSON and as a page."""
 
 from emulate.report.assertion import assert_equivalent
-from emulate.report.json import check_writable, write_json, write_object
+from emulate.report.files import check_writable
+from emulate.report.html import check_libraries, write_html
+from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
 from emulate.report.progress import Lines, Live, progress_on
 from emulate.report.terminal import render, show
@@ -11,11 +13,13 @@ __all__ = [
     "Live",
     "Page",
     "assert_equivalent",
+    "check_libraries",
     "check_writable",
     "progress_on",
     "render",
     "show",
     "width_of",
+    "write_html",
     "write_json",
     "write_object",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from emulate.report.faults import add_faults
@@ -38,9 +38,9 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     first = runs[0]
     page.blank()
     names = ", ".join(run.topology for run in runs)
-    page.line((names, "bold"), "  ", (_headline(runs), STYLES[first.verdict]))
-    _add_facts(page, runs, "first", _first)
-    _add_facts(page, runs, "samples", _samples)
+    page.line((names, "bold"), "  ", (headline(runs), STYLES[first.verdict]))
+    for label, text in facts(runs):
+        page.labelled(label, text, 2, max(_COLUMN, len(label) + 4), label_style="dim")
     add_faults(page, first.faults)
     _add_failure(page, first)
     _add_stacks(page, first)
@@ -51,7 +51,8 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     _add_list(page, "notes", runs, lambda run: run.notes)
 
 
-def _headline(runs: Sequence[Run]) -> str:
+def headline(runs: Sequence[Run]) -> str:
+    """What became of runs that have the same verdict, in a line."""
     run = runs[0]
     if run.verdict == "divergent":
         steps = {run.first_divergence.step for run in runs if run.first_divergence}
@@ -68,15 +69,18 @@ def _headline(runs: Sequence[Run]) -> str:
     return "equivalent"
 
 
-def _add_facts(page: Page, runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> None:
-    """One labelled text for each that differs, naming the topologies where not all share it."""
+def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Where runs with the same verdict diverge and what their ledgers say: (label, text), with topologies where they differ."""
+    return [*_each_text(runs, "first", _first), *_each_text(runs, "samples", _samples)]
+
+
+def _each_text(runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> Iterator[tuple[str, str]]:
     by_text: dict[str, list[str]] = {}
     for run in runs:
         if text := of(run):
             by_text.setdefault(text, []).append(run.topology)
     for text, topologies in by_text.items():
-        named = label if len(topologies) == len(runs) else f"{label} ({', '.join(topologies)})"
-        page.labelled(named, text, 2, max(_COLUMN, len(named) + 4), label_style="dim")
+        yield (label if len(topologies) == len(runs) else f"{label} ({', '.join(topologies)})"), text
 
 
 def _first(run: Run) -> str:
@@ -103,24 +107,29 @@ def _add_failure(page: Page, run: Run) -> None:
 
 
 def _add_stacks(page: Page, run: Run) -> None:
-    hosts = run.details.get("hosts", {})
-    for host in sorted({*run.stacks, *(int(host) for host in hosts)}):
+    for host, about, text in stacks(run):
         page.blank()
-        about = hosts.get(host) or hosts.get(str(host)) or {}
-        known = [f"last step {about['step']}"] if about.get("step") is not None else []
-        known += [f"last collective {about['collective']}"] if about.get("collective") else []
-        page.line("  ", (f"host {host}", "bold"), f"  {', '.join(known)}")
-        stack = short_stack(run.stacks.get(host, "")).splitlines()
+        page.line("  ", (f"host {host}", "bold"), f"  {about}")
+        stack = text.splitlines()
         page.verbatim("\n".join(stack[:_STACK_LINES]), indent=4, style="dim")
         if len(stack) > _STACK_LINES:
             page.line(("    ... " + one_of(len(stack) - _STACK_LINES, "more line") + " (all of them with --json)", "dim"))
 
 
+def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
+    """Of each host of a run that hung: its number, its last step and collective, its stack without frames of ours."""
+    hosts = run.details.get("hosts", {})
+    for host in sorted({*run.stacks, *(int(host) for host in hosts)}):
+        about = hosts.get(host) or hosts.get(str(host)) or {}
+        known = [f"last step {about['step']}"] if about.get("step") is not None else []
+        known += [f"last collective {about['collective']}"] if about.get("collective") else []
+        yield host, ", ".join(known), short_stack(run.stacks.get(host, ""))
+
+
 def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str]) -> None:
     cause = causes[0]
     page.blank()
-    kind = " (allowed)" if cause.allowed else " (advice)" if cause.advice else " (by design)" if cause.by_design else ""
-    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (kind, "yellow"))
+    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"))
     differ = len({other.summary for other in causes}) > 1
     page.text(f"On {topologies[0]}: {cause.summary}" if differ else cause.summary, indent=5)
     differ = len({other.evidence for other in causes}) > 1
@@ -131,12 +140,25 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
         page.labelled("fix", cause.fix, 5, _COLUMN, style="green", label_style="dim")
 
 
+def kind_of(cause: Finding) -> str:
+    """Why a cause does not decide, or may not; empty for an ordinary one."""
+    return "allowed" if cause.allowed else "advice" if cause.advice else "by design" if cause.by_design else ""
+
+
+def texts_of(runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> list[str]:
+    """What runs say, each text once, with the topologies where not all say it."""
+    found = []
+    for text in dict.fromkeys(text for run in runs for text in of(run)):
+        having = [run.topology for run in runs if text in of(run)]
+        found.append(text if len(having) == len(runs) else f"{', '.join(having)}: {text}")
+    return found
+
+
 def _add_list(page: Page, title: str, runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> None:
-    texts = dict.fromkeys(text for run in runs for text in of(run))
+    texts = texts_of(runs, of)
     if not texts:
         return
     page.blank()
     page.line("  ", (title, "dim"))
     for text in texts:
-        having = [run.topology for run in runs if text in of(run)]
-        page.labelled("-", text if len(having) == len(runs) else f"{', '.join(having)}: {text}", 5, 7)
+        page.labelled("-", text, 5, 7)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, TextIO
 
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
 from emulate.report.runs import add_group, groups_of
-from emulate.report.words import MARKS, STYLES, number
+from emulate.report.table import HEADER, cells
+from emulate.report.words import STYLES
 
 if TYPE_CHECKING:
-    from emulate.verify.verdict import Reference, Run, Samples, Verdict
+    from emulate.verify.verdict import Reference, Run, Verdict
 
-_HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "noise", "seconds")
 _RIGHT = {3, 4, 5, 6, 7, 8}
 
 
@@ -51,8 +51,8 @@ def _add_head(page: Page, verdict: Verdict) -> None:
 
 
 def _add_table(page: Page, runs: Sequence[Run]) -> None:
-    rows = [_HEADER, *(_cells(run) for run in runs)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEADER))]
+    rows = [HEADER, *(cells(run) for run in runs)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(HEADER))]
     for at, row in enumerate(rows):
         style = "dim" if at == 0 else STYLES[runs[at - 1].verdict]
         page.line(*_aligned(row, widths, style, at == 0))
@@ -64,41 +64,26 @@ def _aligned(row: Sequence[str], widths: Sequence[int], style: str, whole: bool)
         yield (text if at == 0 else "  " + text, style if whole or at in (0, 2) else "")
 
 
-def _cells(run: Run) -> tuple[str, ...]:
-    worst = run.first_divergence if run.verdict == "divergent" and run.first_divergence else run.worst
-    error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
-    return (
-        MARKS[run.verdict],
-        run.topology,
-        run.verdict,
-        str(run.replicas or "-"),
-        str(run.steps),
-        _samples(run.samples),
-        error,
-        number(worst.noise) if worst else "-",
-        f"{run.seconds:.1f}" if run.seconds else "-",
-    )
-
-
-def _samples(samples: Samples) -> str:
-    """`960`, `480 of 960` where rows are missing, `960 +12` where some came again."""
-    if not (samples.seen or samples.reference):
-        return "-"
-    once = samples.reference - samples.missing
-    seen = str(samples.seen) if samples.missing == 0 else f"{once} of {samples.reference}"
-    return seen + (f" +{samples.repeated}" if samples.repeated else "")
-
-
 def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> None:
-    if reference.status == "ok" and not reference.repeatable:
-        page.text("The reference (the program on 1x1) differs from its own repeat: see unseeded-randomness.", style="yellow")
-    if reference.status in ("ok", "none"):
+    if not (text := reference_text(reference)):
+        return
+    if reference.status == "ok":
+        page.text(text, style="yellow")
         return
     page.blank()
-    words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
-    page.text(f"On one device (1x1, the reference) the program {words}.", style="bold")
+    page.text(text, style="bold")
     if reference.failure and all(run.failure is None for run in runs):
         page.verbatim(reference.failure, indent=2)
+
+
+def reference_text(reference: Reference) -> str:
+    """What is to be said of the reference; empty where it is in order."""
+    if reference.status == "ok" and not reference.repeatable:
+        return "The reference (the program on 1x1) differs from its own repeat: see unseeded-randomness."
+    if reference.status in ("ok", "none"):
+        return ""
+    words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
+    return f"On one device (1x1, the reference) the program {words}."
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

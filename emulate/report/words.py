@@ -18,6 +18,15 @@ STYLES = {
     "unverified": "bold yellow",
     "unavailable": "bold yellow",
 }
+COLOURS = {
+    "equivalent": "#2b8a3e",
+    "divergent": "#c92a2a",
+    "failed": "#c92a2a",
+    "hung": "#c92a2a",
+    "unverified": "#a36a00",
+    "unavailable": "#a36a00",
+}
+KINDS_IN_ORDER = {kind: at for at, kind in enumerate(("initial-weight", "data", "gradient", "weight", "loss", "metric"))}
 _KINDS = {"gradient": "the gradient of {}", "weight": "the weight {}", "initial-weight": "the initial weight {}"}
 
 

@@ -8,10 +8,13 @@ from types import ModuleType
 from typing import Any
 
 from emulate.verify.api import compare_traces, verify
-from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, Verdict
+from emulate.verify.noise import FACTOR
+from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, Verdict
 
 __all__ = [
+    "FACTOR",
     "Difference",
+    "Farthest",
     "Finding",
     "Reference",
     "Run",

@@ -11,7 +11,7 @@ from emulate.verify.gradients import GradientView, names_of, views
 from emulate.verify.kinks import kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all
 from emulate.verify.noise import FACTOR, Key, floors
-from emulate.verify.verdict import Difference
+from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 KINDS = ("initial-weight", "gradient", "weight", "loss", "metric")
 """The order in which a step's differences come about."""
@@ -100,6 +100,20 @@ class Comparison:
     def worst(self) -> Difference | None:
         """What is farthest out, in units of the noise floor, whether or not that is more than rounding."""
         return max(self.points, key=lambda p: p.ratio).difference() if self.points else None
+
+    @property
+    def course(self) -> tuple[Farthest, ...]:
+        """What is farthest out of each kind in each step."""
+        width = 1 + max((point.step for point in self.points), default=0) // MOST_STEPS
+        found: dict[tuple[str, int], Point] = {}
+        for point in self.points:
+            at = (point.measure.key.kind, point.step // width)
+            if at not in found or point.ratio > found[at].ratio:
+                found[at] = point
+        return tuple(
+            Farthest(p.measure.key.kind, p.step, p.measure.key.tensor, p.measure.error, p.noise, p.measure.non_finite)
+            for _, p in sorted(found.items())
+        )
 
     @property
     def is_equivalent(self) -> bool:

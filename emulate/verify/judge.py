@@ -11,7 +11,7 @@ import numpy as np
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
-from emulate.verify.verdict import Difference, Finding, Run, Samples
+from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
 """What must have been compared before a run is called equivalent."""
@@ -31,6 +31,8 @@ class Judgement:
     causes: tuple[Finding, ...]
     not_compared: tuple[str, ...]
     notes: tuple[str, ...]
+    course: tuple[Farthest, ...]
+    rows: tuple[tuple[int, ...], ...]
 
     def fill(self, run: Run) -> Run:
         """The run with these fields; its own notes come first."""
@@ -52,17 +54,20 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
     deciding = [cause for cause in causes if not (cause.allowed or cause.advice)]
     verdict, missing = _verdict(case, deciding)
     base = case.base
+    decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
         verdict=verdict,
         reason=_reason(case),
         replicas=case.num_replicas,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
-        worst=(base if verdict == "equivalent" else case.comparison).worst,
+        worst=decided_on.worst,
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
         not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
         notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict)))),
+        course=decided_on.course,
+        rows=case.ledger.rows if case.ledger else (),
     )
 
 

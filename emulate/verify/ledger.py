@@ -10,7 +10,7 @@ from functools import cached_property
 from emulate.probe.trace import Trace
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.measure import complete
-from emulate.verify.verdict import Samples
+from emulate.verify.verdict import MOST_STEPS, Samples
 
 Rows = tuple[str, ...]
 
@@ -164,6 +164,13 @@ class Ledger:
     def counts(self, step: int) -> dict[int, int]:
         """How many rows each replica had in a step."""
         return {replica: len(rows) for replica, rows in self.topology[step].items()}
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], ...]:
+        """How many rows each replica had, in the order of the replicas, step by step; of the first steps at most."""
+        replicas = sorted(self.hosts)
+        steps = (self.counts(step) for step in range(min(len(self.topology), MOST_STEPS)))
+        return tuple(tuple(counts.get(replica, 0) for replica in replicas) for counts in steps)
 
     @property
     def uneven(self) -> tuple[int, ...]:

@@ -69,6 +69,31 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Farthest:
+    """What is farthest out, of one kind in one step: all of them show where a run leaves the noise.
+
+    Attributes:
+        kind: As a `Difference` has it.
+        step: The training step, counted from 0; of a run with more than `MOST_STEPS` the farthest one of several.
+        tensor: The variable's path in the model, or the name of a loss or metric.
+        error: Its largest absolute difference from the reference.
+        noise: Its noise floor, in the same unit.
+        non_finite: Whether one side alone is not finite.
+    """
+
+    kind: str
+    step: int
+    tensor: str
+    error: float
+    noise: float
+    non_finite: bool = False
+
+
+MOST_STEPS = 400
+"""How many steps of a run the verdict tells of one by one."""
+
+
+@dataclass(frozen=True)
 class FaultReport:
     """What became of a program that a fault befell.
 
@@ -99,7 +124,12 @@ class FaultReport:
 
 @dataclass(frozen=True)
 class Run:
-    """The verdict on one topology."""
+    """The verdict on one topology.
+
+    Attributes:
+        course: What is farthest out in each step, kind by kind.
+        rows: How many rows each replica had, step by step, of at most `MOST_STEPS` steps.
+    """
 
     topology: str
     verdict: str
@@ -118,6 +148,8 @@ class Run:
     stacks: dict[int, str] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
     faults: tuple[FaultReport, ...] = ()
+    course: tuple[Farthest, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,19 @@ def gpudist(folder, *args):
 
 def test_a_wrong_program_is_named_and_its_traces_say_so_again(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    options = ("--topology", "1x2", "--json", "v.json", "--traces", "kept")
+    options = ("--topology", "1x2", "--json", "v.json", "--html", "v.html", "--traces", "kept")
     done = gpudist(tmp_path, "verify", "train.py", *options, "--steps", "all", "--", "0.1")
     assert done.returncode == 1, done.stderr
     assert "1. loss-scaling" in done.stdout
     verdict = json.loads((tmp_path / "v.json").read_text())
     assert verdict["runs"][0]["causes"][0]["code"] == "loss-scaling"
     assert verdict["runs"][0]["steps"] == 2
-    assert sorted(os.listdir(tmp_path)) == ["kept", "train.py", "v.json"]
+    assert {point["kind"] for point in verdict["runs"][0]["course"]} == {"initial-weight", "gradient", "weight"}
+    assert verdict["runs"][0]["rows"] == [[6, 6], [6, 6]]
+    page = (tmp_path / "v.html").read_text()
+    assert "1. loss-scaling" in page
+    assert page.count("<img src=") == 2
+    assert sorted(os.listdir(tmp_path)) == ["kept", "train.py", "v.html", "v.json"]
 
     again = gpudist(tmp_path, "compare", "kept/reference", "kept/1x2")
     assert again.returncode == 1, again.stderr

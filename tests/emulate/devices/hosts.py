@@ -9,6 +9,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,14 @@ class Hosts:
     """
 
     def __init__(self) -> None:
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+        self._temporary = tempfile.TemporaryDirectory()  # AutoGraph leaves a file for each function in a process that is ended
+        own = {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "TMPDIR": self._temporary.name}
         self._parent = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("preloaded.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env={**os.environ, **own},
         )
         self.notes: list[tuple[str, str]] = []
 
@@ -80,6 +82,7 @@ class Hosts:
         self._parent.stdin.close()
         self._parent.stdout.close()
         self._parent.wait(timeout=30)
+        self._temporary.cleanup()
 
 
 class HostFailed(Exception):

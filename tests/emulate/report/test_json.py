@@ -68,7 +68,7 @@ def test_an_earlier_file_is_replaced_and_nothing_else_is_left(made, tmp_path):
     path = tmp_path / "v.json"
     path.write_text("old")
     path.chmod(0o640)
-    check_writable(path)
+    check_writable(path, "--json")
     assert path.read_text() == "old"
     write_json(made.verdict(made.equivalent()), path)
     assert os.listdir(tmp_path) == ["v.json"]
@@ -98,13 +98,13 @@ def test_a_failed_write_leaves_the_earlier_file(made, tmp_path, monkeypatch):
 def test_a_pipe_is_written_not_replaced(made, tmp_path):
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
-    check_writable(link)
+    check_writable(link, "--json")
     write_json(made.verdict(made.equivalent()), link)
     assert link.is_symlink()
 
 
 def test_checking_leaves_nothing_behind(tmp_path):
-    check_writable(tmp_path / "v.json")
+    check_writable(tmp_path / "v.json", "--json")
     assert os.listdir(tmp_path) == []
 
 
@@ -125,4 +125,4 @@ def test_checking_leaves_nothing_behind(tmp_path):
 def test_a_file_that_cannot_be_written_is_known_before(tmp_path, name, message):
     (tmp_path / "file").touch()
     with pytest.raises(WrongUse, match=message):
-        check_writable(tmp_path / name)
+        check_writable(tmp_path / name, "--json")

@@ -1,0 +1,118 @@
+"""The pictures of the HTML report: where a run leaves the noise, and which replica had how many rows; as SVG text."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from emulate.report.words import KINDS_IN_ORDER
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Farthest, Run
+
+_LEAST = 1e-2  # times the noise: what is below it is drawn there
+_COLOURS = {"gradient": "#1f6fb2", "weight": "#c2571a", "loss": "#2b8a3e", "metric": "#8250b5", "initial-weight": "#a02c5a"}
+_OTHER = "#555555"
+_BAD = "#c92a2a"
+_MOST_CELLS = 60  # steps whose numbers are written into the cells
+
+
+def course(run: Run, limit: float) -> str:
+    """Error over noise, step by step, a line for each kind; a logarithmic scale.
+
+    Args:
+        run: A run with a course.
+        limit: How often the noise is still no divergence.
+
+    Returns:
+        SVG text.
+    """
+    figure, axes = _figure(2.9)
+    ceiling = max([limit * 10, *(10 * ratio for one in run.course if math.isfinite(ratio := _ratio(one)))])
+    axes.axhspan(_LEAST / 2, limit, color="#2b8a3e", alpha=0.08, linewidth=0)
+    axes.axhline(limit, color=_BAD, linewidth=1, linestyle="--")
+    axes.annotate(
+        f"{limit:g} times the noise", (0.995, limit), xycoords=("axes fraction", "data"),
+        ha="right", va="bottom", fontsize=8, color=_BAD,
+    )  # fmt: skip
+    for kind, points in _by_kind(run.course):
+        steps = [one.step for one in points]
+        ratios = [_ratio(one) for one in points]
+        colour = _COLOURS.get(kind, _OTHER)
+        drawn = [min(max(ratio, _LEAST), ceiling) if not math.isnan(ratio) else ceiling for ratio in ratios]
+        axes.plot(steps, drawn, label=kind, color=colour, linewidth=1.3, marker="o", markersize=3)
+        bad = [step for step, ratio in zip(steps, ratios, strict=True) if not math.isfinite(ratio)]
+        axes.plot(bad, [ceiling] * len(bad), color=colour, linestyle="", marker="x", markersize=7)
+    axes.set_yscale("log")
+    axes.set_ylim(_LEAST / 2, ceiling * 2)
+    axes.set_ylabel("error / noise")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
+    return _svg(figure)
+
+
+def rows(run: Run) -> str:
+    """Rows of each replica in each step, as a map.
+
+    Args:
+        run: A run of several replicas whose rows are known.
+
+    Returns:
+        SVG text.
+    """
+    import numpy as np
+    from matplotlib.ticker import MaxNLocator
+
+    counts = np.array(run.rows).T
+    num_replicas, num_steps = counts.shape
+    figure, axes = _figure(0.9 + 0.26 * min(num_replicas, 24))
+    most = max(1, int(counts.max()))
+    axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=2.5 * most)
+    if num_steps <= _MOST_CELLS and num_replicas <= 24:
+        size = 8 if num_steps <= 24 else 5
+        for replica, step in np.ndindex(num_replicas, num_steps):
+            value = int(counts[replica, step])
+            axes.text(
+                step, replica, str(value), ha="center", va="center", fontsize=size, color=_BAD if value == 0 else "#222222"
+            )
+    axes.set_ylabel("replica")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return _svg(figure)
+
+
+def _figure(height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(8.6, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    # The same verdict makes the same bytes; text stays text.
+    with mpl.rc_context({"svg.hashsalt": "gpudist", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _by_kind(points: Sequence[Farthest]) -> Iterator[tuple[str, list[Farthest]]]:
+    kinds = sorted({one.kind for one in points}, key=lambda kind: (KINDS_IN_ORDER.get(kind, len(KINDS_IN_ORDER)), kind))
+    for kind in kinds:
+        yield kind, sorted((one for one in points if one.kind == kind), key=lambda one: one.step)
+
+
+def _ratio(one: Farthest) -> float:
+    if one.non_finite or not math.isfinite(one.error):
+        return math.inf
+    if not one.noise:
+        return math.inf if one.error else 0.0
+    return one.error / one.noise

@@ -1,0 +1,137 @@
+"""Fills the page's template with a verdict."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emulate.errors import WrongUse
+from emulate.report.faults import outcome
+from emulate.report.files import write_whole
+from emulate.report.page import clean
+from emulate.report.runs import facts, groups_of, headline, kind_of, stacks, texts_of
+from emulate.report.table import HEADER, cells
+from emulate.report.terminal import reference_text
+from emulate.report.words import COLOURS, number, tensor, where
+
+if TYPE_CHECKING:
+    from emulate.verify.verdict import Difference, Run, Verdict
+
+_LIBRARIES = ("jinja2", "matplotlib")
+_TEMPLATE = "verdict.html.jinja"
+
+
+def check_libraries() -> None:
+    """Find out before the work starts whether a page can be made.
+
+    Raises:
+        WrongUse: When a library is not installed.
+    """
+    missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise WrongUse(
+            f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
+            'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
+        )
+
+
+def write_html(verdict: Verdict, path: Path) -> None:
+    """Write the verdict as a page; a reader of the file sees all of it or nothing.
+
+    Args:
+        verdict: What `verify` returned.
+        path: The file.
+
+    Raises:
+        WrongUse: When a library that makes it is not installed.
+    """
+    check_libraries()
+    write_whole(path, page_of(verdict))
+
+
+def page_of(verdict: Verdict) -> str:
+    """The page's text."""
+    import jinja2
+
+    from emulate.report.html import pictures
+    from emulate.verify import FACTOR
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    environment.filters["number"] = number
+    return environment.get_template(_TEMPLATE).render(
+        verdict=verdict,
+        overall=_overall(verdict),
+        colours=COLOURS,
+        header=HEADER,
+        rows=[(run, cells(run)) for run in verdict.runs],
+        reference=reference_text(verdict.reference),
+        groups=[_group(runs) for runs in groups_of(verdict.runs)],
+        pictures=[
+            {
+                "run": run,
+                "course": _image(pictures.course(run, FACTOR)) if run.course else "",
+                "rows": _image(pictures.rows(run)) if run.rows and len(run.rows[0]) > 1 else "",
+                "farthest": _farthest(run),
+            }
+            for run in verdict.runs
+            if run.course or run.rows
+        ],
+    )
+
+
+def _overall(verdict: Verdict) -> str:
+    """In the order of the exit codes what decides."""
+    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "equivalent")
+    found = {run.verdict for run in verdict.runs}
+    return next((word for word in decides if word in found), "unverified")
+
+
+def _group(runs: Sequence[Run]) -> dict[str, Any]:
+    first = runs[0]
+    return {
+        "topologies": ", ".join(run.topology for run in runs),
+        "verdict": first.verdict,
+        "headline": headline(runs),
+        "facts": facts(runs),
+        "faults": [(fault.fault, outcome(fault)) for fault in first.faults],
+        "failure": first.failure,
+        "stacks": list(stacks(first)),
+        "causes": [_cause(runs, at) for at in range(len(first.causes))],
+        "not_compared": texts_of(runs, lambda run: run.not_compared) if first.verdict != "failed" else [],
+        "notes": texts_of(runs, lambda run: run.notes),
+    }
+
+
+def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
+    """A cause with the evidence of each topology."""
+    first = runs[0].causes[at]
+    evidence: dict[str, list[str]] = {}
+    for run in runs:
+        evidence.setdefault(run.causes[at].evidence, []).append(run.topology)
+    return {
+        "code": first.code,
+        "kind": kind_of(first),
+        "summary": first.summary,
+        "fix": first.fix,
+        "evidence": [("" if len(evidence) == 1 else ", ".join(names), text) for text, names in evidence.items() if text],
+    }
+
+
+def _farthest(run: Run) -> str:
+    worst: Difference | None = run.first_divergence if run.verdict == "divergent" else run.worst
+    return "" if worst is None else f"{tensor(worst)} at {where(worst)}"
+
+
+def _image(svg: str) -> str:
+    """As an address of its own, so that names inside of two pictures do not meet."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
