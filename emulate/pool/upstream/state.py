@@ -12,6 +12,7 @@ from emulate.pool.upstream.runtime import context, is_up
 
 _OUR_GROUPS = 2_000_000_000  # keys of groups: strategies count theirs from below
 _instances = itertools.count(1)
+_ASKED_WHILE_TRACING = "has no attr named"  # how TensorFlow asks each operation that it traces what it only reads
 _errors: list[str] = []  # kinds of errors of operations that a job has seen
 
 
@@ -24,7 +25,8 @@ def watch_errors() -> None:
     @functools.wraps(real)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         real(self, *args, **kwargs)
-        if not isinstance(self, errors_impl.OutOfRangeError):  # the end of a dataset
+        is_end_of_data = isinstance(self, errors_impl.OutOfRangeError)
+        if not is_end_of_data and _ASKED_WHILE_TRACING not in str(self.message):
             _errors.append(type(self).__name__)
 
     errors_impl.OpError.__init__ = init
