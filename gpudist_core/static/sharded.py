@@ -123,6 +123,8 @@ class ShardedTable:
             A tensor of shape (*shape[:axis], *ids.shape, *shape[axis + 1:]).
         """
         axis = _axis(axis, self.shape)
+        if upstream.is_symbolic():
+            return self._symbol(self.shape[:axis], ids, self.shape[axis + 1 :])
         replica = self._replica("ShardedTable.gather")
         return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
 
@@ -142,8 +144,17 @@ class ShardedTable:
         size = getattr(x, "shape", (None,))[-1]
         if len(self.shape) != 2 or size != self.shape[0]:
             raise WrongUse("x @ table needs x of shape (..., rows)", "Mend the shapes.", x=size, table=self.shape)
+        if upstream.is_symbolic():
+            return self._symbol((), x[..., 0], self.shape[1:])
         replica = self._replica("ShardedTable.matmul")
         return operations.matmul(self._slice(replica), self.info, self.shape[1], x, replica)
+
+    def _symbol(self, before: tuple[int, ...], inner: Any, after: tuple[int, ...]) -> Any:
+        """What has the shape of a result: replicas cannot meet while Keras builds a model."""
+        inner = tf.convert_to_tensor(inner)
+        zeros = tf.zeros(tf.concat([before, tf.shape(inner), after], 0), self.dtype)
+        zeros.set_shape([*before, *inner.shape, *after])
+        return zeros
 
     def bytes_per_device(self) -> dict[str, int]:
         """What this host's slices occupy, in bytes, by the device's full name."""

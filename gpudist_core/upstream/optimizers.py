@@ -65,6 +65,34 @@ def check(optimizer: Any) -> None:
         )
 
 
+def check_slices(optimizer: Any, variables: list[Any]) -> None:
+    """Refuse to train a table in slices by what looks at all of a variable: it would take a slice for the table.
+
+    Args:
+        optimizer: A Keras optimizer that was built.
+        variables: What it trains.
+
+    Raises:
+        WrongUse: For Lamb and Adafactor, and for what Muon does not leave to its AdamW.
+    """
+    for variable in variables:
+        if reduction.is_sharded(variable) and _looks_at_all(optimizer, variable):
+            raise WrongUse(
+                "A table in slices needs an optimizer that updates each element by itself",
+                "Take Adam, Adagrad or SGD; to keep this one for the others, make a TrainStep for each with its `variables`.",
+                optimizer=type(optimizer).__name__,
+                variable=getattr(variable, "path", variable.name),
+            )
+
+
+def _looks_at_all(optimizer: Any, variable: Any) -> bool:
+    import keras
+
+    if isinstance(optimizer, keras.optimizers.Muon):
+        return not optimizer._should_use_adamw(variable)
+    return isinstance(optimizer, (keras.optimizers.Lamb, keras.optimizers.Adafactor))
+
+
 def _first_values(optimizer: Any) -> dict[str, Any]:
     steps = optimizer.gradient_accumulation_steps
     frequency = getattr(optimizer, "ema_overwrite_frequency", None)
@@ -196,6 +224,7 @@ class _Exact(_Base):
 
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
+        check_slices(self, trainable_variables)
         if not me._gpudist_reduced:
             grads = _gradients_of_all(self, grads, trainable_variables)
         if me._gpudist_clip is not None:

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
 
 _mode = threading.local()
 # What a test harness that watches draws sets: that it gives each row its own, or how it looks away from a draw for all rows.
 rows_are_keyed = False
 unwatched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 SHAPED = ("normal", "uniform", "truncated_normal", "randint")
+WITH_PARAMETERS = ("gamma", "beta", "binomial")
+MIXING = ("shuffle", "categorical")
 
 
 @contextlib.contextmanager
@@ -52,6 +55,10 @@ def install() -> None:
     random._cast_seed = folded
     for name in SHAPED:
         setattr(random, name, _by_row(getattr(random, name)))
+    for name in WITH_PARAMETERS:
+        setattr(random, name, _by_row(getattr(random, name), takes_scalars=True))
+    for name in MIXING:
+        setattr(random, name, _refused_by_row(getattr(random, name)))
     random.dropout = _dropout_by_row(random.dropout)
     for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
         kind._get_noise_shape = _with_open_rows(kind._get_noise_shape)
@@ -64,15 +71,40 @@ def _rows_mode() -> Any:
     return share if getattr(_mode, "mode", None) == "row" else None
 
 
-def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Callable[..., Any]:
     @functools.wraps(original)
     def draw(shape: Any, *args: Any, **kwargs: Any) -> Any:
         share = _rows_mode()
         if share is None or not _is_of_rows(share, shape):
             return original(shape, *args, **kwargs)
+        parameters = [*args[:2], *(value for name, value in kwargs.items() if name not in ("seed", "dtype"))]
+        if takes_scalars and not all(map(_is_scalar, parameters)):
+            raise _not_of_a_row(original, "Give it scalars as parameters")
         return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
 
     return draw
+
+
+def _refused_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if _rows_mode() is not None:
+            raise _not_of_a_row(original, "Do it in a Pipeline's map")
+        return original(*args, **kwargs)
+
+    return draw
+
+
+def _not_of_a_row(original: Callable[..., Any], instead: str) -> WrongUse:
+    return WrongUse(
+        "draws='row' needs random numbers that belong to one row",
+        f"{instead}, or take draws='replica'.",
+        drawn=f"keras.random.{original.__name__}",
+    )
+
+
+def _is_scalar(value: Any) -> bool:
+    return getattr(value, "shape", ()) == () and not isinstance(value, (list, tuple))
 
 
 def _is_of_rows(share: shares.Share, shape: Any) -> bool:

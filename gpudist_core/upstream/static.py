@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,12 @@ def is_in_dataset_function() -> bool:
             return True
         graph = getattr(graph, "outer_graph", None)
     return False
+
+
+def is_symbolic() -> bool:
+    """Whether Keras traces a model for its shapes alone, in no replica and for no result."""
+    module = sys.modules.get("keras.src.backend.common.symbolic_scope")
+    return module is not None and bool(module.in_symbolic_scope())
 
 
 def memory_limits() -> dict[str, int]:

@@ -82,9 +82,9 @@ def test_the_wheel_has_the_packages_their_types_and_the_entry_points_and_nothing
         entry_points = archive.read(about.replace("METADATA", "entry_points.txt")).decode()
         metadata = HeaderParser().parsestr(archive.read(about).decode())
     assert {name.partition("/")[0] for name in names} == {"emulate", "gpudist_core", about.partition("/")[0]}
-    assert {"emulate/py.typed", "gpudist_core/py.typed"} <= set(names)
+    assert {"emulate/py.typed", "gpudist_core/py.typed", "emulate/report/html/verdict.html.jinja"} <= set(names)
     ours = [name for name in names if not name.startswith(about.partition("/")[0])]
-    assert {Path(name).suffix for name in ours} <= {".py", ".typed"}
+    assert {Path(name).suffix for name in ours} <= {".py", ".typed", ".jinja"}
     assert {
         str(path.relative_to(ROOT)) for package in ("emulate", "gpudist_core") for path in (ROOT / package).rglob("*.py")
     } <= {*ours}

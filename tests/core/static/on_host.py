@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,66 @@ def trained_table(folder: Path, steps: int, kind: str = "mirrored") -> dict[str,
                 break
         checkpoints.save(number)
     return {"from": started, "table": model.layers[0].table.as_numpy()}
+
+
+def fitted(kind: str = "mirrored") -> dict[str, Any]:
+    """Keras's own fit, evaluate and predict of a model that looks up rows, and whose own layer multiplies by a table."""
+    import keras
+
+    import gpudist_core as gd
+
+    keras.utils.set_random_seed(3)
+    where = strategy(kind)
+
+    class Times(keras.layers.Layer):
+        def __init__(self, table: Any) -> None:
+            super().__init__()
+            self.table = [table]
+
+        def call(self, x: Any) -> Any:
+            return self.table[0].matmul(x)
+
+    with where.scope():
+        fixed = gd.shard(np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3), where, axis=1)
+        ids = keras.Input((2,), dtype="int64")
+        found = keras.layers.GlobalAveragePooling1D()(gd.ShardedEmbedding(11, 4, where, name="table")(ids))
+        model = gd.distributed(keras.Model(ids, Times(fixed)(found)))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(0.05, global_clipnorm=0.5), loss, metrics=["accuracy"])
+    x = np.random.default_rng(7).integers(0, 11, (44, 2))
+    y = x.sum(1) % 3
+    history = model.fit(x, y, batch_size=10, epochs=2, validation_data=(x[:9], y[:9]), verbose=0).history
+    return {
+        "table": model.get_layer("table").table.as_numpy(),
+        "history": history,
+        "evaluated": model.evaluate(x, y, batch_size=10, verbose=0),
+        "predicted": model.predict(x[:7], batch_size=4, verbose=0),
+    }
+
+
+def coupled() -> dict[str, str]:
+    """Optimizers that look at all of a variable, on a table in slices: what they say, empty where they train it."""
+    import keras
+
+    import gpudist_core as gd
+
+    where, said = strategy(), {}
+    kinds = {
+        "Lamb": keras.optimizers.Lamb,
+        "Adafactor": keras.optimizers.Adafactor,
+        "Muon": functools.partial(keras.optimizers.Muon, exclude_embeddings=False),
+        "Muon, AdamW for embeddings": keras.optimizers.Muon,
+        "Adam": keras.optimizers.Adam,
+    }
+    for name, kind in kinds.items():
+        with where.scope():
+            model = keras.Sequential([keras.Input((), dtype="int64"), gd.ShardedEmbedding(11, 3, where, name="table")])
+            optimizer = kind(0.01)
+        step = gd.TrainStep(model, optimizer, lambda y, y_pred: y_pred)
+        batch = next(iter(gd.Pipeline.from_arrays((np.arange(8), np.zeros(8)), global_batch_size=8).distribute(where)))
+        try:
+            step(batch)
+            said[name] = ""
+        except gd.WrongUse as error:
+            said[name] = str(error)
+    return said

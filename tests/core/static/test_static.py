@@ -55,6 +55,30 @@ def test_a_table_in_one_piece_goes_on_as_slices_and_back(on_hosts: OnHosts, tmp_
         np.testing.assert_allclose(continued["table"], straight["table"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("topology", "kind"), [("1x3", "mirrored"), ("2x2", "mirrored"), ("1x3", "central")])
+def test_fit_evaluate_and_predict_of_a_model_with_tables_are_those_of_one_device(
+    on_hosts: OnHosts, topology: str, kind: str
+) -> None:
+    [one] = on_hosts("1x1", on_host.fitted)
+    for host in on_hosts(topology, on_host.fitted, kind):
+        np.testing.assert_allclose(host["table"], one["table"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(host["predicted"], one["predicted"], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(host["evaluated"], one["evaluated"], rtol=1e-5)
+        assert host["history"].keys() == one["history"].keys()
+        for name, values in one["history"].items():
+            np.testing.assert_allclose(host["history"][name], values, rtol=1e-5, err_msg=name)
+
+
+def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_slices_of_it(on_hosts: OnHosts) -> None:
+    rule = "A table in slices needs an optimizer that updates each element by itself. Received: optimizer="
+    [found] = on_hosts("1x2", on_host.coupled)
+    for name in ("Lamb", "Adafactor", "Muon"):
+        assert found.pop(name).startswith(f"{rule}'{name}', variable='table/embeddings'. Take Adam, Adagrad or SGD; ")
+    assert found == {"Muon, AdamW for embeddings": "", "Adam": ""}
+    [alone] = on_hosts("1x1", on_host.coupled)
+    assert set(alone.values()) == {""}
+
+
 @pytest.mark.parametrize("topology", ["1x4", "2x2"])
 def test_each_device_has_one_slice_and_every_host_can_read_the_table(on_hosts: OnHosts, topology: str) -> None:
     changed = on_host.TABLE.copy()

@@ -12,8 +12,23 @@ ROWS = 4
 """Three replicas have two rows, one and one."""
 
 
+def _drawing(draw: Any) -> Any:
+    """A layer of one's own that multiplies by what it draws."""
+    import keras
+
+    class Drawing(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = keras.random.SeedGenerator(1)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return x * draw(keras.ops.shape(x), self.seeds)
+
+    return Drawing()
+
+
 def _layers() -> dict[str, tuple[Any, tuple[int, ...]]]:
-    from keras import layers
+    from keras import layers, random
 
     image, line, vector = (8, 8, 3), (6, 4), (5,)
     return {
@@ -32,6 +47,9 @@ def _layers() -> dict[str, tuple[Any, tuple[int, ...]]]:
         "translation": (lambda: layers.RandomTranslation(0.3, 0.3, seed=1), image),
         "zoom": (lambda: layers.RandomZoom(0.3, seed=1), image),
         "contrast": (lambda: layers.RandomContrast(0.5, seed=1), image),
+        "gamma": (lambda: _drawing(lambda shape, seed: random.gamma(shape, 2.0, seed=seed)), vector),
+        "beta": (lambda: _drawing(lambda shape, seed: random.beta(shape, alpha=2.0, beta=np.float32(3), seed=seed)), vector),
+        "binomial": (lambda: _drawing(lambda shape, seed: random.binomial(shape, 9, 0.5, seed=seed)), vector),
         "brightness": (lambda: layers.RandomBrightness(0.5, value_range=(0, 1), seed=1), image),
     }
 
@@ -69,3 +87,45 @@ def test_a_row_is_drawn_alike_on_one_device_and_on_three_replicas(on_hosts: OnHo
     ((alone,), (shared,)) = on_hosts("1x1", _drawn, ROWS, 1), on_hosts("1x3", _drawn, ROWS, 3)
     for name, wanted in alone.items():
         np.testing.assert_allclose(shared[name], wanted, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def _refused() -> dict[str, str]:
+    """Draws that are not of one row, by what draws them."""
+    import tensorflow as tf
+    from keras import random
+
+    from gpudist_core import share as shares
+    from gpudist_core.upstream import randomness
+
+    strategy = tf.distribute.MirroredStrategy()
+    x = tf.ones([2, 5])
+    calls = {
+        "shuffle": lambda: random.shuffle(x, seed=1),
+        "categorical": lambda: random.categorical(x, 2, seed=1),
+        "gamma": lambda: random.gamma((2, 5), tf.ones([5]), seed=1),
+        "beta": lambda: random.beta((2, 5), 1.0, beta=[1.0] * 5, seed=1),
+    }
+    found = {}
+    for name, call in calls.items():
+
+        def on_replica(call: Any = call) -> Any:
+            with shares.sharing(shares.Share(shares.rows_of([x]))), randomness.drawing("row"):
+                return call()
+
+        try:
+            tf.function(lambda run=on_replica: strategy.run(run), autograph=False)()
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        call()  # outside a step it is what it was
+    return found
+
+
+def test_a_draw_that_is_not_of_one_row_is_refused(on_hosts: OnHosts) -> None:
+    [found] = on_hosts("1x2", _refused)
+    begin = "WrongUse: draws='row' needs random numbers that belong to one row. Received: drawn='keras.random."
+    assert found == {
+        "shuffle": f"{begin}shuffle'. Do it in a Pipeline's map, or take draws='replica'.",
+        "categorical": f"{begin}categorical'. Do it in a Pipeline's map, or take draws='replica'.",
+        "gamma": f"{begin}gamma'. Give it scalars as parameters, or take draws='replica'.",
+        "beta": f"{begin}beta'. Give it scalars as parameters, or take draws='replica'.",
+    }
