@@ -39,7 +39,7 @@ class StepFunction:
         self._own = own
         self._draws = draws
         self._accumulations = accumulations
-        self._strategy = model.distribute_strategy
+        self._strategy = model._gpudist_place
         self._several_hosts = replicas_of(self._strategy).num_hosts > 1
         self._compiled: dict[tuple[bool, ...], Any] = {}
         self._results: Results | None = None
@@ -133,7 +133,7 @@ class PredictFunction:
     def __init__(self, model: Any, *, draws: str) -> None:
         self._model = model
         self._draws = draws
-        self._strategy = model.distribute_strategy
+        self._strategy = model._gpudist_place
         self._replicas = replicas_of(self._strategy)
         compiled = tf.function(self._one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
         self._function = self._one if model.run_eagerly else compiled

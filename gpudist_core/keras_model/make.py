@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model.model import DistributedModel
-from gpudist_core.upstream import batch_norm, classes, models, trainer
+from gpudist_core.upstream import batch_norm, classes, coordination, models, trainer
 
 DRAWS = ("replica", "row")
 Model = TypeVar("Model")
@@ -14,6 +14,9 @@ Model = TypeVar("Model")
 
 def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
     """Make Keras's own compile, fit, evaluate and predict of a model exact on every topology.
+
+    With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts, the coordinator
+    updates the variables, counts, evaluates and predicts.
 
     A gradient that is not finite on one replica is not finite in the sum: with a loss scale all skip the step, without one all
     copies of a variable are damaged alike, as on one device (`keras.callbacks.TerminateOnNaN` ends such a training).
@@ -28,7 +31,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         The same object; its class is now a subclass of what it was, of the same name. What is saved is a plain Keras model.
 
     Raises:
-        WrongUse: Where the model is no Keras model, or its strategy is one that Keras cannot train with.
+        WrongUse: Where the model is no Keras model.
     """
     import keras
 
@@ -36,12 +39,20 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("A Keras model is needed", "Use gd.TrainStep for another callable.", model=type(model).__name__)
     if draws not in DRAWS:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
-    models.check_strategy(models.strategy_of(model))
     trainer.install()
-    classes.mix_in(model, DistributedModel)
+    classes.mix_in(model, _kind_of(model))
     object.__setattr__(model, "_gpudist_draws", draws)
     if synchronize_batch_norm:
         batch_norm.synchronize(model)
     if model.compiled:
         model._gpudist_exact()
     return model
+
+
+def _kind_of(model: object) -> type[DistributedModel]:
+    """What makes a model of this strategy exact."""
+    if not coordination.is_coordinated(models.strategy_of(model)):
+        return DistributedModel
+    from gpudist_core.keras_model.coordinated import CoordinatedModel
+
+    return CoordinatedModel

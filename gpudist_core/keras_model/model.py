@@ -30,6 +30,12 @@ class DistributedModel:
     _gpudist_fits = 0
     _gpudist_results: Any = None
 
+    @property
+    def _gpudist_place(self) -> Any:
+        """The strategy whose replicas get the batches."""
+        me: Any = self
+        return me.distribute_strategy
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras's compile; what it makes is made in the strategy's scope, and optimizers sum gradients first."""
         me: Any = self
@@ -127,7 +133,6 @@ class DistributedModel:
 
     def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
         """Makes what Keras's loop iterates: the first is the loop's own, one more is its validation's."""
-        me: Any = self
         made: list[Epochs] = []
 
         def make(
@@ -152,7 +157,7 @@ class DistributedModel:
             }
             trains = training and not made
             seed = self._gpudist_seed() if trains and shuffle else 0
-            source = source_of(me.distribute_strategy, data, training=trains, seed=seed)
+            source = source_of(self._gpudist_place, data, training=trains, seed=seed)
             epochs = Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
                 object.__setattr__(self, "_gpudist_pipeline", source.pipeline)
@@ -167,8 +172,7 @@ class DistributedModel:
         """Of the order of arrays: another in each fit, the same on all hosts."""
         from gpudist_core.keras_model.seeds import common_seed
 
-        me: Any = self
-        return common_seed(me.distribute_strategy, self._gpudist_fits)
+        return common_seed(self._gpudist_place, self._gpudist_fits)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Make all variables before a step is traced, with the shapes of the data; no batch is taken for it."""
@@ -226,11 +230,10 @@ class DistributedModel:
         """
         from gpudist_core.keras_model.results import Results
 
-        me: Any = self
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():
             return dict(super().get_metrics_result())  # type: ignore[misc]
         if self._gpudist_results is None or not self._gpudist_results.covers(self):
-            object.__setattr__(self, "_gpudist_results", Results(self, me.distribute_strategy))
+            object.__setattr__(self, "_gpudist_results", Results(self, self._gpudist_place))
         with self._gpudist_results.summed():
             return dict(super().get_metrics_result())  # type: ignore[misc]

@@ -253,6 +253,36 @@ def call(model: Any, x: Any, *, training: bool) -> Any:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
+def single_loss(model: Any) -> Any:
+    """The one loss that a model was compiled with, as a function (y, y_pred) -> values per row.
+
+    Args:
+        model: A compiled Keras model.
+
+    Returns:
+        The function; None where there are several losses, weights of losses, or one that is not a mean over the rows.
+    """
+    import keras
+
+    compiled = model._compile_loss
+    if compiled is None or compiled._user_loss_weights or isinstance(compiled._user_loss, (dict, list, tuple)):
+        return None
+    loss = keras.losses.get(compiled._user_loss)
+    if isinstance(loss, keras.losses.Loss) and loss.reduction not in ("sum_over_batch_size", "mean"):
+        return None
+    return losses.per_example_function(loss)
+
+
+def has_metrics(model: Any) -> bool:
+    """Whether metrics were given to `compile`."""
+    return model._compile_metrics is not None
+
+
+def update_metrics(model: Any, y: Any, y_pred: Any, weight: Any) -> None:
+    """Count a batch in the metrics that were given to `compile`."""
+    model._compile_metrics.update_state(y, y_pred, sample_weight=weight)
+
+
 def track_loss(model: Any, loss: Any, rows: Any) -> None:
     """Count a batch's loss in the metric called loss."""
     model._loss_tracker.update_state(loss, sample_weight=rows)

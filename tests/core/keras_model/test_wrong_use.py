@@ -12,8 +12,6 @@ ELSEWHERE = (
 EXPECTED = {
     "no model": "WrongUse: A Keras model is needed. Received: model='Dense'. Use gd.TrainStep for another callable.",
     "unknown draws": "WrongUse: draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
-    "parameter servers": "WrongUse: With parameter servers the coordinator sends the work to the workers. Received: "
-    "strategy='ParameterServerStrategyV2'. Use gd.CoordinatedTraining.",
     "XLA": "Unavailable: XLA compiles a step for one device. Received: jit_compile=True, replicas=2. "
     "Leave jit_compile out, or use one device.",
     "optimizer outside": "WrongUse: The optimizer must be made in the scope of the step's strategy. Received: "

@@ -43,17 +43,11 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         model.compile("sgd", "mse")
         return model
 
-    def with_servers() -> Any:
-        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
-        object.__setattr__(model, "_distribute_strategy", object.__new__(tf.distribute.ParameterServerStrategy))
-        return distributed(model)
-
     other = tf.distribute.OneDeviceStrategy("CPU:0")
     late, metric = keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
     return {
         "no model": lambda: distributed(hidden()),
         "unknown draws": lambda: distributed(made(), draws="column"),
-        "parameter servers": with_servers,
         "XLA": lambda: made(jit_compile=True),
         "optimizer outside": lambda: made(optimizer=lambda: late),
         "metric outside": lambda: made(metrics=lambda: [metric]).fit(x, y, verbose=0),

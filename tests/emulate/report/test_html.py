@@ -137,7 +137,7 @@ points = st.builds(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.lists(points, min_size=1, max_size=12))
 def test_every_course_has_a_picture(course):
     ET.fromstring(pictures.course(Run("1x4", "divergent", course=tuple(course)), 10.0))

@@ -1,0 +1,163 @@
+"""Keras's own fit with parameter servers: workers compute the gradients of a batch's parts, the coordinator does all else.
+
+Each global batch is trained in lock-step, with the result of one device. Evaluation and prediction happen on the coordinator.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.keras_model import batches
+from gpudist_core.keras_model.logs import Logs
+from gpudist_core.keras_model.model import DistributedModel
+from gpudist_core.parameter_servers.training import CoordinatedTraining
+from gpudist_core.upstream import models, optimizers, trainer
+
+_BY_HAND = "Write the loop by gd.CoordinatedTraining."
+
+
+class CoordinatedModel(DistributedModel):
+    """What `distributed` adds to the class of a model under `ParameterServerStrategy`."""
+
+    _gpudist_coordinator: Any = None
+    _gpudist_training: Any = None
+
+    @property
+    def _gpudist_place(self) -> Any:
+        """Where batches are made and evaluated: the coordinator's CPU."""
+        if self._gpudist_coordinator is None:
+            with tf.device("CPU:0"):
+                object.__setattr__(self, "_gpudist_coordinator", tf.distribute.OneDeviceStrategy(tf.zeros([]).device))
+        return self._gpudist_coordinator
+
+    def _gpudist_exact(self) -> None:
+        me: Any = self
+        if me.jit_compile:
+            raise Unavailable(
+                "What is sent to workers is not compiled by XLA. Received: jit_compile=True. Leave jit_compile out."
+            )
+        object.__setattr__(self, "_gpudist_results", None)
+        optimizers.exact_optimizer(me.optimizer, me.distribute_strategy)
+        _check(self)
+        training = CoordinatedTraining(
+            self,
+            me.optimizer,
+            _weighed(trainer.single_loss(self)),
+            schedule="lock-step",
+            draws=self._gpudist_draws,
+            metrics=[_Metrics(self)] if trainer.has_metrics(self) else [],
+        )
+        object.__setattr__(self, "_gpudist_training", training)
+
+    def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        me: Any = self
+        if not trainer.needs_build(self):
+            return
+        place = self._gpudist_place
+        spec = iterator.source.spec if iterator is not None else batches.spec_of(place, batches.distributed(place, data_batch))
+        x = spec[0] if isinstance(spec, (tuple, list)) else spec
+        with me.distribute_strategy.scope():
+            models.build(self, lambda value: (value,), x)
+            if not me.optimizer.built:
+                me.optimizer.build(self._gpudist_training.trained_variables)  # in their parts: Keras knows whole ones alone
+            trainer.build(self, spec)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """The step of training."""
+        me: Any = self
+        if me.train_function is None or force:
+            me.train_function = TrainFunction(self, self._gpudist_training)
+        return me.train_function
+
+
+class TrainFunction:
+    """What Keras calls with an iterator: some batches, one after the other, each on all workers.
+
+    Args:
+        model: The compiled model.
+        training: What trains it.
+    """
+
+    def __init__(self, model: Any, training: CoordinatedTraining) -> None:
+        self._model, self._training = model, training
+        self._names: list[str] | None = None
+
+    def __call__(self, iterator: Iterator[Any]) -> Logs:
+        """Train on as many batches as one execution has, or as there are.
+
+        Args:
+            iterator: Global batches.
+
+        Returns:
+            The logs of the last of them.
+
+        Raises:
+            StopIteration: There was none.
+        """
+        import keras
+
+        place, trained = self._model._gpudist_place, False
+        for batch in itertools.islice(iterator, self._model.steps_per_execution):
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(batches.distributed(place, batch))
+            loss = self._training((x, (y,) if weight is None else (y, weight)))
+            trainer.track_loss(self._model, loss, tf.shape(tf.nest.flatten(x)[0])[0])
+            trained = True
+        if not trained:
+            raise StopIteration
+        if self._names is None:
+            self._names = list(self._model.get_metrics_result())
+        return Logs(self._names, self._model.get_metrics_result)
+
+
+class _Metrics:
+    """The metrics given to `compile`, with the weights that travel beside the targets."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def update_state(self, targets: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        trainer.update_metrics(self._model, targets[0], y_pred, targets[1] if len(targets) > 1 else None)
+
+
+def _weighed(loss: Any) -> Any:
+    """Losses times the rows' weights: Keras divides their sum by the number of rows, not by that of the weights."""
+
+    def losses(targets: Any, y_pred: Any) -> Any:
+        values = loss(targets[0], y_pred)
+        if len(targets) == 1:
+            return values
+        weight = tf.cast(targets[1], values.dtype)
+        while weight.shape.rank > values.shape.rank and weight.shape[-1] == 1:
+            weight = tf.squeeze(weight, -1)
+        return values * tf.reshape(weight, tf.concat([tf.shape(weight), [1] * (values.shape.rank - weight.shape.rank)], 0))
+
+    return losses
+
+
+def _check(model: Any) -> None:
+    for name in ("train_step", "compute_loss"):
+        if not trainer.is_default(type(model), name):
+            raise WrongUse(
+                f"With parameter servers fit needs Keras's own {name}: the workers are sent what it does",
+                _BY_HAND,
+                model=type(model).__name__,
+            )
+    if trainer.single_loss(model) is None:
+        given = model.loss
+        raise WrongUse(
+            "With parameter servers fit needs one loss that is a mean over the rows",
+            _BY_HAND,
+            loss=list(given) if isinstance(given, (list, tuple)) else given,
+        )
+    if steps := optimizers.accumulates(model.optimizer):
+        raise WrongUse(
+            "With parameter servers fit makes an update of each batch",
+            "Leave it out, or write the loop by gd.CoordinatedTraining(accumulate=...).",
+            gradient_accumulation_steps=steps,
+        )
