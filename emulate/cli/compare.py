@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emulate.cli import outputs
 from emulate.cli.command import exits_properly
 from emulate.errors import WrongUse
 
@@ -26,19 +27,18 @@ _Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A folder that --t
 def compare(
     reference: _Trace,
     trace: _Trace,
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")] = None,
+    json: outputs.JsonOption = None,
+    html: outputs.HtmlOption = None,
 ) -> int:
     """Compare two recorded runs, also from other machines: the first is the reference for the second."""
-    from emulate.report import check_writable, show, write_json
+    from emulate.report import show
 
     for folder in (reference, trace):
         _check_trace(folder)
-    if json is not None:
-        check_writable(json, "--json")
+    outputs.check(json, html)
     verdict = _verdict(reference, trace)
     show(verdict)
-    if json is not None:
-        write_json(verdict, json)
+    outputs.write(verdict, json, html)
     return verdict.exit_code
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from emulate.cli import options
+from emulate.cli import options, outputs
 from emulate.cli.command import exits_properly, program_args
 from emulate.cli.options import AllReduce, Device, Network, Precision
 from emulate.errors import WrongUse
@@ -56,27 +56,20 @@ def verify(
         list[str],
         typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
     ] = [],  # noqa: B006
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures: pip install gpudist[html]."),
-    ] = None,
+    json: outputs.JsonOption = None,
+    html: outputs.HtmlOption = None,
     traces: Annotated[
         Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
     ] = None,
 ) -> int:
     """Does PROGRAM train the same model on these topologies as on one device?"""
     from emulate.program import Program
-    from emulate.report import check_libraries, check_writable, progress_on, show, write_html, write_json
+    from emulate.report import progress_on, show
 
     wanted = options.topologies(topology)
     count, seconds, number = options.number_of_steps(steps), options.number_of_seconds(timeout), options.number_of_seed(seed)
     found = Program.find(options.program_target(program, module), program_args(context))
-    if json is not None:
-        check_writable(json, "--json")
-    if html is not None:
-        check_libraries()
-        check_writable(html, "--html")
+    outputs.check(json, html)
     if traces is not None:
         check_folder(traces)
     check_codes(allow)
@@ -101,10 +94,7 @@ def verify(
             progress=progress,
         )
     show(verdict)
-    if json is not None:
-        write_json(verdict, json)
-    if html is not None:
-        write_html(verdict, html)
+    outputs.write(verdict, json, html)
     return int(verdict.exit_code)
 
 

@@ -253,7 +253,8 @@ def test_two_traces_are_compared_the_first_being_the_reference(folder, monkeypat
         return Run("1x4", "divergent")
 
     monkeypatch.setattr(emulate.verify, "compare_traces", compare_traces)
-    done = gpudist("compare", "a", "b", "--json", "v.json")
+    done = gpudist("compare", "a", "b", "--json", "v.json", "--html", "v.html")
+    assert "train.py" in (folder / "v.html").read_text()
     assert (done.exit_code, calls) == (1, [("a", "b")])
     written = json.loads((folder / "v.json").read_text())
     assert (written["program"], written["seed"], written["versions"]) == ("train.py", 2, {"tensorflow": "2.21.0"})

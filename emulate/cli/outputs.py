@@ -1,0 +1,42 @@
+"""The files that a verdict is written to besides the terminal: `--json` and `--html`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from emulate.verify import Verdict
+
+JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures; needs the extra: html."),
+]
+
+
+def check(json: Path | None, html: Path | None) -> None:
+    """Find out before the work starts whether they can be written.
+
+    Raises:
+        WrongUse: When one cannot.
+    """
+    from emulate.report import check_libraries, check_writable
+
+    if html is not None:
+        check_libraries()
+    for option, path in (("--json", json), ("--html", html)):
+        if path is not None:
+            check_writable(path, option)
+
+
+def write(verdict: Verdict, json: Path | None, html: Path | None) -> None:
+    """Write the verdict to those that were asked for."""
+    from emulate.report import write_html, write_json
+
+    if json is not None:
+        write_json(verdict, json)
+    if html is not None:
+        write_html(verdict, html)
