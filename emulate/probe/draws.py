@@ -28,6 +28,22 @@ def install(probe: Probe) -> None:
     """Wrap the ops behind uniform and normal draws."""
     for module, name, distribution in upstream.random_ops():
         _wrap(probe, module, name, distribution)
+    _leave_creation_alone()
+
+
+def _leave_creation_alone() -> None:
+    """A variable that is made in the first step draws its first value there, on one replica alone: that is no draw of the step."""
+    import tensorflow as tf
+
+    kind = type(tf.Variable)
+    original = kind.__call__
+
+    @functools.wraps(original)
+    def create(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with unwatched():
+            return original(cls, *args, **kwargs)
+
+    kind.__call__ = create
 
 
 def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:

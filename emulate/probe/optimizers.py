@@ -20,6 +20,7 @@ _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads
 def install_tensorflow(probe: Probe) -> None:
     """Optimizers of TensorFlow 1."""
     for cls, method in upstream.legacy_optimizers()[:1]:
+        _watch_made(probe, cls)
         _wrap_apply_gradients(probe, cls, method)
 
 
@@ -27,10 +28,24 @@ def install_keras(probe: Probe, package: str) -> None:
     """Optimizers of Keras 3 or tf_keras."""
     if package == upstream.KERAS_3:
         for cls, method in upstream.keras_optimizers():
+            _watch_made(probe, cls)
             _wrap_apply(probe, cls, method)
     else:
         for cls, method in upstream.legacy_optimizers()[1:]:
+            _watch_made(probe, cls)
             _wrap_apply_gradients(probe, cls, method)
+
+
+def _watch_made(probe: Probe, cls: Any) -> None:
+    """Know that the program has an optimizer, before it applies anything."""
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        probe.has_optimizer = True
+        original(self, *args, **kwargs)
+
+    cls.__init__ = init
 
 
 def _wrap_apply(probe: Probe, cls: Any, method: str) -> None:

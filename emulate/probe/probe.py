@@ -51,6 +51,8 @@ class Probe:
         self._facts_written: str = ""
         self._strategies: set[int] = set()
         self._started: set[tuple[str, int]] = set()
+        self._begun: set[tuple[str, int]] = set()
+        self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()
         self._noted: set[str] = set()
@@ -152,7 +154,8 @@ class Probe:
     def tape_step(self, body: Body) -> None:
         """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
-        self.step_made("tape", body, body.replica, pairs, {"tape": True})
+        # Where there is an optimizer that has not applied yet, these may be the batches that it will take together.
+        self.step_made("tape", body, body.replica, pairs, {"tape": True} | ({"free": True} if self.has_optimizer else {}))
 
     def resume(self, name: str, optimizer: Any) -> None:
         """Count the steps of a program that was started again from where its optimizer goes on."""
@@ -173,7 +176,10 @@ class Probe:
             return
         self._started.add((optimizer, replica))
         with tf.init_scope(), graph_functions.device("CPU:0"):
-            copies = [(variable, copy_of(variable, replica)) for variable in variables if is_floating(variable)]
+            fresh = [v for v in variables if is_floating(v) and (self.names.of(v), replica) not in self._begun]
+            copies = [(variable, copy_of(variable, replica)) for variable in fresh]
+            # What another optimizer trains already does not begin anew with this one.
+            self._begun |= {(self.names.of(variable), replica) for variable in fresh}
             if self.plan.initial is not None:
                 replay.assign_initial(self.plan.initial, self.names, copies, replica)
             try:
@@ -181,6 +187,8 @@ class Probe:
                     (("variable", self.names.of(variable), bool(getattr(variable, "trainable", True))), copy.read_value())
                     for variable, copy in copies
                 ]
+                if any(value.shape != variable.shape for (variable, _), (_, value) in zip(copies, values, strict=True)):
+                    raise tf.errors.FailedPreconditionError(None, None, "a variable has no value yet")
             except tf.errors.FailedPreconditionError:
                 self.note("initial-weights-unseen", "variables are made inside the step; their first values were not seen")
                 return
@@ -214,7 +222,8 @@ class Probe:
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self._shards(variables), **about}
         operation = self.recorder.hand_over("step", about, tensors)
-        self.recorder.gate(optimizer, replica, operation)
+        if not about.get("free"):
+            self.recorder.gate(optimizer, replica, operation)
         if body is None:
             self.recorder.hold_if_reached()
 

@@ -47,6 +47,7 @@ class Recording:
         self._first_digests: dict[tuple[str, int, str], str] = {}
         self._last: dict[int, dict[str, Any]] = {}
         self._reached = False
+        self._is_taping = False
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write an event as it is."""
@@ -55,7 +56,8 @@ class Recording:
     @property
     def num_steps(self) -> int:
         """Steps that a replica of this host has made so far."""
-        return max((count + self.made_before.get(name, 0) for (name, _), count in self._counts.items()), default=0)
+        counted = [(name, count) for (name, _), count in self._counts.items() if not (self._is_taping and name == "tape")]
+        return max((count + self.made_before.get(name, 0) for name, count in counted), default=0)
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
@@ -93,10 +95,11 @@ class Recording:
         optimizer, replica = about["optimizer"], about["replica"]
         index = self.made_before.get(optimizer, 0) + self._counts[(optimizer, replica)]
         self._counts[(optimizer, replica)] += 1
-        if self._wanted is not None and index >= self._wanted:
+        self._is_taping = self._is_taping or bool(about.get("free"))
+        if self._wanted is not None and index >= self._wanted and not about.get("free"):
             return
         event: dict[str, Any] = {"event": "step", "optimizer": optimizer, "step": index, "replica": replica}
-        event |= {name: about[name] for name in ("reduced", "tape") if about.get(name)}
+        event |= {name: about[name] for name in ("reduced", "tape", "free") if about.get(name)}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
         event["weights"] = self._weights(record, optimizer, index)
@@ -127,6 +130,8 @@ class Recording:
     def _write_step(self, event: dict[str, Any]) -> None:
         self.write(event)
         self._last[event["replica"]] = event
+        if event.get("free"):
+            return
         if event["replica"] == min(self._last):
             self._send({"event": "progress", "step": event["step"] + 1})
         self._notice_end(event["optimizer"])

@@ -235,7 +235,7 @@ def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | N
 def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
     """Residual = a * w + b * sign(w), the simpler of one and two terms."""
     weight = view.weight
-    if weight is None or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
+    if weight is None or weight.size != residual.size or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
         return None
     for terms in ([weight], [np.sign(weight)], [weight, np.sign(weight)]):
         basis = np.stack(terms, axis=1)
