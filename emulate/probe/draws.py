@@ -32,7 +32,7 @@ def install(probe: Probe) -> None:
 
 
 def _leave_creation_alone() -> None:
-    """A variable that is made in the first step draws its first value there, on one replica alone: that is no draw of the step."""
+    """A variable made in the first step draws its first value there, on one replica alone: that is no draw of the step."""
     import tensorflow as tf
 
     kind = type(tf.Variable)

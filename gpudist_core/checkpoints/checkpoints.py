@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class Checkpoints(CallbackMethods):
         Raises:
             SaveFailed: When waiting, and it could not be written on some host.
         """
-        self._save(step, "asked for", self._synchronous if synchronous is None else synchronous)
+        self._save(_checked(step), "asked for", self._synchronous if synchronous is None else synchronous)
 
     def after_step(self, step: int) -> bool:
         """Save when it is time to, and leave when some host was told to; all hosts call it after each step.
@@ -182,6 +183,7 @@ class Checkpoints(CallbackMethods):
         Raises:
             Preempted: After saving, where some host was told to leave.
         """
+        step = _checked(step)
         if self._is_time_to_leave():
             self._leave(step)
         return self._save_if_due(step)
@@ -385,3 +387,11 @@ class Checkpoints(CallbackMethods):
         self._failure = over if over is not None else self._failure
         if over is not None and warn:
             warnings.warn(str(over), stacklevel=4)
+
+
+def _checked(step: Any) -> int:
+    """The number of a step: it orders the checkpoints and names their folders."""
+    number = step.numpy() if hasattr(step, "numpy") else step
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
+        raise WrongUse("A step must be a whole number, 0 or more", "Count the steps that were made.", step=step)
+    return int(number)

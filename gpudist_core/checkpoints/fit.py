@@ -44,14 +44,20 @@ class Fit:
     def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
         self._checkpoints, self._run, self._model = checkpoints, run, model
         self._trained = 0
-        self._first_batch = 0
+        self._first_batch = self._batch = 0
         self.batches: int | None = None
         self._epoch, self._in_epoch = 0, False
         self._from: Opened | None = None
 
     def position(self) -> dict[str, Any]:
-        """Where `fit` stands, for the checkpoint: the epoch that is under way or comes next."""
-        return {"epoch": self._epoch, "in_epoch": self._in_epoch}
+        """Where `fit` stands: the epoch that is under way, after how many of its batches, or the one that comes next.
+
+        After the last batch of an epoch the next one is meant, as the pipeline means it: what `fit` does at the end of an epoch
+        (its validation, its line in the history) is then not done again.
+        """
+        if self._in_epoch and self.batches is not None and self._batch >= self.batches:
+            return {"epoch": self._epoch + 1, "in_epoch": False, "batch": 0}
+        return {"epoch": self._epoch, "in_epoch": self._in_epoch, "batch": self._batch if self._in_epoch else 0}
 
     def taken(self, opened: Opened) -> None:
         """Go on from a checkpoint."""
@@ -61,6 +67,9 @@ class Fit:
         self._trained, self._epoch = opened.manifest.step, int(kept["epoch"])
         self._from = opened if kept["in_epoch"] else None
         run_state.begin_at(self._model, self._epoch)
+        epochs = getattr(self._model, "_gpudist_epochs", None)
+        if epochs is not None and epochs.steps_per_epoch is not None:  # else the pipeline's position says it
+            epochs.first_step = int(kept.get("batch", 0))
 
     def begin(self) -> None:
         run, model = self._run, self._model
@@ -83,6 +92,7 @@ class Fit:
         # With several steps per call the last call of an epoch may have fewer than its number says.
         last = batch if self.batches is None else min(batch, self.batches - 1)
         self._trained += last - self._first_batch + 1
+        self._batch = last + 1
         self._in_epoch = True
         if self._checkpoints._is_time_to_leave():
             self._checkpoints._leave(self._trained, save=self._run.pipeline is not None)

@@ -135,6 +135,7 @@ class PredictFunction:
         self._draws = draws
         self._strategy = model._gpudist_place
         self._replicas = replicas_of(self._strategy)
+        self._is_built = False
         compiled = tf.function(self._one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
         self._function = self._one if model.run_eagerly else compiled
 
@@ -147,7 +148,12 @@ class PredictFunction:
         Returns:
             The structure of the model's outputs, tensors.
         """
-        outputs = [self._joined(self._function(batches.distributed(self._strategy, batch))) for batch in data]
+        placed = [batches.distributed(self._strategy, batch) for batch in data]
+        if placed and not self._is_built:
+            with self._model.distribute_strategy.scope():
+                trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
+            self._is_built = True
+        outputs = [self._joined(self._function(batch)) for batch in placed]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
 
     def _one(self, data: Any) -> Any:

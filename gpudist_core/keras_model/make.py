@@ -18,6 +18,10 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts, the coordinator
     updates the variables, counts, evaluates and predicts.
 
+    In a `train_step` of one's own a number that is differentiated, or counted by a `Mean`, is taken for the mean over the rows
+    that the step was given, as Keras's losses are: what is divided by the global batch size instead is divided twice. Values by
+    row are taken for what they are. What a layer adds by `add_loss` is a mean over its rows, too.
+
     A gradient that is not finite on one replica is not finite in the sum: with a loss scale all skip the step, without one all
     copies of a variable are damaged alike, as on one device (`keras.callbacks.TerminateOnNaN` ends such a training).
 

@@ -26,6 +26,7 @@ class DistributedModel:
 
     _gpudist_draws = "replica"
     _gpudist_pipeline: Any = None
+    _gpudist_epochs: Any = None
     _gpudist_step: Any = None
     _gpudist_fits = 0
     _gpudist_results: Any = None
@@ -114,6 +115,30 @@ class DistributedModel:
         with trainer.iterating(self._gpudist_epochs_of(None, training=False)):
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
+    def set_weights(self, weights: Any) -> None:
+        """Keras's set_weights; a table in slices takes all of its rows, as get_weights gives them.
+
+        Args:
+            weights: What `get_weights` returned.
+
+        Raises:
+            ValueError: Where their number or shapes are others.
+        """
+        me: Any = self
+        values, variables = list(weights), me.weights
+        tables = {i: kept[0] for i, v in enumerate(variables) if (kept := getattr(v, "_gpudist_table", None)) is not None}
+        if not tables or len(values) != len(variables):
+            super().set_weights(values)  # type: ignore[misc]
+            return
+        for i, (variable, value) in enumerate(zip(variables, values, strict=True)):
+            shape = tables[i].shape if i in tables else tuple(variable.shape)
+            if shape != tuple(value.shape):
+                raise ValueError(
+                    f"A weight must keep its shape. Received: weight={variable.path!r}, shape={tuple(value.shape)}, "
+                    f"needed={shape}. Give what get_weights() of such a model returned."
+                )
+            tables[i].assign_rows(0, value) if i in tables else variable.assign(value)
+
     def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
         """The callbacks, in a list that does in each step only what has to be done; it takes the place of theirs."""
         import keras
@@ -161,6 +186,7 @@ class DistributedModel:
             epochs = Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
                 object.__setattr__(self, "_gpudist_pipeline", source.pipeline)
+                object.__setattr__(self, "_gpudist_epochs", epochs)
             if not made and callbacks is not None:
                 callbacks.set_params(callbacks.params | {"steps": epochs.num_batches})
             made.append(epochs)

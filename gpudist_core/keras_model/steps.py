@@ -61,4 +61,6 @@ def test_step(model: Any, data: Any) -> Any:
 def _track(model: Any, loss: Any) -> None:
     share = shares.current()
     assert share is not None
+    if loss.shape.rank:  # a value for each row, as `reduction="none"` leaves them
+        loss = trainer.present(tf.reduce_mean(loss))
     trainer.track_loss(model, loss, share.rows)

@@ -90,9 +90,11 @@ class CoordinatedTraining:
         strategy: Any = None,
     ) -> None:
         _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
-        if accumulate < 1:
+        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
             raise WrongUse(
-                "The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate
+                "The number of batches that make one update must be a positive integer",
+                "1 means no accumulation.",
+                accumulate=accumulate,
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         losses.install()
@@ -348,7 +350,15 @@ def _checked(batch: Any) -> tuple[Any, ...]:
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
         raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
-    return tuple(tf.nest.map_structure(tf.convert_to_tensor, tuple(batch)))
+    found = tuple(tf.nest.map_structure(_tensor, tuple(batch)))
+    rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
+    if len(rows) != 1:
+        raise WrongUse("All parts of a batch must have equally many rows", "Mend the data.", rows=sorted(rows))
+    return found
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
 
 
 def _batches(data: Any, steps: int | None) -> Iterator[Any]:

@@ -45,6 +45,18 @@ class ShardedEmbedding:
     ) -> Any:
         return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """A layer of what its `get_config` gave, for the strategy in whose scope this is called, as Keras loads models.
+
+        Args:
+            config: The configuration.
+
+        Returns:
+            The layer.
+        """
+        return _layer_class().from_config(config)
+
 
 @functools.cache
 def _layer_class() -> Any:
@@ -64,6 +76,10 @@ def _layer_class() -> Any:
             source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
             table = allocate(source, strategy, 0, self._create)
             initialize(table, initializer or uniform(seed=seed))
+            if table.info.total_replicas > 1:
+                # Keras's get_weights would give one slice, and set_weights write it into all.
+                object.__setattr__(table.variable, "numpy", table.as_numpy)
+                object.__setattr__(table.variable, "_gpudist_table", [table])
             self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
             self.built = True
 

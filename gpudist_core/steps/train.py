@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -84,9 +85,11 @@ class TrainStep:
         synchronize_batch_norm: bool = True,
         strategy: Any = None,
     ) -> None:
-        if accumulate < 1:
+        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
             raise WrongUse(
-                "The number of batches that make one update must be positive", "1 means no accumulation.", accumulate=accumulate
+                "The number of batches that make one update must be a positive integer",
+                "1 means no accumulation.",
+                accumulate=accumulate,
             )
         if jit_compile and variables is not None:
             raise WrongUse(

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream import added_losses, empty_batches
 
@@ -55,6 +56,10 @@ def per_example_function(loss: Any) -> Any:
 
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
+    if not callable(loss):
+        raise WrongUse(
+            "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss
+        )
     return loss.call if isinstance(loss, keras.losses.Loss) else loss
 
 

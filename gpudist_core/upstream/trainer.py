@@ -156,13 +156,15 @@ def present(value: Any) -> Any:
 
 
 def of_all(value: Any) -> Any:
-    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it."""
+    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it, as values by row do."""
     import tensorflow as tf
 
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
     value = tf.convert_to_tensor(value)
+    if value.shape.rank:
+        return value
     if not value.dtype.is_floating:
         value = tf.cast(value, tf.float32)
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
@@ -202,7 +204,8 @@ def _install_tape() -> None:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
         given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
-        seeds = [g * tf.cast(current[1].fraction, g.dtype) for g in given]
+        # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
+        seeds = [g if g.shape.rank else g * tf.cast(current[1].fraction, g.dtype) for g in given]
         grads = original(self, targets, sources, seeds, **kwargs)
         return tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
 
@@ -296,6 +299,29 @@ def build(model: Any, batch: Any) -> None:
         batch: A structure as the step takes it, anything with `shape` and `dtype` in the place of each tensor.
     """
     model._symbolic_build(data_batch=batch)
+
+
+def build_layers(model: Any, batch: Any) -> None:
+    """Make the variables of a model that was not called yet, all replicas' at once; a replica in its step makes its own.
+
+    Args:
+        model: A Keras model.
+        batch: As in `build`; only the inputs are looked at.
+    """
+    import keras
+
+    if all(layer.built for layer in model._flatten_layers()):
+        return
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    x = keras.tree.map_structure(lambda v: keras.KerasTensor(v.shape, v.dtype.name), x)
+    training = {"training": False} if model._call_has_training_arg else {}
+    _compute_output_spec(model, x, training)
+
+
+def _compute_output_spec(model: Any, x: Any, training: dict[str, bool]) -> None:
+    from keras.src import backend
+
+    backend.compute_output_spec(model, x, **training)
 
 
 def needs_build(model: Any) -> bool:

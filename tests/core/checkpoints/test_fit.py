@@ -89,3 +89,53 @@ def test_without_a_position_in_the_data_epochs_are_what_is_kept(on_hosts: OnHost
     history, _, names = on_hosts("1x2", fit, folder, "", 0, None, 1, False)[0]
     assert len(history["loss"]) == 2
     assert names == ["step-00000020", "step-00000030"]
+
+
+def interrupted(folder: str) -> dict[str, Any]:
+    """Fits that raise after some batches and go on: how many updates were made, and how far off the weights are."""
+    import keras
+
+    import gpudist_core as gd
+    from tests.core.checkpoints.training import strategy_here
+
+    strategy, rng = strategy_here(), np.random.default_rng(0)
+    rows, labels = rng.normal(size=(45, 4)).astype("float32"), rng.integers(0, 3, 45)
+
+    def run(where: str | None, every: int = 0, stop: int = 0, **fitted: Any) -> Any:
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = gd.distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(3)]))
+            model.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        seen: list[int] = []
+
+        def stopping(batch: int, logs: Any) -> None:
+            seen.append(batch)
+            if len(seen) == stop:
+                raise RuntimeError("stop")
+
+        callbacks = [gd.Checkpoints(where, every=every)] if where else []
+        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=stopping))
+        data = gd.Pipeline.from_arrays((rows, labels), global_batch_size=8, shuffle=True, seed=1)
+        model.fit(data, epochs=3, verbose=0, callbacks=callbacks, **fitted)
+        return int(model.optimizer.iterations.numpy()), model.get_weights()
+
+    found = {}
+    for name, every, stop, fitted in (
+        ("saved after the last batch of an epoch", 3, 8, {}),
+        ("saved in the middle of one", 4, 7, {}),
+        ("an epoch of fewer batches than the data", 5, 7, {"steps_per_epoch": 4}),
+        ("saved after the last of them", 4, 6, {"steps_per_epoch": 4}),
+    ):
+        where = f"{folder}/{name}"
+        with pytest.raises(RuntimeError, match="stop"):
+            run(where, every, stop, **fitted)
+        steps, weights = run(where, every, **fitted)
+        expected, right = run(None, **fitted)
+        found[name] = steps - expected, all(np.array_equal(a, b) for a, b in zip(weights, right, strict=True))
+    return found
+
+
+def test_fit_that_goes_on_makes_as_many_updates_and_the_same_weights(on_hosts: OnHosts, tmp_path: Path) -> None:
+    [found] = on_hosts("1x2", interrupted, str(tmp_path))
+    assert found == dict.fromkeys(found, (0, True))
+    assert len(found) == 4

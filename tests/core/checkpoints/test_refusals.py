@@ -78,6 +78,8 @@ def refusals(folder: str) -> dict[str, Any]:
     bigger = keras.Sequential([made(), keras.layers.Dense(1)])
     raised("more layers", lambda: gd.Checkpoints(folder, model=bigger).restore())
     raised("not restored", lambda: gd.Checkpoints(folder, model=made(), signals=()).save(9))
+    for step in (-1, "a", 1.0, True):
+        raised(f"step {step}", lambda step=step: gd.Checkpoints(folder + "s", model=model, signals=()).save(step))
     raised("keep", lambda: gd.Checkpoints(folder, keep=0))
     raised("every", lambda: gd.Checkpoints(folder, every=0))
     raised("nothing", lambda: gd.Checkpoints(folder).restore())
@@ -89,6 +91,9 @@ def refusals(folder: str) -> dict[str, Any]:
 
 def test_each_refusal_says_why(on_hosts: OnHosts, tmp_path: Path) -> None:
     said = on_hosts("1x1", refusals, str(tmp_path / "a"))[0]
+    for step in (-1, "a", 1.0, True):
+        rule = f"WrongUse: A step must be a whole number, 0 or more. Received: step={step!r}. Count the steps that were made."
+        assert said[f"step {step}"] == rule
     assert said["bfloat16"] == [1.5, -3.0]
     assert said["kept"] == ["step-00000003", "step-00000002"]
     assert "There must be a checkpoint to go on from. Received: folder=" in said["none but required"]

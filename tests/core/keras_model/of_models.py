@@ -151,3 +151,44 @@ def saved(run: Run) -> dict[str, Any]:
     seen = run.fit(again, x[:14], y[:14], batch_size=7)
     history = plain.fit(x[:14], y[:14], batch_size=7, epochs=2, verbose=0, shuffle=False).history
     return {**seen, "plain": history, "plain weights": weights_of(plain)}
+
+
+def by_row(run: Run) -> dict[str, Any]:
+    """A step of one's own that differentiates the losses by row, and one compiled with a loss that is not reduced."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                each = keras.losses.sparse_categorical_crossentropy(y, self(x, training=True), from_logits=True)
+            self.optimizer.apply(tape.gradient(each, self.trainable_variables), self.trainable_variables)
+            return {"loss": tf.reduce_mean(each)}
+
+    x, y = digits(76)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    slow = {"optimizer": lambda: keras.optimizers.SGD(0.01)}
+    own, unreduced = run.sequential(hidden, kind=Own, metrics=lambda: None, **slow), run.sequential(hidden, loss=loss, **slow)
+    weights = {"own": run.fit(own, x, y)["weights"]}
+    return {**weights, **run.fit(unreduced, x, y)}
+
+
+def predicted_first(run: Run) -> dict[str, Any]:
+    """A model whose variables are made when it is first asked to predict."""
+    import keras
+
+    class Late(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(8, "relu"), keras.layers.Dense(10)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+    x, y = digits(26)
+    with run.scope():
+        model = run.ours(Late())
+        model.compile(keras.optimizers.SGD(0.2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    predicted = model.predict(x, batch_size=25, verbose=0)
+    return {"predicted": predicted, **run.fit(model, x, y)}

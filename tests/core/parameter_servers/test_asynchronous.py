@@ -91,6 +91,7 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "writes": _message(lambda: lock_step.train([(x, y)])),
         "outside": _message(lambda: gd.CoordinatedTraining(outside, optimizer, loss, strategy=strategy)),
         "batch": _message(lambda: lock_step.train([x])),
+        "rows": _message(lambda: lock_step.train([(x, y[:7])])),
         "steps": _message(lambda: lock_step.train([], -1)),
         "short": _message(lambda: lock_step.train([], 2)),
         "schedule": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, schedule="bulk")),
@@ -121,11 +122,12 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["batch"] == (
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
     )
+    assert wrong["rows"] == "All parts of a batch must have equally many rows. Received: rows=[7, 8]. Mend the data."
     assert wrong["steps"] == "The number of steps must not be negative. Received: steps=-1. None means the rest of the epoch."
     assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")
     assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'. Choose one of them."
     assert wrong["accumulate"].startswith(
-        "The number of batches that make one update must be positive. Received: accumulate=0."
+        "The number of batches that make one update must be a positive integer. Received: accumulate=0."
     )
     assert wrong["state"].startswith(
         "The state must come from a training that accumulates as many batches. Received: pending=3,"

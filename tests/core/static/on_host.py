@@ -234,3 +234,39 @@ def coupled() -> dict[str, str]:
         except gd.WrongUse as error:
             said[name] = str(error)
     return said
+
+
+def taken_and_put_back(folder: Path) -> dict[str, Any]:
+    """Weights of a model with a table, taken and put back by Keras's own methods and callback; the model saved and loaded."""
+    import keras
+
+    import gpudist_core as gd
+
+    keras.utils.set_random_seed(3)
+    where = strategy()
+    with where.scope():
+        layers = [keras.Input((2,), dtype="int64"), gd.ShardedEmbedding(11, 4, where, name="table"), keras.layers.Flatten()]
+        model = gd.distributed(keras.Sequential([*layers, keras.layers.Dense(3)]))
+        model.compile(keras.optimizers.SGD(5.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    table = model.layers[0].table
+    before = table.as_numpy()
+    weights = model.get_weights()
+    table.assign_rows(0, np.zeros_like(before))
+    model.set_weights(weights)
+    try:
+        model.set_weights([weights[0][:4], *weights[1:]])
+        refused = ""
+    except ValueError as error:
+        refused = str(error)
+    x = np.random.default_rng(7).integers(0, 11, (29, 2))
+    stops = keras.callbacks.EarlyStopping(monitor="loss", patience=1, restore_best_weights=True)
+    tables: list[Any] = []
+    keeps = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: tables.append(table.as_numpy()))
+    losses = model.fit(x, x.sum(1) % 3, batch_size=8, epochs=5, shuffle=False, verbose=0, callbacks=[keeps, stops]).history[
+        "loss"
+    ]
+    found = {"same": np.array_equal(before, weights[0]), "refused": refused, "after": table.as_numpy(), "losses": losses}
+    found["best"] = np.array_equal(tables[int(np.argmin(losses))], table.as_numpy())
+    model.save(folder / "model.keras")
+    loaded = keras.models.load_model(folder / "model.keras", custom_objects={"ShardedEmbedding": gd.ShardedEmbedding})
+    return found | {"loaded": np.array_equal(loaded.get_weights()[0], table.as_numpy())}

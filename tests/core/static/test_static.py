@@ -69,6 +69,20 @@ def test_fit_evaluate_and_predict_of_a_model_with_tables_are_those_of_one_device
             np.testing.assert_allclose(host["history"][name], values, rtol=1e-5, err_msg=name)
 
 
+def test_weights_of_a_table_in_slices_are_taken_and_put_back_whole(on_hosts: OnHosts, tmp_path: Path) -> None:
+    alone, several = (on_hosts(topology, on_host.taken_and_put_back, tmp_path)[0] for topology in ("1x1", "1x3"))
+    for found in (alone, several):
+        assert found["same"]
+        assert found["best"]
+        assert found["loaded"]
+    np.testing.assert_allclose(several["losses"], alone["losses"], rtol=1e-4)
+    np.testing.assert_allclose(several["after"], alone["after"], rtol=1e-4, atol=1e-5)
+    assert several["refused"] == (
+        "A weight must keep its shape. Received: weight='table/embeddings', shape=(4, 4), needed=(11, 4). "
+        "Give what get_weights() of such a model returned."
+    )
+
+
 def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_slices_of_it(on_hosts: OnHosts) -> None:
     rule = "A table in slices needs an optimizer that updates each element by itself. Received: optimizer="
     [found] = on_hosts("1x2", on_host.coupled)

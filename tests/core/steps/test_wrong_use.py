@@ -58,6 +58,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "two clippings": lambda: TrainStep(model, optimizer, loss, clip_norm=1.0, clip_value=1.0),
         "negative clipping": lambda: TrainStep(model, optimizer, loss, clip_norm=-1.0),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
+        "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
+        "no loss": lambda: TrainStep(model, optimizer, None),
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
         "optimizer outside": lambda: TrainStep(model, other, loss),
@@ -80,8 +82,12 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
     expected = {
         "two clippings": "At most one kind of clipping can be used. Received: by_norm=1.0, by_value=1.0. Choose one of them.",
         "negative clipping": "A bound for gradients must be positive. Received: by_norm=-1.0. Leave it out to not clip.",
-        "no accumulation": "The number of batches that make one update must be positive. Received: accumulate=0. "
+        "no accumulation": "The number of batches that make one update must be a positive integer. Received: accumulate=0. "
         "1 means no accumulation.",
+        "half a batch": "The number of batches that make one update must be a positive integer. Received: accumulate=1.5. "
+        "1 means no accumulation.",
+        "no loss": "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name. "
+        "Received: loss=None. Give one.",
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
         "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
