@@ -87,6 +87,8 @@ def _first(run: Run) -> str:
     difference = run.first_divergence
     if difference is None:
         return ""
+    if difference.kind == "data" and difference.value == difference.reference_value:
+        return f"other rows at {where(difference)} than the reference has there, as many ({number(difference.value, 6)})"
     values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
     found = "" if difference.value is None and difference.reference_value is None else values
     return f"{tensor(difference)} at {where(difference)}{found} ({against_noise(difference)})"

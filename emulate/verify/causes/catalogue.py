@@ -28,6 +28,7 @@ from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import MISSING, REORDERED, REPEATED
+from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.causes.unexplained import UNEXPLAINED
@@ -53,6 +54,7 @@ _CAUSES: tuple[Cause, ...] = (
     BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
     NAN,
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
+    SPARSE_GRADIENT,
     DOUBLE_ALL_REDUCE,
     LOSS_SCALING,
     UNEVEN_BATCH,

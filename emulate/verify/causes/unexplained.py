@@ -43,7 +43,7 @@ def _update(case: Case, first: Point) -> Sign | None:
     if m.key.kind != "weight" or (before is not None and before <= m.step):
         return None
     factor = _factor(case, m.key.optimizer, m.step)
-    if factor is None:
+    if factor is None or abs(factor - 1) < ROUND:
         return None
     return Sign(
         f"In step {m.step} the gradients agree, but the weights change by {factor:.4g} times as much as on one device.",

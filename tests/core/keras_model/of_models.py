@@ -192,3 +192,20 @@ def predicted_first(run: Run) -> dict[str, Any]:
         model.compile(keras.optimizers.SGD(0.2), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     predicted = model.predict(x, batch_size=25, verbose=0)
     return {"predicted": predicted, **run.fit(model, x, y)}
+
+
+def positions(run: Run) -> dict[str, Any]:
+    """A table that is looked up once on one device and once on each replica, by an optimizer that squares what it is told."""
+    import keras
+
+    class Positions(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(8, 8)
+
+        def call(self, x: Any) -> Any:
+            return x + self.table(keras.ops.arange(8))
+
+    x, y = digits(76)
+    layers = (lambda: keras.layers.Reshape((8, 8)), Positions, keras.layers.Flatten)
+    return run.fit(run.sequential(*layers, optimizer=lambda: keras.optimizers.Adam(0.01)), x, y)
