@@ -20,6 +20,10 @@ HtmlOption = Annotated[
 def check(json: Path | None, html: Path | None) -> None:
     """Find out before the work starts whether they can be written.
 
+    Args:
+        json: The file of `--json`, or None.
+        html: The file of `--html`, or None.
+
     Raises:
         WrongUse: When one cannot.
     """
