@@ -9,7 +9,12 @@ from benchmarks.features.feature import FEATURES
 from benchmarks.features.judge import CENTRAL, COLUMNS, cells
 from emulate.cluster import Preload
 
-MEASURED_AGAIN = ("empty-convolution", "accumulation", "sharded", "train-step")
+MEASURED_AGAIN = (
+    "empty-convolution",
+    "sharded-fit",
+    pytest.param("accumulation", marks=pytest.mark.slow),
+    pytest.param("train-step", marks=pytest.mark.slow),
+)
 
 
 def test_the_readme_shows_the_table_that_was_measured() -> None:

@@ -19,7 +19,15 @@ def _topologies(fixture: Fixture) -> tuple[str, ...]:
     return tuple(one for one in wanted if one in fixture.topologies) or fixture.topologies[:1]
 
 
-@pytest.mark.parametrize("fixture", JUDGED, ids=lambda fixture: fixture.name)
+def _first_of_its_cause(fixture: Fixture) -> bool:
+    """The others of a cause are longer proofs of the same."""
+    return fixture.cause is None or fixture is next(one for one in JUDGED if one.cause == fixture.cause)
+
+
+@pytest.mark.parametrize(
+    "fixture",
+    [pytest.param(one, marks=[] if _first_of_its_cause(one) else [pytest.mark.slow], id=one.name) for one in JUDGED],
+)
 def test_a_wrong_program_is_found_out_with_its_own_cause_first(fixture: Fixture, preload: Preload) -> None:
     _check(fixture, _topologies(fixture)[0], preload)
 

@@ -41,7 +41,7 @@ def test_fit_is_that_of_one_device(on_hosts: OnHosts, expected: dict[str, Any], 
     [
         ("1x1", ["all_of_it", "own_train_step", "two_optimizers", "accumulated", "on_batch"]),
         ("2x1", ["all_of_it", "own_losses", "callbacks"]),
-        ("1x4", ["all_of_it", "accumulated"]),
+        pytest.param("1x4", ["all_of_it", "accumulated"], marks=pytest.mark.slow),
     ],
 )
 def test_other_shapes_are_served_alike(on_hosts: OnHosts, expected: dict[str, Any], topology: str, names: list[str]) -> None:

@@ -55,7 +55,9 @@ def test_a_table_in_one_piece_goes_on_as_slices_and_back(on_hosts: OnHosts, tmp_
         np.testing.assert_allclose(continued["table"], straight["table"], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("topology", "kind"), [("1x3", "mirrored"), ("2x2", "mirrored"), ("1x3", "central")])
+@pytest.mark.parametrize(
+    ("topology", "kind"), [("1x3", "mirrored"), pytest.param("2x2", "mirrored", marks=pytest.mark.slow), ("1x3", "central")]
+)
 def test_fit_evaluate_and_predict_of_a_model_with_tables_are_those_of_one_device(
     on_hosts: OnHosts, topology: str, kind: str
 ) -> None:
