@@ -26,7 +26,6 @@ COLOURS = {
     "unverified": "#a36a00",
     "unavailable": "#a36a00",
 }
-KINDS_IN_ORDER = {kind: at for at, kind in enumerate(("initial-weight", "data", "gradient", "weight", "loss", "metric"))}
 _KINDS = {"gradient": "the gradient of {}", "weight": "the weight {}", "initial-weight": "the initial weight {}"}
 
 

@@ -103,11 +103,11 @@ class Comparison:
 
     @property
     def course(self) -> tuple[Farthest, ...]:
-        """What is farthest out of each kind in each step."""
+        """What is farthest out of each kind in each step, in the order in which kinds come about."""
         width = 1 + max((point.step for point in self.points), default=0) // MOST_STEPS
-        found: dict[tuple[str, int], Point] = {}
+        found: dict[tuple[int, str, int], Point] = {}
         for point in self.points:
-            at = (point.measure.key.kind, point.step // width)
+            at = (_place(point.measure.key.kind), point.measure.key.kind, point.step // width)
             if at not in found or point.ratio > found[at].ratio:
                 found[at] = point
         return tuple(
@@ -161,7 +161,7 @@ class Comparison:
 
 def _order(point: Point) -> tuple[int, int, int, float]:
     kind = point.measure.key.kind
-    return (0 if kind == "initial-weight" else 1, point.step, KINDS.index(kind) if kind in KINDS else len(KINDS), -point.ratio)
+    return (0 if kind == "initial-weight" else 1, point.step, _place(kind), -point.ratio)
 
 
 def compare(
@@ -240,3 +240,8 @@ def _notes(points: Sequence[Point], onset: int | None, has_noise: bool) -> list[
             f"there the noise floor comes from runs of the reference with a larger perturbation"
         )
     return notes
+
+
+def _place(kind: str) -> int:
+    """Where a kind comes in a step."""
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)

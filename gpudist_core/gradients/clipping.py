@@ -38,7 +38,7 @@ class Clipping:
         """The bounded gradients.
 
         Args:
-            grads: Gradients of all replicas together; of a sharded variable, this replica's slice.
+            grads: Gradients of all replicas together, each row of a sparse one once; of a sharded variable, this slice's.
             variables: The variables, in the same order.
 
         Returns:
@@ -48,7 +48,6 @@ class Clipping:
 
         if self.by_norm is None and self.by_global_norm is None and self.by_value is None:
             return grads
-        grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
         if self.by_value is not None:
             bound = self.by_value
             return [g if g is None else _map(g, lambda v: tf.clip_by_value(v, -bound, bound)) for g in grads]

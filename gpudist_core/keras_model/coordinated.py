@@ -16,6 +16,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.parameter_servers.training import CoordinatedTraining
+from gpudist_core.steps import local
 from gpudist_core.upstream import models, optimizers, trainer
 
 _BY_HAND = "Write the loop by gd.CoordinatedTraining."
@@ -130,12 +131,7 @@ def _weighed(loss: Any) -> Any:
 
     def losses(targets: Any, y_pred: Any) -> Any:
         values = loss(targets[0], y_pred)
-        if len(targets) == 1:
-            return values
-        weight = tf.cast(targets[1], values.dtype)
-        while weight.shape.rank > values.shape.rank and weight.shape[-1] == 1:
-            weight = tf.squeeze(weight, -1)
-        return values * tf.reshape(weight, tf.concat([tf.shape(weight), [1] * (values.shape.rank - weight.shape.rank)], 0))
+        return values if len(targets) == 1 else values * local.alongside(tf.cast(targets[1], values.dtype), values)
 
     return losses
 

@@ -150,8 +150,9 @@ class PredictFunction:
         """
         placed = [batches.distributed(self._strategy, batch) for batch in data]
         if placed and not self._is_built:
-            with self._model.distribute_strategy.scope():
-                trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
+            if not trainer.are_layers_built(self._model):
+                with self._model.distribute_strategy.scope():
+                    trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
             self._is_built = True
         outputs = [self._joined(self._function(batch)) for batch in placed]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)

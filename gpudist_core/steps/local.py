@@ -49,11 +49,23 @@ def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
     weights = tf.ones_like(values)
     for factor in (weight, mask):
         if factor is not None:
-            factor = tf.cast(factor, tf.float32)
-            while factor.shape.rank > values.shape.rank and factor.shape[-1] == 1:
-                factor = tf.squeeze(factor, -1)
-            weights *= tf.reshape(factor, tf.concat([tf.shape(factor), [1] * (values.shape.rank - factor.shape.rank)], 0))
+            weights *= alongside(tf.cast(factor, tf.float32), values)
     return tf.reduce_sum(tf.where(weights == 0, 0.0, values) * weights), tf.reduce_sum(weights)
+
+
+def alongside(factor: Any, values: Any) -> Any:
+    """Weights in a form that broadcasts over values: what is 1 too many at the end goes, what is missing there is 1.
+
+    Args:
+        factor: A factor for each row, or for each of its values; shape (rows, ...).
+        values: Of shape (rows, ...).
+
+    Returns:
+        The factor, of the rank of the values.
+    """
+    while factor.shape.rank > values.shape.rank and factor.shape[-1] == 1:
+        factor = tf.squeeze(factor, -1)
+    return tf.reshape(factor, tf.concat([tf.shape(factor), [1] * (values.shape.rank - factor.shape.rank)], 0))
 
 
 def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:

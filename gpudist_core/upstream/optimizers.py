@@ -227,12 +227,12 @@ class _Exact(_Base):
         check_slices(self, trainable_variables)
         if not me._gpudist_reduced:
             grads = _gradients_of_all(self, grads, trainable_variables)
-        if me._gpudist_clip is not None:
-            grads = me._gpudist_clip(grads, trainable_variables)
-        grads = clipping.of_optimizer(self)(grads, trainable_variables)
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
         grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
+        if me._gpudist_clip is not None:
+            grads = me._gpudist_clip(grads, trainable_variables)
+        grads = clipping.of_optimizer(self)(grads, trainable_variables)
         me._apply_weight_decay(trainable_variables)
         me._backend_update_step(grads, trainable_variables, me.learning_rate)
 

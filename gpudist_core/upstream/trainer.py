@@ -309,25 +309,23 @@ def build_layers(model: Any, batch: Any) -> None:
         batch: As in `build`; only the inputs are looked at.
     """
     import keras
+    from keras.src import backend
 
-    if all(layer.built for layer in model._flatten_layers()):
-        return
     x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
     x = keras.tree.map_structure(lambda v: keras.KerasTensor(v.shape, v.dtype.name), x)
     training = {"training": False} if model._call_has_training_arg else {}
-    _compute_output_spec(model, x, training)
-
-
-def _compute_output_spec(model: Any, x: Any, training: dict[str, bool]) -> None:
-    from keras.src import backend
-
     backend.compute_output_spec(model, x, **training)
+
+
+def are_layers_built(model: Any) -> bool:
+    """Whether a model's layers have all their variables."""
+    return all(layer.built for layer in model._flatten_layers())
 
 
 def needs_build(model: Any) -> bool:
     """Whether some variables are still missing."""
     parts = [model._compile_metrics, model._compile_loss, model.optimizer]
-    return not all(layer.built for layer in model._flatten_layers()) or any(p is not None and not p.built for p in parts)
+    return not are_layers_built(model) or any(p is not None and not p.built for p in parts)
 
 
 def optimizers_of(model: Any) -> list[Any]:

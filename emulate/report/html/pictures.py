@@ -7,12 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emulate.report.words import KINDS_IN_ORDER
-
 if TYPE_CHECKING:
     from emulate.verify.verdict import Farthest, Run
 
-_LEAST = 1e-2  # times the noise: what is below it is drawn there
+_LEAST, _MOST = 1e-2, 1e30  # times the noise: what is below or above is drawn there; an axis has no room for all floats
 _COLOURS = {"gradient": "#1f6fb2", "weight": "#c2571a", "loss": "#2b8a3e", "metric": "#8250b5", "initial-weight": "#a02c5a"}
 _OTHER = "#555555"
 _BAD = "#c92a2a"
@@ -30,7 +28,7 @@ def course(run: Run, limit: float) -> str:
         SVG text.
     """
     figure, axes = _figure(2.9)
-    ceiling = max([limit * 10, *(10 * ratio for one in run.course if math.isfinite(ratio := _ratio(one)))])
+    ceiling = max([limit * 10, *(min(10 * ratio, _MOST) for one in run.course if math.isfinite(ratio := _ratio(one)))])
     axes.axhspan(_LEAST / 2, limit, color="#2b8a3e", alpha=0.08, linewidth=0)
     axes.axhline(limit, color=_BAD, linewidth=1, linestyle="--")
     axes.annotate(
@@ -105,9 +103,8 @@ def _svg(figure: Any) -> str:
 
 
 def _by_kind(points: Sequence[Farthest]) -> Iterator[tuple[str, list[Farthest]]]:
-    kinds = sorted({one.kind for one in points}, key=lambda kind: (KINDS_IN_ORDER.get(kind, len(KINDS_IN_ORDER)), kind))
-    for kind in kinds:
-        yield kind, sorted((one for one in points if one.kind == kind), key=lambda one: one.step)
+    for kind in dict.fromkeys(one.kind for one in points):
+        yield kind, [one for one in points if one.kind == kind]
 
 
 def _ratio(one: Farthest) -> float:

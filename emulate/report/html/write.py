@@ -15,7 +15,7 @@ from emulate.report.page import clean
 from emulate.report.runs import facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
 from emulate.report.terminal import reference_text
-from emulate.report.words import COLOURS, number, tensor, where
+from emulate.report.words import COLOURS, tensor, where
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference, Run, Verdict
@@ -67,7 +67,6 @@ def page_of(verdict: Verdict) -> str:
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
-    environment.filters["number"] = number
     return environment.get_template(_TEMPLATE).render(
         verdict=verdict,
         overall=_overall(verdict),

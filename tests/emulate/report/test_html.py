@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from emulate.errors import WrongUse
@@ -138,6 +138,8 @@ points = st.builds(
 
 
 @settings(max_examples=12)
+@example([Farthest("gradient", 0, "w", 1e300, 1e-300), Farthest("gradient", 1, "w", 1e30, 1e-270)])
+@example([Farthest("gradient", 0, "w", 1e30, 1e-278)])
 @given(st.lists(points, min_size=1, max_size=12))
 def test_every_course_has_a_picture(course):
     ET.fromstring(pictures.course(Run("1x4", "divergent", course=tuple(course)), 10.0))
