@@ -39,6 +39,7 @@ class ProbePlan:
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
+        own_seeds: Each host is seeded with another number, as where nobody seeds them.
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         precision: `float32` or `float64`: Keras's float type.
@@ -56,6 +57,7 @@ class ProbePlan:
     keyed_draws: bool = False
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
+    own_seeds: bool = False
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     precision: str = "float32"

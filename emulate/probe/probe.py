@@ -101,6 +101,10 @@ class Probe:
 
     # What the wrappers call.
 
+    def seeded(self, generator: str) -> None:
+        """The program seeds one of the global generators itself."""
+        self.recording.write({"event": "seeded", "generator": generator})
+
     def strategy_seen(self, strategy: Any) -> None:
         """Remember the strategy a step ran under, once."""
         if id(strategy) in self._strategies:

@@ -21,6 +21,7 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, reduced, tape, free
+    seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     evaluation   replica, rows                                               a Strategy.run without an apply
     report       kind (loss or metric), name, step, value, replica           what the program itself reports
     collective   phase (enter or exit), name, ordinal, replica, step

@@ -13,6 +13,7 @@ from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger, ledgers
 from emulate.verify.recovery import Recovery
+from emulate.verify.result import RunResult
 from emulate.verify.verdict import Finding
 
 
@@ -60,6 +61,10 @@ def _none() -> Sequence[Trace]:
     return ()
 
 
+def _not_made() -> RunResult | None:
+    return None
+
+
 class Case:
     """One topology's run with the reference and what can be run again.
 
@@ -72,6 +77,7 @@ class Case:
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with one suspect switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
+        own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
         outcome: How the run ended.
         recovery: What became of the program with faults.
     """
@@ -87,6 +93,7 @@ class Case:
         untouched: Trace | None = None,
         rerun: Callable[[str], Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
+        own_seeds: Callable[[], RunResult | None] = _not_made,
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
     ) -> None:
@@ -103,6 +110,7 @@ class Case:
         self.unreachable: list[str] = []
         self._rerun = rerun
         self._confirm = confirm
+        self._own_seeds = own_seeds
         self._switched: dict[str, Comparison | None] = {}
         self._base: Comparison | None = None
         self._explanation: Explanation | None = None
@@ -117,6 +125,11 @@ class Case:
             return first
         more = self._confirm()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+
+    @cached_property
+    def with_own_seeds(self) -> RunResult | None:
+        """The run of `topology` with a seed of its own on each host, where the program does not seed all that it draws from."""
+        return self._own_seeds()
 
     @cached_property
     def facts(self) -> Facts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from emulate import devices
 from emulate.imports import when_imported
 from emulate.probe import Probe, ProbePlan, Writes
 from emulate.program import Program
+from emulate.verify.seeding import Seeding, seed_of_host
 
 COMPARABLE_ON_GPUS = {
     name: os.environ.get(name, value)
@@ -46,12 +46,12 @@ class RecordedProgram:
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
-        if self.seed is not None:
-            seed_everything(self.seed, self.precision)
         if self.device == "gpu":
             when_imported("tensorflow", _without_tf32)
         Writes(context.is_private, lambda path: context.send({"event": "wrote", "path": path})).install()
         if self.plan is None:
+            if self.seed is not None:
+                Seeding(self.seed, self.precision).install()
             self.program.start(context.path)
             return
         when_imported("tensorflow", _without_graph_optimization)
@@ -59,6 +59,9 @@ class RecordedProgram:
         probe = Probe(
             self.plan, host=context.host, send=context.send, several_hosts=several, all_reduce=devices.all_reduce_in_use
         )
+        if self.seed is not None:
+            seed = seed_of_host(self.seed, context.host) if self.plan.own_seeds else self.seed
+            Seeding(seed, self.precision, probe.seeded).install()
         probe.install()
         try:
             self.program.start(context.path)
@@ -66,17 +69,6 @@ class RecordedProgram:
             probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
         probe.finish("returned")
-
-
-def seed_everything(seed: int, precision: str = "float32") -> None:
-    """Seed every generator a program may use, each as soon as its package is there."""
-    import numpy as np
-
-    random.seed(seed)
-    np.random.seed(seed)  # the legacy generator: what programs use without making one
-    when_imported("tensorflow", lambda: _seed_tensorflow(seed))
-    when_imported("keras", lambda: _seed_keras("keras", seed, precision))
-    when_imported("tf_keras", lambda: _seed_keras("tf_keras", seed, precision))
 
 
 def _without_graph_optimization() -> None:
@@ -100,18 +92,3 @@ def _without_tf32() -> None:
     import tensorflow as tf
 
     tf.config.experimental.enable_tensor_float_32_execution(False)
-
-
-def _seed_tensorflow(seed: int) -> None:
-    import tensorflow as tf
-
-    tf.random.set_seed(seed)
-
-
-def _seed_keras(package: str, seed: int, precision: str) -> None:
-    import importlib
-
-    keras = importlib.import_module(package)
-    keras.utils.set_random_seed(seed)
-    if precision != "float32":
-        keras.backend.set_floatx(precision)

@@ -198,6 +198,16 @@ def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
     return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
 
 
+def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
+    """Each row that an optimizer's steps consumed, with the hosts that did."""
+    found: dict[str, set[int]] = {}
+    for step in complete(trace, optimizer):
+        for one in step.values():
+            for row in one.rows or ():
+                found.setdefault(row, set()).add(one.host)
+    return found
+
+
 def _has_ended(trace: Trace) -> bool:
     """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
     reasons = [event["reason"] for _, event in trace.of("end")]

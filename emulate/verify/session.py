@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import product
 
 from emulate.errors import WrongUse
 from emulate.probe import Replay, Trace
@@ -19,6 +20,7 @@ from emulate.verify.precision import rounding_units
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
+from emulate.verify.seeding import GENERATORS
 from emulate.verify.verdict import Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
@@ -143,6 +145,7 @@ class Session:
             untouched=run.trace,
             rerun=lambda switch: self._rerun(switch, run, compared, base),
             confirm=lambda: self._yardsticks.confirming(base),
+            own_seeds=lambda: self._with_own_seeds(run, base),
             outcome=_outcome(run, reference),
             recovery=recovery,
         )
@@ -194,6 +197,15 @@ class Session:
         traces = self._yardsticks.with_noise(variation).traces()
         topology = trace_of(again)
         return None if traces is None or topology is None else Rerun(traces[0], topology, traces[1])
+
+    def _with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
+        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
+        if run.status != "ok" or run.trace is None or not run.topology.has_several_hosts:
+            return None
+        seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
+        if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
+            return None
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_seeds=True)).result()
 
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
         """The reference failed or hung: how the topology ended is all that can be said."""

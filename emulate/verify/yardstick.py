@@ -24,22 +24,31 @@ class Variation:
         keyed_draws: Random draws are a function of seed, place and row.
         switches: Suspects switched off.
         replay: The rows come from another run.
+        own_seeds: Each host has a seed of its own.
     """
 
     keyed_draws: bool = False
     switches: frozenset[str] = frozenset()
     replay: Replay | None = None
+    own_seeds: bool = False
 
     def plan(self, seed: int) -> ProbePlan:
         """The probe's plan for it; the runner says where its trace goes."""
         initial = None if self.replay is None else self.replay.trace
         return ProbePlan(
-            trace=Path(), seed=seed, keyed_draws=self.keyed_draws, switches=self.switches, replay=self.replay, initial=initial
+            trace=Path(),
+            seed=seed,
+            keyed_draws=self.keyed_draws,
+            switches=self.switches,
+            replay=self.replay,
+            own_seeds=self.own_seeds,
+            initial=initial,
         )
 
     def label(self, name: str) -> str:
         """What a run of this variation is called."""
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
+        parts += ["own seeds"] if self.own_seeds else []
         if self.replay is not None:
             parts.append(("shares of " if self.replay.shares > 1 else "rows of ") + self.replay.trace.name)
         return " ".join(parts)

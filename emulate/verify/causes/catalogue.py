@@ -20,6 +20,7 @@ from emulate.verify.causes.endings import (
     WAITS_FOR_DATA,
 )
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
+from emulate.verify.causes.host_seeds import UNSEEDED_HOSTS
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
@@ -65,6 +66,7 @@ _CAUSES: tuple[Cause, ...] = (
     IDENTICAL_DROPOUT,
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
+    UNSEEDED_HOSTS,
     UNEXPLAINED,
     NOT_RECOVERED,
     RECOVERED_DIFFERENTLY,

@@ -1,0 +1,94 @@
+"""Seeds every generator a program may use, and hears which of them the program seeds itself."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+from collections.abc import Callable
+from typing import Any, final
+
+from emulate.imports import when_imported
+
+GENERATORS = ("python", "numpy", "tensorflow")
+"""The global generators: who seeds all of them depends on no seed of ours."""
+
+_HOSTS_APART = 1_000_003
+"""How far the seeds of neighbouring hosts lie from each other where each has its own."""
+
+
+def seed_of_host(seed: int, host: int) -> int:
+    """The seed of a host where each has a seed of its own, as where nobody seeds them; that of the first is `seed`."""
+    return (seed + host * _HOSTS_APART) % 2**32
+
+
+@final
+class Seeding:
+    """Seeds Python, NumPy, TensorFlow and Keras, each as soon as its package is there.
+
+    Args:
+        seed: What they are seeded with.
+        precision: Keras's float type.
+        told: Called with the name of each of `GENERATORS` that the program seeds itself before it has drawn from it, once.
+            (Of Python's and TensorFlow's it is not known whether the program has drawn: their imports draw too.)
+    """
+
+    def __init__(self, seed: int, precision: str = "float32", told: Callable[[str], None] = lambda _: None) -> None:
+        self._seed = seed
+        self._precision = precision
+        self._told = told
+        self._known: set[str] = set()
+        self._is_ours = False
+
+    def install(self) -> None:
+        """Seed what is there, and the rest when it comes."""
+        import numpy as np
+
+        random.seed(self._seed)
+        np.random.seed(self._seed)  # the legacy generator: what programs use without making one
+        untouched = np.random.get_state(legacy=False)
+        self._listen(random, "seed", "python")
+        self._listen(np.random, "seed", "numpy", lambda: _same_state(np.random.get_state(legacy=False), untouched))
+        when_imported("tensorflow", self._seed_tensorflow)
+        when_imported("keras", lambda: self._seed_keras("keras"))
+        when_imported("tf_keras", lambda: self._seed_keras("tf_keras"))
+
+    def _seed_tensorflow(self) -> None:
+        import tensorflow as tf
+
+        tf.random.set_seed(self._seed)
+        self._listen(tf.random, "set_seed", "tensorflow")
+
+    def _seed_keras(self, package: str) -> None:
+        keras = importlib.import_module(package)
+        self._is_ours = True
+        try:
+            keras.utils.set_random_seed(self._seed)
+        finally:
+            self._is_ours = False
+        if self._precision != "float32":
+            keras.backend.set_floatx(self._precision)
+
+    def _listen(self, module: Any, name: str, generator: str, is_untouched: Callable[[], bool] = lambda: True) -> None:
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_ours and generator not in self._known and _is_a_seed(*args, *kwargs.values()) and is_untouched():
+                self._known.add(generator)
+                self._told(generator)
+            return original(*args, **kwargs)
+
+        setattr(module, name, seed)
+
+
+def _is_a_seed(value: object = None, *_: object) -> bool:
+    """Whether a generator is seeded with something; None stands for the operating system's entropy."""
+    return value is not None
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    state, before = one["state"], other["state"]
+    return bool(state["pos"] == before["pos"] and np.array_equal(state["key"], before["key"]))

@@ -1,0 +1,127 @@
+"""Hosts with a seed of their own: what follows the seed is found, what does not is left in peace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from emulate.probe.trace import Trace
+from emulate.topology import Topology
+from emulate.verify.case import Case
+from emulate.verify.judge import Judgement, judge
+from emulate.verify.result import RunResult
+from emulate.verify.seeding import Seeding, seed_of_host
+from tests.emulate.verify.cases import Folder, codes
+
+HOSTS, STEPS, EACH = 2, 12, 4
+ROWS = [f"row-{k}" for k in range(200)]
+Shares = Callable[[int], Sequence[str]]
+"""Of a host the rows of its steps, one after the other."""
+
+
+def fixed(host: int) -> Sequence[str]:
+    return ROWS[host::HOSTS]
+
+
+def shuffled(seed: int, rows: Sequence[str]) -> Sequence[str]:
+    return [rows[k] for k in np.random.default_rng(seed).permutation(len(rows))]
+
+
+def trained(folder: Folder, shares: Shares | None, weight: float = 1.0) -> Trace:
+    """Two hosts that train on their shares; one device that trains on the fixed ones where none are given."""
+    made = folder.made("1x1" if shares is None else "2x1")
+    hosts = range(1 if shares is None else HOSTS)
+    for host in hosts:
+        made.event({"event": "strategy", "name": "MultiWorkerMirroredStrategy", "replicas": len(hosts), "local": 1}, host)
+        made.initial({"w": np.ones(8, "f4")}, replica=host, host=host)
+        for k in range(STEPS):
+            at = slice(EACH * k, EACH * k + EACH)
+            rows = [row for one in range(HOSTS) for row in fixed(one)[at]] if shares is None else shares(host)[at]
+            local, after = np.full(8, weight / len(hosts), "f4"), np.full(8, 1 - 0.1 * weight * (k + 1), "f4")
+            made.step(k, {"w": local}, {"w": after}, replica=host, host=host, rows=rows, objective=1.0 / len(hosts))
+    return made.trace()
+
+
+def judged(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
+    run = RunResult("2x1 own seeds", Topology(2, 1), own, status=status, failure=failure)
+    return judge(Case(trained(folder, None), trained(folder, fixed), own_seeds=lambda: run))
+
+
+def test_shares_that_follow_the_seed_of_each_host_are_unseeded_hosts(folder: Folder) -> None:
+    found = judged(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
+    assert (found.verdict, codes(found)) == ("divergent", ["unseeded-hosts"])
+    assert "different rows are seen in the same steps instead of 96" in found.causes[0].evidence
+
+
+def test_shares_that_are_fixed_and_shuffled_by_each_host_are_no_fault_and_a_note_says_so(folder: Folder) -> None:
+    found = judged(folder, trained(folder, lambda host: shuffled(host, fixed(host))))
+    assert (found.verdict, codes(found)) == ("equivalent", [])
+    assert any("every row stays with its host" in note for note in found.notes)
+
+
+def test_rows_that_the_seed_makes_anew_are_not_judged_and_a_note_says_so(folder: Folder) -> None:
+    found = judged(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} turned" for row in fixed(1)]))
+    assert (found.verdict, codes(found)) == ("equivalent", [])
+    assert any("whether hosts then train on the same rows was not seen" in note for note in found.notes)
+
+
+def test_other_numbers_from_the_same_rows_are_unseeded_hosts(folder: Folder) -> None:
+    found = judged(folder, trained(folder, fixed, weight=1.01))
+    assert codes(found) == ["unseeded-hosts"]
+    assert "on the same rows, the gradients differ (first w in step 0" in found.causes[0].evidence
+
+
+def test_the_same_rows_and_numbers_are_equivalent(folder: Folder) -> None:
+    assert judged(folder, trained(folder, fixed)).verdict == "equivalent"
+
+
+@pytest.mark.parametrize(("status", "words"), [("failed", "raises"), ("hung", "does not end")])
+def test_a_program_that_fails_with_seeds_of_its_own_is_told_with_its_error(folder: Folder, status: str, words: str) -> None:
+    found = judged(folder, None, status, "Traceback\nValueError: shapes differ\n")
+    assert codes(found) == ["unseeded-hosts"]
+    assert f"The program {words} where each host has a seed of its own." in found.causes[0].summary
+    assert "ValueError: shapes differ" in found.causes[0].evidence
+
+
+def test_the_first_host_keeps_the_seed_and_the_others_have_another_each() -> None:
+    seeds = [seed_of_host(2**32 - 1, host) for host in range(8)]
+    assert seeds[0] == 2**32 - 1
+    assert len(set(seeds)) == 8
+    assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is told of a program that runs in this process; the generators are put back afterwards."""
+    before = random.getstate(), np.random.get_state()
+    for module, name in ((random, "seed"), (np.random, "seed")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr("emulate.verify.seeding.when_imported", lambda name, action: None)
+    heard: list[str] = []
+    Seeding(3, told=heard.append).install()
+    yield heard
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+
+
+def test_a_generator_that_the_program_seeds_is_told_once(told: list[str]) -> None:
+    for _ in range(2):
+        random.seed(5)
+        np.random.seed(5)
+    assert told == ["python", "numpy"]
+    assert np.random.randint(1 << 30) == np.random.RandomState(5).randint(1 << 30)
+
+
+def test_a_seed_from_the_operating_system_is_none(told: list[str]) -> None:
+    random.seed()
+    np.random.seed(None)
+    assert told == []
+
+
+def test_a_generator_that_was_drawn_from_before_it_was_seeded_is_not_told(told: list[str]) -> None:
+    np.random.permutation(4)
+    np.random.seed(5)
+    assert told == []
