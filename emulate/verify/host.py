@@ -10,7 +10,7 @@ from emulate import devices
 from emulate.imports import when_imported
 from emulate.probe import Probe, ProbePlan, Writes
 from emulate.program import Program
-from emulate.verify.seeding import Seeding, seed_of_host
+from emulate.verify.seeding import Seeding
 
 COMPARABLE_ON_GPUS = {
     name: os.environ.get(name, value)
@@ -60,8 +60,8 @@ class RecordedProgram:
             self.plan, host=context.host, send=context.send, several_hosts=several, all_reduce=devices.all_reduce_in_use
         )
         if self.seed is not None:
-            seed = seed_of_host(self.seed, context.host) if self.plan.own_seeds else self.seed
-            Seeding(seed, self.precision, probe.seeded).install()
+            host = context.host if self.plan.own_seeds else None
+            Seeding(self.seed, self.precision, host=host, told=probe.seeded).install()
         probe.install()
         try:
             self.program.start(context.path)

@@ -28,13 +28,18 @@ class Seeding:
 
     Args:
         seed: What they are seeded with.
+        host: Python, NumPy and TensorFlow get the seed of this host instead, as where nobody seeds them; None for all alike.
+            (Keras keeps `seed`: what it was told is nothing that a host draws from.)
         precision: Keras's float type.
         told: Called with the name of each of `GENERATORS` that the program seeds itself before it has drawn from it, once.
             (Of Python's and TensorFlow's it is not known whether the program has drawn: their imports draw too.)
     """
 
-    def __init__(self, seed: int, precision: str = "float32", told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, seed: int, precision: str = "float32", *, host: int | None = None, told: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._seed = seed
+        self._own = seed if host is None else seed_of_host(seed, host)
         self._precision = precision
         self._told = told
         self._known: set[str] = set()
@@ -44,8 +49,8 @@ class Seeding:
         """Seed what is there, and the rest when it comes."""
         import numpy as np
 
-        random.seed(self._seed)
-        np.random.seed(self._seed)  # the legacy generator: what programs use without making one
+        random.seed(self._own)
+        np.random.seed(self._own)  # the legacy generator: what programs use without making one
         untouched = np.random.get_state(legacy=False)
         self._listen(random, "seed", "python")
         self._listen(np.random, "seed", "numpy", lambda: _same_state(np.random.get_state(legacy=False), untouched))
@@ -56,14 +61,21 @@ class Seeding:
     def _seed_tensorflow(self) -> None:
         import tensorflow as tf
 
-        tf.random.set_seed(self._seed)
+        tf.random.set_seed(self._own)
         self._listen(tf.random, "set_seed", "tensorflow")
 
     def _seed_keras(self, package: str) -> None:
+        import numpy as np
+        import tensorflow as tf
+
         keras = importlib.import_module(package)
         self._is_ours = True
         try:
             keras.utils.set_random_seed(self._seed)
+            if self._own != self._seed:
+                random.seed(self._own)
+                np.random.seed(self._own)
+                tf.random.set_seed(self._own)
         finally:
             self._is_ours = False
         if self._precision != "float32":

@@ -48,7 +48,7 @@ def distributed(strategy: Any, batch: Any) -> Any:
         return batch
     replicas = replicas_of(strategy)
     if replicas.total == 1:
-        return tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)
+        return tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, np.ndarray) else v, batch)
     return _cut(strategy, replicas, batch, [leaf for leaf in leaves if leaf is not None])
 
 

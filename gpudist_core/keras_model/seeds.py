@@ -18,12 +18,12 @@ def common_seed(strategy: Any, number: int) -> int:
         number: Of the use.
 
     Returns:
-        A function of `keras.utils.set_random_seed` and the number; without it, what the first host draws.
+        A function of what `keras.utils.set_random_seed` was told on the first host, and of the number; without it, of what the
+        first host draws.
     """
-    seed = trainer.seed()
-    if seed is None:
-        seed = _of_first_host(strategy, secrets.randbits(30))
-    return int(words(int(seed), number)[0] >> 33)
+    told = trainer.seed()
+    seed = _of_first_host(strategy, secrets.randbits(32) if told is None else int(told))
+    return int(words(seed, number)[0] >> 33)
 
 
 def _of_first_host(strategy: Any, value: int) -> int:
@@ -36,6 +36,10 @@ def _of_first_host(strategy: Any, value: int) -> int:
 
     def of_first() -> Any:
         context = tf.distribute.get_replica_context()
-        return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), float(value % 2**24), 0.0))
+        # A float32 holds 16 bits exactly.
+        halves = [float(value >> 16 & 0xFFFF), float(value & 0xFFFF)]
+        return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), tf.constant(halves), tf.zeros(2)))
 
-    return int(strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())[0])
+    results = strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())
+    high, low = (int(half) for half in results[0])
+    return high << 16 | low

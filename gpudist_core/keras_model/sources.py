@@ -11,7 +11,9 @@ import numpy as np
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model import batches
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.upstream import trainer
+from gpudist_core.pipelines.hashing import words
+from gpudist_core.replicas import replicas_of
+from gpudist_core.upstream import datasets, trainer
 
 
 class FromPipeline:
@@ -87,17 +89,18 @@ class FromAdapter:
     Args:
         adapter: The reader.
         strategy: Whose replicas get them.
+        seed: Of the order, where the reader shuffles.
     """
 
     pipeline = None
     first = 0
 
-    def __init__(self, adapter: Any, strategy: Any) -> None:
-        import tensorflow as tf
-
+    def __init__(self, adapter: Any, strategy: Any, seed: int) -> None:
         self._adapter = adapter
         self._strategy = strategy
-        self._dataset = adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+        self._seed = seed
+        self._dataset = trainer.dataset_of(adapter, seed)
+        self._begun = 0
         self.num_batches = adapter.num_batches
 
     @property
@@ -116,6 +119,10 @@ class FromAdapter:
     def begin(self) -> None:
         """An epoch begins."""
         self._adapter.on_epoch_begin()
+        if self._begun and trainer.arrays_of(self._adapter) is not None:
+            # Keras's own shuffle of arrays, once it has a seed, is the same in each epoch.
+            self._dataset = trainer.dataset_of(self._adapter, int(words(self._seed, self._begun)[0] >> 33))
+        self._begun += 1
 
     def end(self) -> None:
         """An epoch has ended."""
@@ -183,7 +190,8 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
         The source.
 
     Raises:
-        WrongUse: Where something is given beside a pipeline that the pipeline has itself.
+        WrongUse: Where something is given beside a pipeline that the pipeline has itself, or a dataset that each host shuffles
+            in an order of its own.
     """
     import tensorflow as tf
 
@@ -193,13 +201,29 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     if isinstance(x, tf.distribute.DistributedDataset):
         return FromDistributed(x, strategy)
     if isinstance(x, tf.data.Dataset):
+        _check_that_hosts_shuffle_alike(x, strategy)
         data = data | {"shuffle": False}
     adapter = trainer.data_adapter(**data)
     held = trainer.arrays_of(adapter)
     if held is not None and data.get("shuffle") in (None, True, False) and all(map(_dense, tf.nest.flatten(held[0]))):
-        make = functools.partial(_of_arrays, *held, bool(data.get("shuffle")))
+        arrays, batch_size = held
+        # Only what trains depends on the size of its batches.
+        batch_size = batch_size if training else max(batch_size, replicas_of(strategy).total)
+        make = functools.partial(_of_arrays, arrays, batch_size, bool(data.get("shuffle")))
         return FromArrays(make, strategy, seed=seed, moves=training)
-    return FromAdapter(adapter, strategy)
+    return FromAdapter(adapter, strategy, seed)
+
+
+def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:
+    """Each host reads the whole dataset and keeps its rows: in another order they would be others' too, or nobody's."""
+    num_hosts = replicas_of(strategy).num_hosts
+    if num_hosts > 1 and "unseeded" in datasets.shuffles_that_vary(dataset):
+        raise WrongUse(
+            "A dataset has the same order on all hosts",
+            "Give its shuffle a seed: dataset.shuffle(n, seed=SEED); or call keras.utils.set_random_seed(SEED) before.",
+            shuffle="without a seed",
+            hosts=num_hosts,
+        )
 
 
 def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:

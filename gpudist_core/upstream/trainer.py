@@ -14,13 +14,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import losses
+from gpudist_core.upstream import losses, run_state
 
 _means = threading.local()
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
@@ -367,6 +368,30 @@ def arrays_of(adapter: Any) -> tuple[Any, int] | None:
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     return (adapter._inputs, adapter._batch_size) if type(adapter) is ArrayDataAdapter else None
+
+
+def dataset_of(adapter: Any, seed: int) -> Any:
+    """The batches of an adapter, shuffled, where it shuffles, by a seed and not by the state of Python and TensorFlow.
+
+    Args:
+        adapter: Keras's reader.
+        seed: The same on all hosts, another in each fit.
+
+    Returns:
+        A `tf.data.Dataset`.
+    """
+    import tensorflow as tf
+    from keras.src.trainers.data_adapters import py_dataset_adapter
+
+    any_adapter: Any = py_dataset_adapter
+    any_adapter.random = random.Random(seed)  # shuffles the batches of a PyDataset, when they are read
+    kept = run_state.op_seeds()
+    tf.random.set_seed(seed)
+    try:
+        return adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
+    finally:
+        tf.random.set_seed(None)
+        run_state.restore_op_seeds(kept)
 
 
 def seed() -> int | None:

@@ -157,3 +157,51 @@ def resumed(run: Run, folder: str) -> dict[str, Any]:
         return {"counts": fit(gd.Checkpoints(folder, every=1))["rows"]}
     finally:
         trainer.seed = told
+
+
+def shuffled_by_each_host(run: Run) -> dict[str, Any]:
+    """The rows that this host trains on, epoch by epoch, where nobody has told all hosts one seed."""
+    import json
+    import os
+    import random
+
+    import keras
+    import tensorflow as tf
+
+    host = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    random.seed(host)
+    np.random.seed(host)
+    numbers = np.arange(20, dtype="float32")[:, None]
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, place: int) -> Any:
+            return numbers[2 * place : 2 * place + 2], numbers[2 * place : 2 * place + 2]
+
+    def trained(data: Any, **options: Any) -> list[Any]:
+        rows: list[float] = []
+
+        class Seeing(keras.Model):
+            def train_step(self, data: Any) -> Any:
+                rows.extend(data[1][:, 0].numpy())
+                return {}
+
+            def call(self, x: Any) -> Any:
+                return x
+
+        with run.scope():
+            model = run.ours(Seeing())
+            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+        model.fit(data, **options, epochs=2, shuffle=True, verbose=0)
+        return [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
+
+    try:
+        trained(tf.data.Dataset.from_tensor_slices((numbers, numbers)).shuffle(20).batch(4))
+        refused = "nothing"
+    except ValueError as error:
+        refused = str(error)
+    found = {"refused": refused, "batches": trained(Batches())}
+    tf.random.set_seed(host)
+    return {**found, "not dense": trained(tf.sparse.from_dense(numbers + 1), y=numbers, batch_size=4)}

@@ -101,6 +101,53 @@ def pipelines(run: Run) -> dict[str, Any]:
     return {**again, "first": seen, "evaluate": judged, "predict": told}
 
 
+def not_dense(run: Run) -> dict[str, Any]:
+    """Letters of words that are not equally long, and pixels of which most are zero."""
+    import keras
+    import tensorflow as tf
+
+    class Letters(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.add_weight(shape=(27, 8), initializer="glorot_uniform", name="table")
+            self.top = keras.layers.Dense(10)
+
+        def call(self, x: Any) -> Any:
+            if not isinstance(x, tf.RaggedTensor):  # what Keras builds a model with is dense
+                return self.top(tf.zeros((1, 8)))
+            return self.top(tf.reduce_mean(tf.ragged.map_flat_values(lambda letter: tf.gather(self.table, letter), x), axis=1))
+
+    class Pixels(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = self.add_weight(shape=(64, 10), initializer="glorot_uniform", name="table")
+
+        def call(self, x: Any) -> Any:
+            return tf.sparse.sparse_dense_matmul(x, self.table) if isinstance(x, tf.SparseTensor) else x @ self.table
+
+    images, y = digits(58)
+    letters = [row[row > 0] for row in words(58)]
+    found = {}
+    for kind, x in (
+        (Letters, tf.ragged.constant([row.tolist() for row in letters])),
+        (Pixels, tf.sparse.from_dense(images)),
+    ):
+        with run.scope():
+            model = run.ours(kind())
+            model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(25)
+        seen = run.fit(model, data, batch_size=None)
+        found[kind.__name__] = {**seen, "evaluate": model.evaluate(data, verbose=0), "predict": model.predict(data, verbose=0)}
+    return found
+
+
+def few_rows(run: Run) -> dict[str, Any]:
+    """Evaluation and prediction in batches of fewer rows than there are replicas."""
+    x, y = digits(7)
+    model = run.sequential(hidden)
+    return {"evaluate": model.evaluate(x, y, batch_size=2, verbose=0), "predict": model.predict(x, batch_size=1, verbose=0)}
+
+
 def on_batch(run: Run) -> dict[str, Any]:
     x, y = digits(97)
     model = run.sequential(hidden)

@@ -70,3 +70,23 @@ def test_arrays_without_a_seed_go_on_in_the_order_that_was_drawn(
     for result in [seen["resumed"], *on_hosts("2x1", on_host, str(tmp_path / "run"))]:
         # The epoch that was cut, with what it had counted, and the last one.
         assert np.array_equal(result["counts"], np.ones((2, 20)))
+
+
+def test_hosts_without_a_common_seed_shuffle_alike(on_hosts: OnHosts) -> None:
+    def on_host() -> Any:
+        return behaviour.shuffled_by_each_host(Run(strategy()))
+
+    one, other = on_hosts("2x1", on_host)
+    assert (
+        one["refused"]
+        == other["refused"]
+        == (
+            "A dataset has the same order on all hosts. Received: shuffle='without a seed', hosts=2. Give its shuffle a seed: "
+            "dataset.shuffle(n, seed=SEED); or call keras.utils.set_random_seed(SEED) before."
+        )
+    )
+    for kind in ("batches", "not dense"):
+        # Every row once an epoch, of every batch half on each host, and each epoch in another order.
+        epochs = [np.concatenate(halves) for halves in zip(one[kind], other[kind], strict=True)]
+        assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 2, kind
+        assert list(epochs[0]) != list(epochs[1]), kind
