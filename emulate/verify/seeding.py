@@ -28,9 +28,9 @@ class Seeding:
 
     Args:
         seed: What they are seeded with.
+        precision: Keras's float type.
         host: Python, NumPy and TensorFlow get the seed of this host instead, as where nobody seeds them; None for all alike.
             (Keras keeps `seed`: what it was told is nothing that a host draws from.)
-        precision: Keras's float type.
         told: Called with the name of each of `GENERATORS` that the program seeds itself before it has drawn from it, once.
             (Of Python's and TensorFlow's it is not known whether the program has drawn: their imports draw too.)
     """
