@@ -39,6 +39,8 @@ class Body:
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
         taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
         label: The program's function, the same in every run of the program.
+        assigned: Variables that the step has assigned itself, by their id.
+        assigns: Whether one is being assigned.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -58,6 +60,8 @@ class Body:
         self.applied = False
         self.taped = False
         self.label = ""
+        self.assigned: dict[int, Any] = {}
+        self.assigns = False
         self.layer_depth = 0
         self.num_draws = 0
         self.share: int | None = None

@@ -100,6 +100,11 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     return result
 
 
+def is_applying(replica: int) -> bool:
+    """Whether an optimizer is at work on a replica: what it assigns is its own."""
+    return any(one == replica for _, one in _inside)
+
+
 def _release(marked: set[tuple[int, int]]) -> None:
     for one in marked:
         _inside.discard(one)

@@ -7,7 +7,20 @@ from typing import Any
 
 from emulate import graph_functions
 from emulate.imports import when_imported
-from emulate.probe import collectives, core, draws, graphs, optimizers, replay, reports, runs, switches, tapes, upstream
+from emulate.probe import (
+    assignments,
+    collectives,
+    core,
+    draws,
+    graphs,
+    optimizers,
+    replay,
+    reports,
+    runs,
+    switches,
+    tapes,
+    upstream,
+)
 from emulate.probe.body import Body
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
@@ -55,6 +68,8 @@ class Probe:
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()
+        self._assigned: dict[str, dict[int, Any]] = {}
+        self._trained: set[int] = set()
         self._noted: set[str] = set()
 
     def install(self) -> None:
@@ -67,6 +82,7 @@ class Probe:
     def _install_tensorflow(self) -> None:
         runs.install(self)
         tapes.install(self)
+        assignments.install(self)
         draws.install(self)
         graphs.install(self)
         switches.install(self)
@@ -142,6 +158,7 @@ class Probe:
         result = function(*args, **kwargs)
         if body.share is None:
             self._leave(body)
+            self._state_left(body)
         return result
 
     def _leave(self, body: Body) -> None:
@@ -154,6 +171,16 @@ class Probe:
         tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
         if body.inputs and body.is_here():
             self.recorder.hand_over("run", {"replica": body.replica, "taped": body.taped}, tensors)
+
+    def _state_left(self, body: Body) -> None:
+        """What the step has assigned itself, as it leaves it."""
+        known = self._assigned.setdefault(body.label, {})
+        known |= body.assigned  # a function inside that is not traced again assigns them all the same
+        others = self._trained | {id(upstream.tf_variable(variable)) for variable in self.untrained(body)}
+        state = [variable for key, variable in known.items() if key not in others]
+        if state and body.is_here():
+            tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
+            self.recorder.hand_over("state", {"replica": body.replica}, tensors)
 
     def tape_step(self, body: Body) -> None:
         """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
@@ -217,6 +244,7 @@ class Probe:
         if (body is None and not about.get("reduced")) or (fused and body is not None and not body.inputs):
             about = about | {"rows": "none"}
         tensors += self._gradient_tensors(pairs)
+        self._trained |= {id(upstream.tf_variable(variable)) for _, variable in pairs}
         variables = [variable for _, variable in pairs] + self.untrained(body)
         tensors += [
             (("weight", self.names.of(v), bool(getattr(v, "trainable", True))), read_local(v))

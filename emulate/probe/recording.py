@@ -61,7 +61,9 @@ class Recording:
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
-        {"step": self._step, "run": self._run, "report": self._report, "initial": self._initial}[record.kind](record)
+        {"step": self._step, "run": self._run, "report": self._report, "initial": self._initial, "state": self._state}[
+            record.kind
+        ](record)
 
     def _initial(self, record: Record) -> None:
         replica, about = record.about["replica"], record.about
@@ -69,6 +71,20 @@ class Recording:
             key[1]: self._variable(("initial", 0, key[1]), value, record, trainable=key[2]) for key, value in record.values
         }
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
+
+    def _state(self, record: Record) -> None:
+        """What a step has assigned itself: it belongs to the last step that its replica has made."""
+        replica = record.about["replica"]
+        made = {name: count for (name, one), count in self._counts.items() if one == replica}
+        if self._reached or not made:
+            return
+        optimizer = max(made, key=lambda name: made[name])
+        index = self.made_before.get(optimizer, 0) + made[optimizer] - 1
+        variables = {
+            key[1]: self._variable((f"state of {optimizer}", index, key[1]), value, record, trainable=False)
+            for key, value in record.values
+        }
+        self.write({"event": "state", "optimizer": optimizer, "step": index, "replica": replica, "variables": variables})
 
     def _variable(self, place: tuple[str, int, str], value: Array, record: Record, *, trainable: bool) -> dict[str, Any]:
         """The digest always; the elements once, and again of each copy that differs."""

@@ -21,6 +21,7 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, reduced, tape, free
+    state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     evaluation   replica, rows                                               a Strategy.run without an apply
     report       kind (loss or metric), name, step, value, replica           what the program itself reports
@@ -139,6 +140,7 @@ class Step:
         objective: What the gradient was taken of: the sum of the local loss, None where no tape was seen.
         draws: Digest of each random draw, in the order in which the step makes them.
         row_inputs: Which of `inputs` are rows of the batch.
+        state: Variables that the step assigned itself, neither the model's nor the optimizer's, after the step.
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
     """
 
@@ -153,6 +155,7 @@ class Step:
     objective: float | None = None
     draws: tuple[str, ...] = ()
     row_inputs: tuple[int, ...] = ()
+    state: Mapping[str, Variable] = field(default_factory=dict)
     reduced: bool = False
 
 
@@ -304,6 +307,11 @@ class Trace:
         for host, event in self.of("step"):
             step = self._step(host, event)
             found.setdefault(step.optimizer, {}).setdefault(step.index, {})[step.replica] = step
+        for host, event in self.of("state"):
+            made = found.get(event["optimizer"], {}).get(event["step"], {})
+            if event["replica"] in made:
+                step = made[event["replica"]]
+                made[step.replica] = replace(step, state={**step.state, **self._variables(host, event["variables"])})
         return {name: [_with_tables(by_index[i]) for i in sorted(by_index)] for name, by_index in found.items()}
 
     def steps(self, optimizer: str) -> list[dict[int, Step]]:

@@ -145,8 +145,17 @@ def local_copies(variable: Any) -> list[Any]:
 def tf_variable(variable: Any) -> Any:
     """The tf.Variable (or distributed variable) that a Keras 3 or auto-casting variable wraps."""
     if type(variable).__module__.startswith(KERAS_3):
-        return variable._value
+        return getattr(variable, "_value", variable)
     return getattr(variable, "_variable", variable)
+
+
+def variable_classes() -> list[Any]:
+    """The classes that define how a variable is assigned: of one device, of several, of parameter devices (TF 2.21)."""
+    from tensorflow.python.distribute import ps_values, values
+    from tensorflow.python.ops import resource_variable_ops
+
+    several = [values.DistributedVariable, values.SyncOnReadVariable, values.MirroredVariable, ps_values.AggregatingVariable]
+    return [resource_variable_ops.BaseResourceVariable, *several]
 
 
 PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]

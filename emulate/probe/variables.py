@@ -17,10 +17,11 @@ class Names:
 
     def of(self, variable: Any) -> str:
         """The variable's name; asking again gives the same."""
-        key = id(variable)
+        inner = upstream.tf_variable(variable)
+        key = id(variable if inner is None else inner)  # one that Keras has not made yet has none
         if key not in self._by_id:
             self._by_id[key] = self._new(_path(variable))
-            self._kept.append(variable)
+            self._kept += [variable, inner]
         return self._by_id[key]
 
     def _new(self, path: str) -> str:

@@ -26,7 +26,12 @@ COLOURS = {
     "unverified": "#a36a00",
     "unavailable": "#a36a00",
 }
-_KINDS = {"gradient": "the gradient of {}", "weight": "the weight {}", "initial-weight": "the initial weight {}"}
+_KINDS = {
+    "gradient": "the gradient of {}",
+    "weight": "the weight {}",
+    "variable": "the variable {}",
+    "initial-weight": "the initial weight {}",
+}
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -233,7 +233,7 @@ class Case:
 
         def is_explained(point: Point) -> bool:
             key, step = point.measure.key, point.step
-            if key.kind == "weight" or (apart is not None and step > apart >= onset):
+            if key.kind in ("weight", "variable") or (apart is not None and step > apart >= onset):
                 return step >= onset
             return (key.optimizer, step) in steps if key.kind == "gradient" else step >= onset and reports(point)
 

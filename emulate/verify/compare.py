@@ -13,7 +13,7 @@ from emulate.verify.measure import Measure, Runs, complete, measure_all
 from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
-KINDS = ("initial-weight", "gradient", "weight", "loss", "metric")
+KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric")
 """The order in which a step's differences come about."""
 
 

@@ -30,6 +30,11 @@ def weight_of(step: StepOfAll, tensor: str) -> StoredArray | None:
     return kept(step[replica].weights[tensor] for replica in sorted(step) if tensor in step[replica].weights)
 
 
+def state_of(step: StepOfAll, name: str) -> StoredArray | None:
+    """The first replica's value of a variable that the step assigned itself."""
+    return kept(step[replica].state[name] for replica in sorted(step) if name in step[replica].state)
+
+
 def total(locals_: list[Floats], how: str) -> Floats:
     """The gradient that the optimizer applies."""
     whole = np.sum(locals_, axis=0)
@@ -89,3 +94,10 @@ def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replic
     initial = trace.variables("initial")
     own = [v for (_, r), v in sorted(initial.items()) if r == replica] or [v for _, v in sorted(initial.items())]
     return kept(v[tensor] for v in own if tensor in v) or kept(v[tensor] for _, v in sorted(initial.items()) if tensor in v)
+
+
+def state_before(trace: Trace, optimizer: str, index: int, name: str) -> StoredArray | None:
+    """A variable that the steps assign, before a step: its first value where it was seen, or the one after the step before."""
+    if index > 0:
+        return state_of(trace.steps(optimizer)[index - 1], name)
+    return kept(v[name] for _, v in sorted(trace.variables("initial").items()) if name in v)

@@ -11,7 +11,7 @@ import numpy as np
 from emulate.probe.trace import Report, Step, StoredArray, Trace
 from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, total, weight_of
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of, total, weight_of
 from emulate.verify.noise import Key
 from emulate.verify.precision import unit_of_all
 
@@ -131,7 +131,8 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
         for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
             beside = [steps[k] if k < len(steps) else {} for steps in others]
             yield from _gradients(runs, optimizer, k, ours, theirs, beside)
-            yield from _weights(runs, optimizer, k, ours, theirs, beside)
+            yield from _variables(runs, ("weight", optimizer, k), ours, theirs, beside)
+            yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
             yield from _objective(runs, optimizer, k, ours, theirs, beside)
     yield from _reports(runs)
 
@@ -188,18 +189,22 @@ def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Fl
     return found
 
 
-def _weights(
-    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+def _variables(
+    runs: Runs, what: tuple[str, str, int], ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
 ) -> Iterator[Measure]:
-    for tensor in dict.fromkeys(name for step in theirs.values() for name in step.weights):
-        a, b = weight_of(ours, tensor), weight_of(theirs, tensor)
-        if a is None or b is None or not is_numeric(b) or not _same_shape([a, b]):
+    kind, optimizer, k = what
+    value_of = weight_of if kind == "weight" else state_of
+    for tensor in dict.fromkeys(
+        name for step in theirs.values() for name in (step.weights if kind == "weight" else step.state)
+    ):
+        a, b = value_of(ours, tensor), value_of(theirs, tensor)
+        if a is None or b is None or not (is_numeric(b) or kind == "variable") or not _same_shape([a, b]):
             continue
-        stored = [weight_of(step, tensor) for step in beside]
+        stored = [value_of(step, tensor) for step in beside]
         arrays = aligned([a, b, *(one for one in stored if one is not None)])
         rest = iter(arrays[2:])
         noise = [arrays[1] if one is None else next(rest) for one in stored]
-        key, eps = Key("weight", optimizer, tensor), eps_of(b.dtype)
+        key, eps = Key(kind, optimizer, tensor), eps_of(b.dtype)
         yield measure(key, k, arrays[0], arrays[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
 
 

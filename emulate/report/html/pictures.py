@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from emulate.verify.verdict import Farthest, Run
 
 _LEAST, _MOST = 1e-2, 1e30  # times the noise: what is below or above is drawn there; an axis has no room for all floats
-_COLOURS = {"gradient": "#1f6fb2", "weight": "#c2571a", "loss": "#2b8a3e", "metric": "#8250b5", "initial-weight": "#a02c5a"}
+_COLOURS = {
+    "gradient": "#1f6fb2",
+    "weight": "#c2571a",
+    "variable": "#7a6a00",
+    "loss": "#2b8a3e",
+    "metric": "#8250b5",
+    "initial-weight": "#a02c5a",
+}
 _OTHER = "#555555"
 _BAD = "#c92a2a"
 _MOST_CELLS = 60  # steps whose numbers are written into the cells

@@ -33,6 +33,7 @@ from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.causes.unexplained import UNEXPLAINED
+from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
 from emulate.verify.verdict import Finding
 
 _CAUSES: tuple[Cause, ...] = (
@@ -53,6 +54,7 @@ _CAUSES: tuple[Cause, ...] = (
     MISSING_ALL_REDUCE,
     REPLICAS_DISAGREE,
     BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
+    VARIABLE_AGGREGATION,  # before what follows from it
     NAN,
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
     SPARSE_GRADIENT,

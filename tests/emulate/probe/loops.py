@@ -51,3 +51,51 @@ def custom_loop(
         train(x, y)
     if after is not None:
         after()
+
+
+def assigning_loop(*, eager: bool = False, apart: bool = False) -> None:
+    """A step that assigns variables of its own beside its model's: with the optimizer, or in a run of their own."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH).repeat(2)
+    first, summed = tf.VariableAggregation.ONLY_FIRST_REPLICA, tf.VariableAggregation.SUM
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([6, 3]), name="weights")
+        frozen = keras.layers.Dense(3, trainable=False, name="teacher")
+        frozen.build((None, 6))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weights])
+        average = tf.Variable(weights, trainable=False, aggregation=first, name="average")
+        count = tf.Variable(0, trainable=False, aggregation=summed, name="count")
+        last = tf.Variable(0.0, trainable=False, aggregation=first, name="last")
+        seen = keras.metrics.Mean("seen")
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(y, x @ weights)) / BATCH
+        optimizer.apply([tape.gradient(loss, weights)], [weights])
+        seen.update_state(loss)
+        last.assign(loss)
+        if not apart:
+            assign()
+
+    def assign() -> None:
+        average.assign_add(0.5 * (weights - average))
+        count.assign_add(tf.constant(1))
+        for variable in frozen.variables:
+            variable.assign(0.5 * variable)
+
+    def train(x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y))
+
+    def update() -> None:
+        strategy.run(assign)
+
+    graph = (lambda function: function) if eager else tf.function
+    train, update = graph(train), graph(update)
+    for x, y in strategy.experimental_distribute_dataset(data):
+        train(x, y)
+        if apart:
+            update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from emulate.errors import GpudistError
 from emulate.probe import Trace
-from tests.emulate.probe.loops import BATCH, arrays, custom_loop
+from tests.emulate.probe.loops import BATCH, arrays, assigning_loop, custom_loop
 
 
 def _sum(trace: Trace, index: int, tensor: str) -> Any:
@@ -212,3 +213,21 @@ def test_a_float64_loss_of_keras_on_three_replicas_has_the_exact_factor(run: Any
     for name in one.trace.steps("sgd")[0][0].gradients:
         np.testing.assert_allclose(_sum(three.trace, 0, name), _sum(one.trace, 0, name), rtol=0, atol=1e-14)
     assert any("rounds the factor 1/3" in note for note in three.notes)
+
+
+@pytest.mark.parametrize("options", [{}, {"eager": True}, {"apart": True}], ids=["in the step", "eager", "in a run of its own"])
+def test_what_a_step_assigns_itself_is_kept_and_what_is_each_replicas_own_is_not(recorded: Any, options: Any) -> None:
+    trace = recorded(functools.partial(assigning_loop, **options))
+    steps = trace.steps("sgd")[:-1]  # the last is held before its end
+    initial = trace.variables("initial")[(0, 0)]
+    own = {"average", "count", "teacher/kernel", "teacher/bias"}
+    assert [set(one.state) for step in steps for one in step.values()] == [own] * 2 * len(steps)
+    average = np.zeros((6, 3), "float32")
+    for k, step in enumerate(steps):
+        average += 0.5 * (step[0].weights["weights"].array.read() - average)
+        np.testing.assert_allclose(step[0].state["average"].array.read(), average, atol=1e-7)
+        assert step[0].state["count"].array.read() == 2 * (k + 1)
+        assert {name: value.digest for name, value in step[0].state.items()} == {
+            name: value.digest for name, value in step[1].state.items()
+        }
+    assert not initial["average"].array.read().any()

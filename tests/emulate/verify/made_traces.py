@@ -78,6 +78,11 @@ class Made:
         }
         self.event(event, host)
 
+    def state(self, index: int, values: Mapping[str, Any], replica: int = 0, host: int = 0, optimizer: str = "sgd") -> None:
+        """What a step assigned itself; after the step."""
+        event = {"event": "state", "optimizer": optimizer, "step": index, "replica": replica}
+        self.event({**event, "variables": self.variables(host, values, frozen=list(values))}, host)
+
     def report(self, kind: str, name: str, step: int, value: float, host: int = 0) -> None:
         self.event({"event": "report", "kind": kind, "name": name, "step": step, "value": value}, host)
 

@@ -1,0 +1,54 @@
+"""Variables that a step itself assigns, not its optimizer: averages of weights, counters, statistics."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe import optimizers, upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+_NUMBERS = ("float", "bfloat", "int")  # an unsigned one is the state of a random generator
+
+
+def install(probe: Probe) -> None:
+    """Wrap what assigns a variable, of one device or of several."""
+    for cls in upstream.variable_classes():
+        for name in [name for name in vars(cls) if name.startswith(("assign", "scatter_"))]:
+            _wrap(probe, cls, name)
+
+
+def _wrap(probe: Probe, cls: Any, name: str) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
+        body = bodies.current()
+        if body is None or body.assigns or optimizers.is_applying(body.replica):
+            return original(self, *args, **kwargs)
+        if id(self) not in body.assigned and _is_state(self):
+            body.assigned[id(self)] = self
+            probe.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
+        body.assigns = True  # one of several copies is assigned within
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            body.assigns = False
+
+    setattr(cls, name, assign)
+
+
+def _is_state(variable: Any) -> bool:
+    """Whether each replica is to have the same value, the one that one device has.
+
+    What each replica counts for itself (`ON_READ`, a metric) and a number that is the first replica's alone have another.
+    """
+    import tensorflow as tf
+
+    if not variable.dtype.name.startswith(_NUMBERS) or variable.synchronization == tf.VariableSynchronization.ON_READ:
+        return False
+    of_one = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return not (of_one and variable.shape.rank == 0)

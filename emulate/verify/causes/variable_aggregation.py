@@ -1,0 +1,88 @@
+"""Variables that every replica assigns in its step: what comes of it is not what one device assigns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulate.verify.arithmetic import ROUND
+from emulate.verify.arrays import Floats, aligned, is_numeric, norm
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign, names_in_words
+from emulate.verify.compare import Point
+from emulate.verify.gradients import state_before, state_of
+from emulate.verify.measure import complete
+
+
+def _search(case: Case) -> Sign | None:
+    points = [point for point in case.base.exceeding if point.measure.key.kind == "variable"]
+    if not points:
+        return None
+    step = min(point.step for point in points)
+    first = [point for point in points if point.step == step]
+    early = case.base.first_step("initial-weight", "gradient", "weight")
+    # A counter follows from no gradient; all else may.
+    if early is not None and (early < step or (early == step and not all(_counts(case, point) for point in first))):
+        return None
+    names = [point.measure.key.tensor for point in first]
+    factor = _factor(case, first)
+    if early is not None:
+        case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from then on", at=("variable",))
+    case.explain(lambda point: point.measure.key.kind == "variable")
+    numbers = ", ".join(
+        f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
+        for point in first[:1]
+    )
+    if factor is not None and abs(factor - case.num_replicas) < ROUND * factor:
+        return Sign(
+            f"What the replicas assign to {names_in_words(names)} is added up: a step changes it {case.num_replicas} times as "
+            "much as on one device.",
+            f"change / change on one device = {factor:.4f} in step {step}, the number of replicas; {numbers}",
+        )
+    return Sign(
+        f"What the replicas assign to {names_in_words(names)} is not what one device assigns, from step {step} on.",
+        f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f} times the noise floor",
+    )
+
+
+def _counts(case: Case, point: Point) -> bool:
+    value = state_of(complete(case.base.runs.reference, point.measure.key.optimizer)[point.step], point.measure.key.tensor)
+    return value is not None and not is_numeric(value)
+
+
+def _factor(case: Case, points: list[Point]) -> float | None:
+    """The one factor between what the variables change by in a step and on one device, None where there is none."""
+    runs = case.base.runs
+    changes: list[tuple[Floats, Floats]] = []
+    for point in points:
+        key, step = point.measure.key, point.step
+        ours, theirs = (state_of(complete(trace, key.optimizer)[step], key.tensor) for trace in (runs.topology, runs.reference))
+        if ours is None or theirs is None:
+            continue
+        before = state_before(runs.reference, key.optimizer, step, key.tensor)
+        if before is None and is_numeric(theirs):
+            continue
+        values = aligned([ours, theirs, *([before] if before is not None else [])])
+        start = values[2] if before is not None else np.zeros_like(values[0])  # a counter begins at 0
+        changes.append((values[0] - start, values[1] - start))
+    size = sum(float(np.dot(b, b)) for _, b in changes)
+    factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
+    left = sum(norm(a - factor * b) ** 2 for a, b in changes)
+    return factor if factor and left < (ROUND * factor) ** 2 * size else None
+
+
+VARIABLE_AGGREGATION = Cause(
+    code="variable-aggregation",
+    title="a variable that every replica assigns",
+    meaning="A step assigns a variable of its own, an average of the weights or a counter say, and every replica does: the "
+    "variable's aggregation adds the assignments up (SUM), averages what each makes of its own rows (MEAN), or takes the "
+    "first's (ONLY_FIRST_REPLICA), and a variable made outside the scope gets all of them one after the other.",
+    evidence="Variables that a step assigns, neither weights nor an optimizer's, are compared after every step; they differ "
+    "before, or without, a difference of gradients and weights.",
+    fix="What every replica assigns alike (a counter, an average of weights) is taken once; in the scope:\n"
+    "    v = tf.Variable(..., trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)\n"
+    "What depends on the rows is made the same on all before it is assigned:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    mean = context.all_reduce(tf.distribute.ReduceOp.SUM, sum_of_my_rows / GLOBAL_BATCH_SIZE)\n"
+    "or assign it outside of Strategy.run.",
+    search=_search,
+)

@@ -1,0 +1,68 @@
+"""Variables that a step assigns itself: a difference of their own is named, one that follows from another is not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import Case
+from emulate.verify.judge import Judgement, judge
+from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.made_traces import Made
+
+GRADIENTS = np.random.default_rng(3).normal(size=(3, 4, 16)).astype("f4")
+"""Local gradients: step, replica, element."""
+ROWS = [f"row-{k}" for k in range(64)]
+
+
+def trained(folder: Folder, replicas: int, *, times: float = 1.0, scale: float = 1.0, counts: bool = False) -> Trace:
+    """Steps whose average of the weights (or counter) changes `times` as much, with gradients `scale` times as large."""
+
+    def step(made: Made, k: int) -> None:
+        weights, average = np.ones(16, "f4"), np.ones(16, "f4")
+        for one in GRADIENTS[: k + 1]:
+            weights = weights - np.float32(0.1 * scale) * one.sum(axis=0, dtype="f4")
+            average = average + np.float32(0.05 * times) * (weights - average)
+        state = {"count": np.array(int(times) * (k + 1), "i4")} if counts else {"average": average}
+        for r in range(replicas):
+            part = GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r] * np.float32(scale)
+            rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+            made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=scale / replicas)
+            made.state(k, state, r)
+
+    made = folder.made(f"1x{replicas}")
+    for r in range(replicas):
+        made.initial({"average": np.ones(16, "f4")}, r, frozen=["average"])
+    return loop(made, step, weights=16)
+
+
+def judged(folder: Folder, *, times: float = 1.0, scale: float = 1.0, counts: bool = False) -> Judgement:
+    return judge(Case(trained(folder, 1, counts=counts), trained(folder, 4, times=times, scale=scale, counts=counts)))
+
+
+def test_variables_that_are_alike_are_equivalent(folder: Folder) -> None:
+    assert judged(folder).verdict == "equivalent"
+
+
+def test_an_average_that_takes_a_step_for_each_replica_is_named_with_their_number(folder: Folder) -> None:
+    found = judged(folder, times=4.0)
+    assert codes(found) == ["variable-aggregation"]
+    assert "average is added up: a step changes it 4 times" in found.causes[0].summary
+    assert found.first_divergence is not None
+    assert (found.first_divergence.kind, found.first_divergence.step) == ("variable", 0)
+
+
+def test_an_average_that_differs_by_no_such_number_is_named_without_one(folder: Folder) -> None:
+    found = judged(folder, times=1.3)
+    assert codes(found) == ["variable-aggregation"]
+    assert "is not what one device assigns, from step 0 on" in found.causes[0].summary
+
+
+def test_an_average_of_weights_that_are_wrong_follows_from_them(folder: Folder) -> None:
+    assert codes(judged(folder, scale=4.0)) == ["loss-scaling"]
+
+
+def test_gradients_that_depend_on_a_counter_follow_from_it(folder: Folder) -> None:
+    found = judged(folder, times=4.0, scale=4.0, counts=True)
+    assert codes(found) == ["variable-aggregation"]
+    assert "count is 4, 1 on one device" in found.causes[0].evidence
