@@ -88,7 +88,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
         pairs = replay.accumulated(body, name, pairs)
         if not pairs:
             return None
-    pairs = replay.perturbed(probe.plan, pairs)
+    pairs = probe.rounding.changed(name, pairs)
     switches.without_clipping(probe, optimizer, inner)
     _inside.update(marked)
     try:

@@ -35,6 +35,7 @@ class ProbePlan:
         permute: Permute the rows of every batch.
         noise_seed: Which permutation and perturbation, so that several runs differ.
         perturb: Change gradients by up to this many units in the last place, 0 for none.
+        summands: Folder of a trace with several replicas: gradients are perturbed by units of its local gradients too.
         short: The program computes its gradients in 16 bits: they are perturbed by units of the tensor's scale too.
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
         switches: Suspects switched off, of `SWITCHES`.
@@ -53,6 +54,7 @@ class ProbePlan:
     permute: bool = False
     perturb: float = 0.0
     noise_seed: int = 0
+    summands: Path | None = None
     short: bool = False
     keyed_draws: bool = False
     switches: frozenset[str] = field(default_factory=frozenset)

@@ -25,6 +25,7 @@ from emulate.probe.body import Body
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
 from emulate.probe.recording import Recording
+from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
 from emulate.probe.trace import TraceWriter
 from emulate.probe.variables import Names, copy_of, is_floating, read_local
@@ -56,6 +57,7 @@ class Probe:
         self.several_hosts = several_hosts
         self._all_reduce = all_reduce
         self.names = Names()
+        self.rounding = Rounding(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))

@@ -1,4 +1,4 @@
-"""Runs that are to give the same mathematics: permuted rows, gradients rounded differently, rows of another run."""
+"""Runs that are to give the same mathematics: permuted rows, rows of another run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulate.probe.plan import ProbePlan, Replay
+from emulate.probe.plan import Replay
 from emulate.probe.recording import row_positions
 from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Step, Trace
@@ -85,45 +85,6 @@ def _gathered(value: Any, order: Any, number: Any) -> Any:
     if not isinstance(value, tf.RaggedTensor):
         gathered.set_shape(value.shape)
     return gathered
-
-
-def perturbed(plan: ProbePlan, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """The gradients changed by up to `plan.perturb` units in the last place: as if they had been summed in another order.
-
-    In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place
-    of the whole sum is lost. No order of rows on one device shows that (it sums in 32 bits and rounds once), so elements
-    are moved by units of their tensor's root mean square besides; what is exactly 0 stays.
-    """
-    import tensorflow as tf
-
-    if not plan.perturb:
-        return pairs
-    generator = np.random.default_rng(plan.noise_seed)
-
-    def change(gradient: Any) -> Any:
-        if gradient is None or not gradient.dtype.is_floating:
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
-        size = int(np.finfo(np.float64 if gradient.dtype == tf.float64 else np.float32).nmant)
-        width = plan.perturb * 2.0**-size
-        cycle = tf.constant(1.0 + width * generator.uniform(-1, 1, 509), gradient.dtype)
-        flat = tf.reshape(gradient, [-1])
-        moved = flat * tf.gather(cycle, tf.range(tf.size(flat)) % 509)
-        if plan.short:
-            steps = tf.constant(width * generator.uniform(-1, 1, 503), gradient.dtype)
-            moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * tf.gather(steps, tf.range(tf.size(flat)) % 503)
-        return tf.reshape(moved, tf.shape(gradient))
-
-    return [(change(gradient), variable) for gradient, variable in pairs]
-
-
-def _scale(flat: Any) -> Any:
-    """Root mean square of the elements that are finite."""
-    import tensorflow as tf
-
-    finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
-    return tf.sqrt(tf.reduce_mean(tf.square(finite)))
 
 
 def accumulated(body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

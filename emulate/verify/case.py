@@ -121,7 +121,7 @@ class Case:
         """The runs as they came."""
         first = compare(self.reference, self.topology, self.noise)
         # What a model explains exactly is no accident of rounding.
-        if not first.needs_confirmation or explain(first).fits:
+        if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
         more = self._confirm()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first

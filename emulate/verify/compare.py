@@ -8,7 +8,7 @@ from functools import cached_property
 
 from emulate.probe.trace import Trace
 from emulate.verify.gradients import GradientView, names_of, views
-from emulate.verify.kinks import kink_onset
+from emulate.verify.kinks import cancelled_onset, kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all
 from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
@@ -74,6 +74,7 @@ class Comparison:
         objectives: The sums of the local objectives; evidence for causes, they decide nothing by themselves.
         needs_confirmation: Every difference could be one unit (a ReLU, a maximum) that fell on the other side of its kink.
             Make noise runs with a larger perturbation and compare again with them as `confirmation`.
+        cancels: Weights differ first, where no gradient does: it could be gradients that cancel over the batch. The same.
         steps: Steps compared of each optimizer.
         not_compared: What only one run has.
     """
@@ -82,6 +83,7 @@ class Comparison:
     points: tuple[Point, ...]
     objectives: tuple[Point, ...]
     needs_confirmation: bool
+    cancels: bool
     steps: Mapping[str, int]
     not_compared: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -181,17 +183,19 @@ def compare(
     runs = Runs(reference, topology, noise, confirmation)
     measures = list(measure_all(runs))
     points = _points(measures)
-    onset = kink_onset(points)
+    kink, cancelled = kink_onset(points), cancelled_onset(points)
+    onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
         points = [replace(p, noise=max(p.noise, p.measure.confirmed)) if p.step >= onset else p for p in points]
     return Comparison(
         runs=runs,
         points=tuple(p for p in points if p.measure.key.kind != "objective"),
         objectives=tuple(p for p in points if p.measure.key.kind == "objective"),
-        needs_confirmation=onset is not None and not confirmation,
+        needs_confirmation=kink is not None and not confirmation,
+        cancels=cancelled is not None and not confirmation,
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
         not_compared=tuple(_not_compared(runs)),
-        notes=tuple(_notes(points, onset if confirmation else None, bool(noise))),
+        notes=tuple(_notes(points, (kink, cancelled) if confirmation else (None, None), bool(noise))),
     )
 
 
@@ -225,7 +229,7 @@ def _only(runs: Runs, name: str) -> str:
     return "reference" if name in runs.reference.optimizers else "topology"
 
 
-def _notes(points: Sequence[Point], onset: int | None, has_noise: bool) -> list[str]:
+def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_noise: bool) -> list[str]:
     notes = []
     if points and not has_noise:
         notes.append(
@@ -234,9 +238,15 @@ def _notes(points: Sequence[Point], onset: int | None, has_noise: bool) -> list[
     both = [p.measure for p in points if p.measure.both_non_finite]
     if both:
         notes.append(f"{both[0].key.tensor} is not finite from step {both[0].step} on, on one device too")
-    if onset is not None:
+    kink, cancelled = onsets
+    if cancelled is not None and not any(point.exceeds for point in points):
         notes.append(
-            f"from step {onset} on single units may have fallen on the other side of a kink (a ReLU, a maximum): "
+            f"from step {cancelled} on gradients that cancel over the batch are rounding alone, and the optimizer makes steps "
+            "of them: there the noise floor comes from runs of the reference that were rounded by as much as this run's sums"
+        )
+    if kink is not None:
+        notes.append(
+            f"from step {kink} on single units may have fallen on the other side of a kink (a ReLU, a maximum): "
             f"there the noise floor comes from runs of the reference with a larger perturbation"
         )
     return notes

@@ -41,6 +41,18 @@ def kink_onset(points: Sequence[Point]) -> int | None:
     return first if kinds == {"metric"} and _jumps_seldom(points, out) else None
 
 
+def cancelled_onset(points: Sequence[Point]) -> int | None:
+    """The step from which on weights differ where no gradient does; None where something else does first, or nothing.
+
+    A gradient that cancels over the batch is rounding alone: an optimizer that divides by its size makes a step of it.
+    """
+    out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
+    if not out or any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out):
+        return None
+    first = min(p.step for p in out)
+    return first if {p.measure.key.kind for p in out if p.step == first} == {"weight"} else None
+
+
 def _starts_small(out: Sequence[Point], first: int) -> bool:
     return all(p.measure.relative < SMALL for p in out if p.step == first and p.measure.key.kind == "gradient")
 

@@ -144,7 +144,7 @@ class Session:
             repeat=trace_of(repeat),
             untouched=run.trace,
             rerun=lambda switch: self._rerun(switch, run, compared, base),
-            confirm=lambda: self._yardsticks.confirming(base),
+            confirm=lambda: self._yardsticks.confirming(base, compared),
             own_seeds=lambda: self._with_own_seeds(run, base),
             outcome=_outcome(run, reference),
             recovery=recovery,

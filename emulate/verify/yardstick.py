@@ -118,22 +118,30 @@ class Yardsticks:
         """The reference as it stands once more: does it repeat?"""
         return self._runner.start("reference again", REFERENCE, Variation().plan(self.seed), reference=True)
 
-    def confirming(self, variation: Variation) -> list[Trace]:
-        """Noise runs with a larger perturbation, to see whether a small difference is a unit on its kink."""
-        runs = [self._noise(variation, NOISE_RUNS + k + 1, CONFIRMING_ULPS) for k in range(CONFIRMING_RUNS)]
+    def confirming(self, variation: Variation, topology: Trace) -> list[Trace]:
+        """Noise runs with a larger perturbation: a small difference may be a unit on its kink, or a gradient that cancels.
+
+        Args:
+            variation: Of the reference.
+            topology: The run that differs, whose local gradients say what cancels.
+        """
+        numbers = range(NOISE_RUNS + 1, NOISE_RUNS + CONFIRMING_RUNS + 1)
+        runs = [self._noise(variation, number, CONFIRMING_ULPS, topology.directory) for number in numbers]
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """The topology's own run in this variation."""
         return self._runner.start(variation.label(str(topology)), topology, variation.plan(self.seed))
 
-    def _noise(self, variation: Variation, number: int, ulps: float) -> Future[RunResult]:
+    def _noise(self, variation: Variation, number: int, ulps: float, summands: Path | None = None) -> Future[RunResult]:
         plan = replace(
             variation.plan(self.seed),
             permute=True,
             perturb=ulps * self.rounding,
             noise_seed=number,
             short=self.rounding > 1,
+            summands=summands,
             apply_only=self.apply_only,
         )
-        return self._runner.start(variation.label(f"noise {number}"), REFERENCE, plan, reference=True)
+        name = f"noise {number}" if summands is None else f"noise {number} for {summands.name}"
+        return self._runner.start(variation.label(name), REFERENCE, plan, reference=True)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from emulate.probe.trace import Trace
 from emulate.verify.arrays import aligned
+from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.precision import rounding_units, unit_of
@@ -202,3 +203,26 @@ def test_a_program_in_16_bits_is_disturbed_by_units_of_16_bits(tmp_path: Path) -
     values = np.random.default_rng(0).normal(size=100).astype("f2").astype("f4").tolist()
     assert rounding_units(one_step(tmp_path / "short", values, values)) == 2**13
     assert rounding_units(one_step(tmp_path / "long", [value / 3 for value in values], values)) == 1
+
+
+def test_weights_made_of_gradients_that_cancel_are_judged_by_runs_that_were_rounded_so(tmp_path: Path) -> None:
+    reference, ours = one_step(tmp_path / "a", [1, 0], [1, 0]), one_step(tmp_path / "b", [1, 1e-9], [1, 1e-4])
+    alone = compare(reference, ours)
+    assert (alone.cancels, alone.needs_confirmation) == (True, False)
+    assert [point.measure.key.kind for point in alone.exceeding] == ["weight"]
+    confirmed = compare(reference, ours, confirmation=[one_step(tmp_path / "c", [1, 2e-9], [1, 2e-4])])
+    assert not confirmed.exceeding
+    assert "gradients that cancel over the batch" in confirmed.notes[-1]
+    case = Case(reference, ours, confirm=lambda: [one_step(tmp_path / "d", [1, 2e-9], [1, 2e-4])])
+    assert case.comparison.is_equivalent
+
+
+def test_weights_that_differ_by_more_than_that_are_a_difference(tmp_path: Path) -> None:
+    reference, ours = one_step(tmp_path / "a", [1, 0], [1, 0]), one_step(tmp_path / "b", [1, 1e-9], [1, 1e-4])
+    confirmed = compare(reference, ours, confirmation=[one_step(tmp_path / "c", [1, 2e-9], [1, 5e-6])])
+    assert [point.measure.key.kind for point in confirmed.exceeding] == ["weight"]
+
+
+def test_weights_that_differ_after_a_gradient_does_need_no_such_runs(tmp_path: Path) -> None:
+    found = compare(one_step(tmp_path / "a", [1, 0], [1, 0]), one_step(tmp_path / "b", [1, 0.5], [1, 1e-4]))
+    assert not found.cancels

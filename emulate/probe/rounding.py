@@ -1,0 +1,132 @@
+"""Gradients changed as if they had been summed in another order: what a run may differ by rounding alone."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emulate.probe.plan import ProbePlan
+from emulate.probe.trace import StoredArray, Trace
+from emulate.probe.variables import Names
+
+Pairs = list[tuple[Any, Any]]
+
+
+class Rounding:
+    """Changes gradients by units in the last place.
+
+    In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place
+    of the whole sum is lost. No order of rows on one device shows that (it sums in 32 bits and rounds once), so elements
+    are moved by units of their tensor's root mean square besides; what is exactly 0 stays.
+
+    What cancels to nothing over the batch is rounding alone, and may be exactly 0 here and not on several replicas; an
+    optimizer that divides by its size (Adam) makes a step of it. Where the plan names the trace of such a run, each element
+    is moved by units of the largest local gradient that it has there, in the same step.
+
+    Args:
+        plan: By how many units, and whose local gradients.
+        names: The variables' names.
+    """
+
+    def __init__(self, plan: ProbePlan, names: Names) -> None:
+        self._plan = plan
+        self._names = names
+
+    @cached_property
+    def _locals(self) -> LocalGradients | None:
+        return None if self._plan.summands is None else LocalGradients(self._plan.summands)
+
+    def changed(self, optimizer: str, pairs: Pairs) -> Pairs:
+        """The gradients, each changed by up to `plan.perturb` units.
+
+        Args:
+            optimizer: The optimizer's name.
+            pairs: Gradients and variables.
+
+        Returns:
+            The same where nothing is to be changed.
+        """
+        if not self._plan.perturb:
+            return pairs
+        generator = np.random.default_rng(self._plan.noise_seed)
+        return [(self._changed(generator, optimizer, gradient, variable), variable) for gradient, variable in pairs]
+
+    def _changed(self, generator: Any, optimizer: str, gradient: Any, variable: Any) -> Any:
+        import tensorflow as tf
+
+        if gradient is None or not gradient.dtype.is_floating:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            values = self._changed(generator, optimizer, gradient.values, None)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        size = int(np.finfo(np.float64 if gradient.dtype == tf.float64 else np.float32).nmant)
+        width = self._plan.perturb * 2.0**-size
+
+        def units(cycle: int) -> Any:
+            """Numbers between -width and width, the same for all elements that are a cycle apart."""
+            steps = tf.constant(width * generator.uniform(-1, 1, cycle), gradient.dtype)
+            return tf.gather(steps, tf.range(tf.size(flat)) % cycle)
+
+        flat = tf.reshape(gradient, [-1])
+        moved = flat * (1 + units(509))
+        if self._plan.short:
+            moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
+        if self._locals is not None and variable is not None:
+            largest = self._locals.read_in_step(optimizer, self._names.of(variable), gradient)
+            moved += tf.reshape(largest, [-1]) * units(499)
+        return tf.reshape(moved, tf.shape(gradient))
+
+
+class LocalGradients:
+    """Of another run how large the replicas' gradients are, element by element and step after step.
+
+    Args:
+        trace: The run's trace.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = Trace(trace)
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._lock = threading.Lock()
+
+    def read_in_step(self, optimizer: str, tensor: str, like: Any) -> Any:
+        """The largest on any replica in this step, of the shape and type of `like`; 0 where it was not recorded whole."""
+        import tensorflow as tf
+
+        shape, dtype = tuple(like.shape), like.dtype
+
+        def read() -> NDArray[Any]:
+            return self._next(optimizer, tensor, shape).astype(dtype.as_numpy_dtype)
+
+        value = tf.numpy_function(read, [], dtype)
+        value.set_shape(like.shape)
+        return value
+
+    def _next(self, optimizer: str, tensor: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        with self._lock:
+            number = self._calls[(optimizer, tensor)]
+            self._calls[(optimizer, tensor)] += 1
+        steps = self._trace.steps(optimizer)
+        made = steps[number] if number < len(steps) else {}
+        found = [one.gradients[tensor] for one in made.values() if tensor in one.gradients]
+        if not found or not all(_is_whole(array, shape) for array in found):
+            return np.zeros(shape)
+        return np.max([np.abs(array.read()) for array in found], axis=0)
+
+
+def _is_whole(array: StoredArray, shape: tuple[int, ...]) -> bool:
+    return array.is_complete and array.rows is None and array.shape == shape
+
+
+def _scale(flat: Any) -> Any:
+    """Root mean square of the elements that are finite."""
+    import tensorflow as tf
+
+    finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
+    return tf.sqrt(tf.reduce_mean(tf.square(finite)))
