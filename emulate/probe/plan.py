@@ -17,10 +17,12 @@ class Replay:
         trace: Folder of the trace whose rows are taken.
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
+        summed: The sum of the shares' gradients is applied, not their mean.
     """
 
     trace: Path
     shares: int = 1
+    summed: bool = False
 
 
 @dataclass(frozen=True)

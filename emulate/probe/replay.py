@@ -87,17 +87,17 @@ def _gathered(value: Any, order: Any, number: Any) -> Any:
     return gathered
 
 
-def accumulated(body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Collect one share's gradients; with the last share, the mean over the shares; before it, nothing to apply."""
+def accumulated(replay: Replay, body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Collect one share's gradients; with the last share, their mean or sum; before it, nothing to apply."""
     collected = body.accumulated.setdefault(optimizer, [])
     collected.append([gradient for gradient, _ in pairs])
     if body.share is None or body.share >= 0:
         return []
-    number = len(collected)
-    return [(_mean([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)]
+    number = 1 if replay.summed else len(collected)
+    return [(_joined([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)]
 
 
-def _mean(gradients: list[Any], number: int) -> Any:
+def _joined(gradients: list[Any], number: int) -> Any:
     import tensorflow as tf
 
     if gradients[0] is None:
@@ -105,16 +105,16 @@ def _mean(gradients: list[Any], number: int) -> Any:
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients]) / number
 
 
-def _mean_result(results: list[Any]) -> Any:
-    """What the step returns: numbers as the mean over the shares, everything else of the last share."""
+def _joined_result(results: list[Any], *, summed: bool) -> Any:
+    """What the step returns: numbers as the mean over the shares, or their sum; everything else of the last share."""
     import tensorflow as tf
 
-    def mean(*values: Any) -> Any:
+    def joined(*values: Any) -> Any:
         if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and values[-1].dtype.is_floating:
-            return tf.add_n(list(values)) / len(values)
+            return tf.add_n(list(values)) / (1 if summed else len(values))
         return values[-1]
 
-    return tf.nest.map_structure(mean, *results)
+    return tf.nest.map_structure(joined, *results)
 
 
 def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], replica: int) -> None:
@@ -134,6 +134,7 @@ class Rows:
     def __init__(self, plan: Replay) -> None:
         trace = Trace(plan.trace)
         self._shares = plan.shares
+        self._summed = plan.summed
         self._steps: list[list[Step]] = [
             [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
         ]
@@ -153,7 +154,7 @@ class Rows:
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None
-        return _mean_result(results)
+        return _joined_result(results, summed=self._summed)
 
     def _replaced(self, args: Any, kwargs: Any, share: int | None) -> tuple[Any, Any]:
         import tensorflow as tf

@@ -117,7 +117,7 @@ class LocalGradients:
         found = [one.gradients[tensor] for one in made.values() if tensor in one.gradients]
         if not found or not all(_is_whole(array, shape) for array in found):
             return np.zeros(shape)
-        return np.max([np.abs(array.read()) for array in found], axis=0)
+        return np.asarray(np.max([np.abs(array.read()) for array in found], axis=0))
 
 
 def _is_whole(array: StoredArray, shape: tuple[int, ...]) -> bool:

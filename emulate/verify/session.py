@@ -186,11 +186,16 @@ class Session:
         return ways[misfits.index(min(misfits))]
 
     def _rerun(self, switch: str, run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
-        """Both sides again with one suspect switched off, or the reference on the topology's rows."""
+        """Both sides again with one suspect switched off, or the reference on the topology's rows: all, or each replica's."""
         if run.status != "ok":
             return None
-        if switch == "replay":
-            traces = self._yardsticks.with_noise(replace(base, replay=Replay(compared.directory))).traces()
+        replays = {
+            "replay": Replay(compared.directory),
+            "replicas": Replay(compared.directory, len(compared.replicas)),
+            "replicas-summed": Replay(compared.directory, len(compared.replicas), summed=True),
+        }
+        if switch in replays:
+            traces = self._yardsticks.with_noise(replace(base, replay=replays[switch])).traces()
             return None if traces is None else Rerun(traces[0], compared, traces[1])
         variation = base.without(switch)
         again = self._yardsticks.topology(run.topology, replace(variation, replay=None))

@@ -50,7 +50,8 @@ class Variation:
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
         parts += ["own seeds"] if self.own_seeds else []
         if self.replay is not None:
-            parts.append(("shares of " if self.replay.shares > 1 else "rows of ") + self.replay.trace.name)
+            what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
+            parts.append(f"{what} of {self.replay.trace.name}")
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:
@@ -124,6 +125,9 @@ class Yardsticks:
         Args:
             variation: Of the reference.
             topology: The run that differs, whose local gradients say what cancels.
+
+        Returns:
+            The traces of those that ended well.
         """
         numbers = range(NOISE_RUNS + 1, NOISE_RUNS + CONFIRMING_RUNS + 1)
         runs = [self._noise(variation, number, CONFIRMING_ULPS, topology.directory) for number in numbers]

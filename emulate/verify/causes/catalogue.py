@@ -21,6 +21,7 @@ from emulate.verify.causes.endings import (
 )
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.host_seeds import UNSEEDED_HOSTS
+from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
@@ -63,6 +64,7 @@ _CAUSES: tuple[Cause, ...] = (
     UNEVEN_BATCH,
     REGULARIZATION,
     LOCAL_NORMALIZATION,
+    IN_BATCH_NEGATIVES,
     LOSS_REPORT,
     METRIC_AGGREGATION,
     IDENTICAL_DROPOUT,

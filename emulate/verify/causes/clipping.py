@@ -10,6 +10,7 @@ from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 from emulate.verify.gradients import GradientView
 
 _SEEN = 1e-6
@@ -17,8 +18,10 @@ _SEEN = 1e-6
 
 
 def _search(case: Case) -> Sign | None:
-    if not case.facts.clips or not case.base.exceeding:
+    if not case.base.exceeding:
         return None
+    if not case.facts.clips:
+        return _by_hand(case)
     return _from_numbers(case) or _from_rerun(case) or _from_norms(case)
 
 
@@ -123,6 +126,24 @@ def _from_norms(case: Case) -> Sign | None:
                 _SUMMARY, f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}"
             )
     return None
+
+
+def _by_hand(case: Case) -> Sign | None:
+    """Without a clipping that is known: the losses agree, and each replica's gradient was changed for itself."""
+    first = case.base.first_step("gradient")
+    found = case.explanation
+    if first is None or not (found.weighted or any(step == first for _, step in found.unexplained)):
+        return None
+    objectives = [point for point in case.base.objectives if point.step == first]
+    if not objectives or any(point.exceeds for point in objectives):
+        return None
+    agrees = rebase_on_replicas_apart(case, first)
+    if agrees is None:
+        return None
+    return Sign(
+        "Every replica clips or normalizes its own gradient before they are added up, instead of the sum.",
+        f"In step {first} the loss agrees, and the gradients that enter the optimizer do not; {agrees}",
+    )
 
 
 def _whole(gradients: Mapping[str, Floats]) -> float:

@@ -1,0 +1,40 @@
+"""A row's loss that depends on the other rows of its batch: a replica has its own rows alone."""
+
+from __future__ import annotations
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+
+
+def _search(case: Case) -> Sign | None:
+    first = case.base.first_step("gradient")
+    if first is None or not any(step == first for _, step in case.explanation.unexplained):
+        return None
+    before = case.base.exceeding[0]
+    agrees = rebase_on_replicas_apart(case, first)
+    if agrees is None:
+        return None
+    m = before.measure
+    return Sign(
+        "The loss of a row depends on the other rows of its batch, and each replica sees only its own rows.",
+        f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, {before.ratio:.0f} times the noise floor; {agrees}",
+    )
+
+
+IN_BATCH_NEGATIVES = Cause(
+    code="in-batch-negatives",
+    title="a row's loss depends on the other rows of its batch",
+    meaning="A contrastive loss takes the other rows of the batch as negatives; a hand-written batch normalization, a maximum "
+    "or a ranking over the batch do the like. On N replicas each row meets only the rows of its replica: it is another loss, "
+    "of batches of 1/N of the size. The strategy does this by design.",
+    evidence="The replicas' gradients are no weighted sum of what the whole batch gives, and they are what one device gives "
+    "on the rows of one replica after the other.",
+    fix="Gather over the replicas what the rows need of each other, and take the loss of the replica's own rows:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    everyone = context.all_gather(embeddings, axis=0)  # gradients flow back through it\n"
+    "    logits = tf.matmul(embeddings, everyone, transpose_b=True)\n"
+    "(for statistics: context.all_reduce of the sums); or accept it with --allow in-batch-negatives.",
+    search=_search,
+    by_design=True,
+)

@@ -1,0 +1,44 @@
+"""One device on the rows of one replica after the other: what of a difference comes of that alone."""
+
+from __future__ import annotations
+
+from emulate.verify.case import Case
+from emulate.verify.compare import Comparison
+
+NOTE = "gradients, weights and losses were compared with the reference on the rows of one replica after the other"
+
+
+def rebase_on_replicas_apart(case: Case, step: int) -> str | None:
+    """Judge on a reference that computes as the replicas do, each for itself, where it explains a step's gradients.
+
+    Args:
+        case: The case; its base is that reference's comparison then.
+        step: The first step whose gradients differ.
+
+    Returns:
+        What agrees with it, in words; None where it does not explain them.
+    """
+    ledger = case.ledger
+    if case.num_replicas < 2 or ledger is None or ledger.grows or ledger.first_apart is not None:
+        return None
+    for switch in ("replicas-summed", "replicas"):
+        again = case.switched(switch)
+        if again is not None and _explains(again, step):
+            case.rebase(again)
+            case.notes.append(NOTE)
+            return f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
+    return None
+
+
+def _explains(again: Comparison, step: int) -> bool:
+    """Whether the gradients agree up to, and in, the step in which they differed."""
+    found = again.first_step("initial-weight", "gradient", "weight")
+    compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
+    return compared and (found is None or found > step)
+
+
+def _agreement(again: Comparison) -> str:
+    if again.is_equivalent_but_for_kinks:
+        return "agrees in everything"
+    left = again.exceeding[0]
+    return f"agrees then ({left.measure.key.tensor} differs from step {left.step} on)"

@@ -1,0 +1,69 @@
+"""Gradients that one device has too, when it is given the rows of one replica after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import Case, Rerun
+from emulate.verify.judge import Judgement, judge
+from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.made_traces import Made
+from tests.emulate.verify.simulation import Array
+
+ROWS = [f"row-{k}" for k in range(64)]
+WHOLE = np.random.default_rng(1).normal(size=(3, 32)).astype("f4")
+"""What the whole batch gives, step by step."""
+PARTS = np.random.default_rng(2).normal(size=(3, 4, 32)).astype("f4")
+"""What each replica's rows give alone: no weighted sum of them is the whole."""
+
+
+def trained(folder: Folder, locals_: Array, objective: float = 1.0) -> Trace:
+    """A run with these local gradients: step, replica, element."""
+
+    def step(made: Made, k: int) -> None:
+        replicas = locals_.shape[1]
+        after = np.ones(32, "f4") - np.float32(0.1) * locals_[: k + 1].sum(axis=(0, 1), dtype="f4")
+        for r in range(replicas):
+            rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+            made.step(k, {"w": locals_[k, r]}, {"w": after}, replica=r, rows=rows, objective=objective / replicas)
+
+    return loop(folder.made(f"1x{locals_.shape[1]}"), step, weights=32)
+
+
+def judged(folder: Folder, switch: str, one_after_the_other: Array, objective: float = 1.3) -> Judgement:
+    topology = trained(folder, PARTS, objective)
+
+    def rerun(asked: str) -> Rerun | None:
+        return Rerun(trained(folder, one_after_the_other, objective), topology) if asked == switch else None
+
+    return judge(Case(trained(folder, WHOLE[:, None]), topology, rerun=rerun))
+
+
+def test_another_loss_that_the_replicas_rows_alone_explain_couples_the_rows(folder: Folder) -> None:
+    found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True))
+    assert codes(found) == ["in-batch-negatives"]
+    assert found.causes[0].by_design
+    assert "agrees in everything" in found.causes[0].evidence
+
+
+def test_a_loss_that_is_a_mean_is_explained_by_the_mean_of_the_replicas(folder: Folder) -> None:
+    assert codes(judged(folder, "replicas", PARTS.sum(axis=1, keepdims=True))) == ["in-batch-negatives"]
+
+
+def test_the_same_loss_with_other_gradients_was_changed_after_the_tape(folder: Folder) -> None:
+    found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True), objective=1.0)
+    assert codes(found) == ["clip-before-reduce"]
+    assert "clips or normalizes" in found.causes[0].summary
+
+
+def test_what_the_replicas_rows_alone_do_not_explain_stays_unexplained(folder: Folder) -> None:
+    assert codes(judged(folder, "replicas-summed", WHOLE[:, None])) == ["unexplained"]
+
+
+def test_what_differs_besides_from_a_later_step_on_is_told(folder: Folder) -> None:
+    other = PARTS.sum(axis=1, keepdims=True)
+    other[2] *= np.linspace(0.5, 2, 32)
+    found = judged(folder, "replicas-summed", other)
+    assert codes(found) == ["unexplained", "in-batch-negatives"]  # what is by design comes last
+    assert "w differs from step 2 on" in found.causes[1].evidence
