@@ -164,13 +164,17 @@ PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 def file_writers() -> list[tuple[Any, str, PathOf]]:
     """Where TensorFlow writes files: owner, name, and what of the arguments is the path, None where it is not known."""
     file_io = load("tensorflow.python.lib.io.file_io")
-    saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
     summary = load("tensorflow.python.ops.gen_summary_ops")
     return [
         (file_io.FileIO, "_prewrite_check", lambda args, _: args[0].name),
-        (saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))),
         (summary, "create_summary_file_writer", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "logdir"))),
     ]
+
+
+def checkpoint_writer() -> tuple[Any, str, PathOf]:
+    """What writes every checkpoint of TensorFlow, in the same form."""
+    saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
+    return saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

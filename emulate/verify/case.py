@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -40,6 +40,7 @@ class Outcome:
         stacks: Python stacks of the hosts that hung.
         reference_failure: The reference's traceback where it raised too.
         collectives: By host the collectives that its program has.
+        saved: By checkpoint or model that was written, the hosts that did.
     """
 
     failure: str | None = None
@@ -51,6 +52,7 @@ class Outcome:
     suspect: str | None = None
     where: str = ""
     collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    saved: Mapping[str, Collection[int]] = field(default_factory=dict)
 
 
 def _nothing(_: str) -> Rerun | None:

@@ -48,7 +48,12 @@ class RecordedProgram:
         """Run on this host."""
         if self.device == "gpu":
             when_imported("tensorflow", _without_tf32)
-        Writes(context.is_private, lambda path: context.send({"event": "wrote", "path": path})).install()
+        writes = Writes(
+            context.is_private,
+            lambda path: context.send({"event": "wrote", "path": path}),
+            lambda path: context.send({"event": "saved", "path": path}),
+        )
+        writes.install()
         if self.plan is None:
             if self.seed is not None:
                 Seeding(self.seed, self.precision).install()

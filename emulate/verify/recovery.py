@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from emulate.faults import Fault, Fired, never_fired
@@ -45,14 +46,48 @@ class Lives:
         """How often it was started again."""
         return len(self.runs) - 1
 
-    @property
-    def went_on_from(self) -> list[int]:
-        """Of each restart, after how many steps the program went on; 0 where it began anew."""
-        return [_resumed_at(run.trace) for run in self.runs[1:]]
+
+def _told(life: Trace) -> int:
+    """After how many steps an optimizer that was restored goes on, 0 where none was: its steps are counted from there."""
+    return max((int(event["step"]) for _, event in life.of("resumed")), default=0)
 
 
-def _resumed_at(trace: Trace | None) -> int:
-    return max((int(event["step"]) for _, event in (trace.of("resumed") if trace is not None else ())), default=0)
+def _shift(life: Trace, without: Trace) -> int:
+    """How many steps lie before those of a program that restores no optimizer's count: where its rows, or weights, belong."""
+    shared = [name for name in life.optimizers if name in without.optimizers]
+    if _told(life) or not shared or not life.steps(shared[0]):
+        return 0
+    steps, begins = without.steps(shared[0]), _rows(life.steps(shared[0])[0])
+    by_rows = [k for k, step in enumerate(steps) if begins and _rows(step) == begins]
+    if len(by_rows) == 1:
+        return by_rows[0]
+    begun = _trained(life.variables("initial"))
+    by_weights = [k + 1 for k, step in enumerate(steps) if begun and _after(step, begun) == begun]
+    return next((k for k in by_weights if k in by_rows or not by_rows), 0)
+
+
+def _rows(step: Mapping[int, Step]) -> Counter[str]:
+    return Counter(row for one in step.values() for row in one.rows or ())
+
+
+def _trained(variables: Mapping[tuple[int, int], Mapping[str, Variable]]) -> dict[tuple[int, str], str]:
+    """The bits of each trained variable, by replica and name."""
+    return {
+        (replica, name): variable.digest
+        for (_, replica), found in variables.items()
+        for name, variable in found.items()
+        if variable.trainable
+    }
+
+
+def _after(step: Mapping[int, Step], wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], str]:
+    """The same after a step, of the wanted ones."""
+    return {
+        (replica, name): variable.digest
+        for replica, one in step.items()
+        for name, variable in one.weights.items()
+        if (replica, name) in wanted
+    }
 
 
 @dataclass
@@ -84,8 +119,30 @@ class Recovery:
         traces = [run.trace for run in self.lives.runs if run.trace is not None]
         if not traces or not self.has_ended:
             return None
-        ours = JoinedTrace(traces)
-        return compare(JoinedTrace([self.without], ours.indices), ours)
+        ours = JoinedTrace(traces, [0, *(_shift(trace, self.without) for trace in traces[1:])])
+        return compare(JoinedTrace([self.without], only=ours.indices), ours)
+
+    @cached_property
+    def went_on_from(self) -> list[int]:
+        """Of each restart, after how many steps the program went on; 0 where it began anew."""
+        lives = [run.trace for run in self.lives.runs[1:] if run.trace is not None]
+        return [_told(life) or _shift(life, self.without) for life in lives]
+
+    @cached_property
+    def not_restored(self) -> dict[str, set[int]]:
+        """Trained variables that began with their first values where the program went on, with the hosts on which they did."""
+        found: dict[str, set[int]] = {}
+        first, *later = [run.trace for run in self.lives.runs if run.trace is not None]
+        for life, step in zip(later, self.went_on_from, strict=True):
+            for optimizer in life.optimizers if step else ():
+                made = self.without.steps(optimizer)[step - 1 : step]
+                begun, anew = _trained(first.variables("initial")), _trained(life.variables("initial"))
+                expected = _after(made[0], anew) if made else {}
+                hosts = {replica: host for host, replica in life.variables("initial")}
+                for place, digest in anew.items():
+                    if digest == begun.get(place) and digest != expected.get(place, digest):
+                        found.setdefault(place[1], set()).add(hosts[place[0]])
+        return found
 
     @property
     def result(self) -> str | None:
@@ -112,7 +169,7 @@ class Recovery:
             phase=getattr(fault, "phase", None),
             recovered=self.has_ended if fired is not None else None,
             restarts=self.lives.restarts,
-            went_on_from=tuple(self.lives.went_on_from),
+            went_on_from=tuple(self.went_on_from),
             result=self.result if fired is not None else None,
             error=worst.error if worst is not None and fired is not None else None,
         )
@@ -123,12 +180,16 @@ class JoinedTrace(Trace):
 
     Args:
         lives: Their traces, in order.
+        shifts: Of each how many steps lie before its own; none unless given.
         only: Of each optimizer the numbers of the steps that are wanted; all unless given.
     """
 
-    def __init__(self, lives: Sequence[Trace], only: Mapping[str, Collection[int]] | None = None) -> None:
+    def __init__(
+        self, lives: Sequence[Trace], shifts: Sequence[int] = (), *, only: Mapping[str, Collection[int]] | None = None
+    ) -> None:
         super().__init__(lives[-1].directory)
         self._lives = lives
+        self._shifts = shifts or [0] * len(lives)
         self._only = only
 
     @property
@@ -139,10 +200,11 @@ class JoinedTrace(Trace):
     @cached_property
     def _steps(self) -> Steps:
         joined: dict[str, dict[int, dict[int, Step]]] = {}
-        for life in self._lives:
+        for life, shift in zip(self._lives, self._shifts, strict=True):
             for name in life.optimizers:
                 for step in life.steps(name):
-                    joined.setdefault(name, {})[next(iter(step.values())).index] = step
+                    index = next(iter(step.values())).index + shift
+                    joined.setdefault(name, {})[index] = {r: replace(one, index=index) for r, one in step.items()}
         return {name: [by[k] for k in sorted(by) if self._wants(name, k)] for name, by in joined.items()}
 
     def _wants(self, optimizer: str, index: int) -> bool:

@@ -21,6 +21,7 @@ class RunResult:
         where: Of a hung run: what each host was doing.
         hosts: Last step and last collective of each host.
         written: Paths it wrote that other runs can see.
+        saved: Checkpoints and models it wrote, with the hosts that did.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -38,5 +39,6 @@ class RunResult:
     stacks: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
+    saved: dict[str, set[int]] = field(default_factory=dict)
     xla: bool = False
     seconds: float = 0.0

@@ -291,6 +291,7 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         reference_failure=reference.failure,
         suspect=run.cause if run.status == "hung" else None,
         where=run.where,
+        saved=run.saved,
         collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
     )
 

@@ -106,6 +106,8 @@ class Watch:
             known["collective"] = f"{event['name']}, number {event['ordinal']}"
         elif kind == "wrote":
             self._result.written.add(event["path"])
+        elif kind == "saved":
+            self._result.saved.setdefault(event["path"], set()).add(host)
         elif kind == "reached":
             self._reached.add(host)
         elif kind == "fault":

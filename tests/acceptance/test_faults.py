@@ -36,6 +36,20 @@ def test_a_program_that_loses_its_optimizer_recovers_differently(preload: Preloa
     assert "it differs from step 6 on, first the weight of" in run.causes[0].evidence
 
 
+def test_a_program_that_counts_its_steps_itself_goes_on_where_its_rows_say(preload: Preload) -> None:
+    verdict = verify("counts_steps_itself.py", preload, "kill:host=1,step=8,phase=all-reduce")
+    [run] = verdict.runs
+    assert run.verdict == "equivalent", render(verdict)
+    assert (run.faults[0].went_on_from, run.faults[0].result) == ((6,), "identical")
+
+
+def test_a_program_that_goes_on_with_its_first_weights_did_not_restore_them(preload: Preload) -> None:
+    [run] = verify("restores_no_weights.py", preload, "kill:host=1,step=8").runs
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["checkpoint-not-restored"])
+    assert "goes on after step 6 with the initial values of sequential/dense/kernel" in run.causes[0].summary
+    assert "on hosts 0 and 1" in run.causes[0].evidence
+
+
 def test_a_program_that_cannot_be_restarted_has_not_recovered(preload: Preload) -> None:
     verdict = verify("checkpoints.py", preload, "kill:host=0,step=2", restarts=0)
     [run] = verdict.runs

@@ -10,6 +10,7 @@ from emulate.errors import WrongUse
 from emulate.verify.case import Case
 from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
+from emulate.verify.causes.checkpoints import CHECKPOINT_CONFLICT
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
 from emulate.verify.causes.endings import (
     COLLECTIVE_MISMATCH,
@@ -25,7 +26,7 @@ from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
-from emulate.verify.causes.recovery import NOT_RECOVERED, RECOVERED_DIFFERENTLY
+from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
 from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
@@ -71,8 +72,10 @@ _CAUSES: tuple[Cause, ...] = (
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
     UNSEEDED_HOSTS,
+    CHECKPOINT_CONFLICT,
     UNEXPLAINED,
     NOT_RECOVERED,
+    CHECKPOINT_NOT_RESTORED,
     RECOVERED_DIFFERENTLY,
 )
 

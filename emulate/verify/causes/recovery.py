@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.recovery import Recovery
 
 
@@ -12,11 +12,11 @@ def _befell(recovery: Recovery) -> str:
 
 
 def _restarts(recovery: Recovery) -> str:
-    lives = recovery.lives
-    if not lives.restarts:
+    restarts = recovery.lives.restarts
+    if not restarts:
         return "no restart"
-    times = "1 restart" if lives.restarts == 1 else f"{lives.restarts} restarts"
-    anew = [f"step {step}" if step else "the beginning" for step in lives.went_on_from]
+    times = "1 restart" if restarts == 1 else f"{restarts} restarts"
+    anew = [f"step {step}" if step else "the beginning" for step in recovery.went_on_from]
     return f"{times}, each of all hosts; it went on from {', then '.join(anew)}"
 
 
@@ -38,9 +38,25 @@ def _last_line(failure: str | None) -> str:
     return lines[-1] if lines else "without a word"
 
 
+def _search_not_restored(case: Case) -> Sign | None:
+    recovery = case.recovery
+    if recovery is None or recovery.result != "different" or not recovery.not_restored:
+        return None
+    names = list(recovery.not_restored)
+    hosts = sorted({host for found in recovery.not_restored.values() for host in found})
+    step = next(step for step in recovery.went_on_from if step)
+    return Sign(
+        f"The program goes on after step {step} with the initial values of {names_in_words(names)}: "
+        "the checkpoint was not restored there.",
+        f"{_befell(recovery)}; {_restarts(recovery)}; {len(names)} trained variables have the bits that they had at the "
+        f"very beginning, on {'host' if len(hosts) == 1 else 'hosts'} {numbers(hosts)}; without the fault they have others "
+        f"after step {step}",
+    )
+
+
 def _search_different(case: Case) -> Sign | None:
     recovery = case.recovery
-    if recovery is None or recovery.result != "different":
+    if recovery is None or recovery.result != "different" or case.has("checkpoint-not-restored"):
         return None
     assert recovery.comparison is not None
     first = recovery.comparison.first
@@ -63,6 +79,21 @@ NOT_RECOVERED = Cause(
     "newest one at the start, and let nothing that an interrupted run leaves behind stop the next one: lock files, "
     "half-written files, folders that must not exist. A program told to leave (SIGTERM) saves and ends with exit code 75.",
     search=_search_not_recovered,
+)
+
+CHECKPOINT_NOT_RESTORED = Cause(
+    code="checkpoint-not-restored",
+    title="weights that were not restored",
+    meaning="After an interruption the program goes on in its data, or in its optimizer's count, and with the weights that "
+    "it had at the very beginning: the checkpoint does not hold them, was read before they were made and matched nothing, "
+    "or was read on some hosts only.",
+    evidence="The weights right before the first step after a restart: bit for bit those before the very first step, where the "
+    "run without the fault has others.",
+    fix="Make all variables first (build the model and the optimizer), then restore on every host, and have it checked:\n"
+    "    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step)\n"
+    "    checkpoint.restore(tf.train.latest_checkpoint(folder)).assert_existing_objects_matched()\n"
+    "or gpudist_core.Checkpoints, which refuses what does not fit.",
+    search=_search_not_restored,
 )
 
 RECOVERED_DIFFERENTLY = Cause(

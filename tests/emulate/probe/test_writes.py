@@ -47,3 +47,36 @@ def test_writes_outside_of_the_runs_folders_are_told_whichever_way_they_are_made
     assert result.status == "ok", result.failure
     names = {os.path.relpath(path, os.path.realpath(elsewhere)) for path in result.written}
     assert names == {"plain", "made", "renamed", "gfile", "hdf5", "checkpoint", "summary"}
+
+
+def test_checkpoints_and_models_are_told_with_the_hosts_that_wrote_them(run: Run) -> None:
+    def program() -> None:
+        import json
+
+        import keras
+        import tensorflow as tf
+
+        host = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+        checkpoint.write(f"own-{host}/checkpoint")
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.save(f"own-{host}/model.keras")
+        model.save_weights("everyones.weights.h5" if host else "first.weights.h5")
+        if host == 0:
+            checkpoint.write("common")
+            Path("common-is-there").touch()
+        while not Path("common-is-there").exists():
+            pass
+        checkpoint.write("common")
+        Path("no-model.txt").touch()
+
+    result = run(program, "2x1")
+    assert result.status == "ok", result.failure
+    assert {os.path.basename(path): hosts for path, hosts in result.saved.items() if "own" not in path} == {
+        "common": {0, 1},
+        "everyones.weights.h5": {1},
+        "first.weights.h5": {0},
+    }
+    assert {os.sep.join(path.split(os.sep)[-2:]) for path in result.saved if "own" in path} == {
+        f"own-{host}/{name}" for host in (0, 1) for name in ("checkpoint", "model.keras")
+    }

@@ -76,3 +76,19 @@ def test_a_known_fault_of_the_framework_is_named_with_its_way_round(folder: Fold
     found = ended(folder, "1x4", failure=f"Traceback ...\n{failure}", hosts={0: "raised"})
     assert codes(found) == ["framework-limit"]
     assert found.causes[0].fix in {limit.fix for limit in LIMITS}
+
+
+def test_a_checkpoint_that_several_hosts_wrote_is_told_and_decides_nothing(folder: Folder) -> None:
+    saved = {"/runs/ckpt-1": {1, 0}, "/runs/ckpt-2": {0, 1}, "/runs/own-0/model.keras": {0}}
+    failed = ended(folder, failure="NotFoundError: /runs/ckpt-1_temp/part-00000", hosts={0: "raised"}, saved=saved)
+    assert (failed.verdict, codes(failed)) == ("failed", ["checkpoint-conflict"])
+    assert failed.causes[0].advice
+    assert failed.causes[0].evidence == (
+        "/runs/ckpt-1 was written by hosts 0 and 1, 2 such paths in all; the program raised while it saved"
+    )
+    assert "raised" not in ended(folder, failure="ValueError: wrong", hosts={0: "raised"}, saved=saved).causes[0].evidence
+
+
+def test_hosts_with_checkpoints_of_their_own_have_no_conflict(folder: Folder) -> None:
+    saved = {"/runs/0/ckpt-1": {0}, "/runs/1/ckpt-1": {1}}
+    assert codes(ended(folder, failure="ValueError: wrong", hosts={0: "raised"}, saved=saved)) == []
