@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpudist_core.errors import WrongUse
+
 
 @dataclass(frozen=True)
 class Replicas:
@@ -39,9 +41,18 @@ def replicas_of(strategy: Any) -> Replicas:
 
     Returns:
         The replicas, those of this host by device.
+
+    Raises:
+        WrongUse: It is none.
     """
     import tensorflow as tf
 
+    if not isinstance(strategy, tf.distribute.Strategy):
+        raise WrongUse(
+            "A tf.distribute.Strategy is needed",
+            "gd.make_strategy() makes one; tf.distribute.get_strategy() is that of the scope.",
+            strategy=strategy,
+        )
     total = int(strategy.num_replicas_in_sync)
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         gpus = tf.config.list_logical_devices("GPU")

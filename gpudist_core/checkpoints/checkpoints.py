@@ -82,7 +82,7 @@ class Checkpoints(CallbackMethods):
         timeout: How long to wait for another host, in seconds.
 
     Raises:
-        WrongUse: For numbers that cannot be.
+        WrongUse: For numbers that cannot be, and a folder that is no path.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class Checkpoints(CallbackMethods):
         for name, value in (("keep", keep), ("every", 1 if every is None else every)):
             if not isinstance(value, int) or value < 1:
                 raise WrongUse(f"{name} must be a positive whole number", "Give 1 or more.", **{name: value})
+        if not isinstance(folder, (str, Path)):
+            raise WrongUse("The folder must be a path", "Give one that all hosts see.", folder=folder)
         self._folder = Folder(Path(folder).absolute())
         self._keep, self._every, self._signals = keep, every, tuple(signals)
         self._synchronous, self._timeout = synchronous, timeout

@@ -364,6 +364,8 @@ def _tensor(value: Any) -> Any:
 def _batches(data: Any, steps: int | None) -> Iterator[Any]:
     """The batches to train on; a pipeline's are on this process's CPU, and go on where the last ones ended."""
     if not hasattr(data, "distribute"):
+        if not isinstance(data, Iterable):
+            raise WrongUse("The data are a Pipeline or batches (x, y), (x, y, weight)", "Give them.", data=data)
         return itertools.islice(data, steps)
     with tf.device("CPU:0"):
         here = tf.zeros([]).device

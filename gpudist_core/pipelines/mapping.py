@@ -62,7 +62,17 @@ class Mapper:
         import tensorflow as tf
 
         inputs = [*tf.nest.flatten(row), *(tf.TensorSpec((2,), tf.int32) for _ in self._seeded)]
-        self._one = tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
+        try:
+            self._one = tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
+        except TypeError as error:
+            if "Binding inputs to tf.function failed" not in str(error):
+                raise
+            raise WrongUse(
+                "A map takes the components of a row" + (", and seed= where it is random" if self._seeded else ""),
+                "Give it as many parameters.",
+                functions=[stage.function for stage in self._stages],
+                row=row,
+            ) from error
         _check_draws(self._one)
         self.spec = _specs_of(self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -144,7 +144,16 @@ class Pipeline:
 
         Returns:
             The pipeline.
+
+        Raises:
+            WrongUse: `make` is no function.
         """
+        if not callable(make):
+            raise WrongUse(
+                "The rows of a generator are made anew in each epoch",
+                "Give a function that makes them: lambda: zip(x, y).",
+                make=type(make).__name__,
+            )
         return cls._of(GeneratorStream(make, signature, rows), global_batch_size, seed, remainder, shuffle)
 
     @classmethod
@@ -177,6 +186,8 @@ class Pipeline:
     def _of(cls, source: Any, global_batch_size: int, seed: int, remainder: Remainder, shuffle: bool | int) -> Pipeline:
         if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, (int, np.integer)) or global_batch_size < 1:
             raise WrongUse("A global batch has 1 or more rows", "Give a count.", global_batch_size=global_batch_size)
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise WrongUse("A seed is a whole number", "Give one, the same on all hosts.", seed=seed)
         if remainder not in {"keep", "drop"}:
             raise WrongUse('The remainder is "keep" or "drop"', "Say one of them.", remainder=remainder)
         plan = Plan(source, int(global_batch_size), int(seed), remainder)
@@ -351,6 +362,13 @@ class Pipeline:
 
     def __len__(self) -> int:
         return length_of(self._plan)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise WrongUse(
+            "A pipeline is iterated for the replicas of a strategy",
+            "Iterate pipeline.distribute(strategy); tf.distribute.get_strategy() is one, also where there is no other.",
+            pipeline=type(self).__name__,
+        )
 
     @property
     def num_batches(self) -> int | None:

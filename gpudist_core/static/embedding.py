@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpudist_core.errors import WrongUse
 from gpudist_core.static.initializers import uniform
 from gpudist_core.static.sharded import Initializer, ShardedTable, allocate, initialize
 from gpudist_core.static.sources import Source
@@ -71,7 +72,10 @@ def _layer_class() -> Any:
             super().__init__(**kwargs)
             import tensorflow as tf
 
-            self.rows, self.dim, self.seed = rows, dim, seed
+            for what, count in (("rows", rows), ("dim", dim)):
+                if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+                    raise WrongUse(f"{what} must be a positive whole number", "Give 1 or more.", **{what: count})
+            self.rows, self.dim, self.seed = int(rows), int(dim), seed
             strategy = strategy if strategy is not None else tf.distribute.get_strategy()
             source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))
             table = allocate(source, strategy, 0, self._create)

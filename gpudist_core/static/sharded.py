@@ -307,7 +307,7 @@ def shard(
         The table; `lookup`, `gather` and `matmul` work in steps.
 
     Raises:
-        WrongUse: When the axis does not exist, the values are no numbers or chunks do not make up the shape.
+        WrongUse: When the axis does not exist, the values are no numbers, chunks do not make up the shape, or inside a step.
         Unavailable: When a slice does not fit; nothing was allocated then.
 
     Example:
@@ -317,8 +317,13 @@ def shard(
     """
     if (tensor is None) == (initializer is None):
         raise WrongUse(
-            "A table comes of a tensor or of an initializer", "Give one of them.", tensor=tensor, initializer=initializer
+            "A table comes of a tensor or of an initializer",
+            "Give one of them.",
+            tensor=None if tensor is None else type(tensor).__name__,
+            initializer=initializer,
         )
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        raise WrongUse("A table is made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
     source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)
     table = allocate(source, strategy, axis, lambda lay: _variable(lay, source.dtype, trainable, name or "sharded"))
     if initializer is not None:

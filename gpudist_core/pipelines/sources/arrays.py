@@ -22,7 +22,7 @@ class ArraySource:
         arrays: Arrays or tensors with equal first axes, in any structure.
 
     Raises:
-        WrongUse: There is no row, an array has no first axis, or two arrays have different numbers of rows.
+        WrongUse: There is no row, an array has no first axis or other objects, or two arrays have different numbers of rows.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -41,6 +41,12 @@ class ArraySource:
         self.num_rows = int(shapes[0][0])
         if self.num_rows == 0:
             raise WrongUse("There is at least one row", "Give arrays with rows.", shapes=shapes)
+        for part in self._parts:
+            first = part.reshape(-1)[0] if part.dtype.kind == "O" and part.size else ""
+            if not isinstance(first, (str, bytes)):
+                raise WrongUse(
+                    "An array holds numbers or strings", "Make arrays of numbers of the objects.", first=type(first).__name__
+                )
         self.spec = tf.nest.pack_sequence_as(arrays, [_row_spec(part) for part in self._parts])
 
     @property

@@ -120,7 +120,8 @@ class DatasetStream:
         batched: Whether they are batches.
 
     Raises:
-        WrongUse: It never ends, gives other rows or another order each time, or has elements that are not plain tensors.
+        WrongUse: It is none, never ends, gives other rows or another order each time, or has elements that are no plain
+            tensors.
     """
 
     def __init__(self, dataset: Any, batched: bool) -> None:
@@ -128,6 +129,8 @@ class DatasetStream:
 
         from gpudist_core.upstream.datasets import shuffles_that_vary
 
+        if not isinstance(dataset, tf.data.Dataset):
+            raise WrongUse("A tf.data.Dataset is needed", "from_arrays takes arrays.", dataset=type(dataset).__name__)
         _check_specs(dataset.element_spec)
         varying = shuffles_that_vary(dataset)
         if varying:

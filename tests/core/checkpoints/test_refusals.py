@@ -81,6 +81,7 @@ def refusals(folder: str) -> dict[str, Any]:
     for step in (-1, "a", 1.0, True):
         raised(f"step {step}", lambda step=step: gd.Checkpoints(folder + "s", model=model, signals=()).save(step))
     raised("keep", lambda: gd.Checkpoints(folder, keep=0))
+    raised("folder", lambda: gd.Checkpoints(None))
     raised("every", lambda: gd.Checkpoints(folder, every=0))
     raised("nothing", lambda: gd.Checkpoints(folder).restore())
     raised("unbuilt", lambda: gd.Checkpoints(folder, model=keras.Sequential([keras.layers.Dense(1)], name="m")).restore())
@@ -120,6 +121,7 @@ def test_each_refusal_says_why(on_hosts: OnHosts, tmp_path: Path) -> None:
     assert "only this run has model/" in said["more layers"]
     assert "Call restore() before the first step, or name another folder." in said["not restored"]
     assert "keep must be a positive whole number. Received: keep=0" in said["keep"]
+    assert "The folder must be a path. Received: folder=None. Give one that all hosts see." in said["folder"]
     assert "every must be a positive whole number. Received: every=0" in said["every"]
     assert "Checkpoints need something to keep" in said["nothing"]
     assert "A model must have its variables before they can be saved or restored. Received: model='m'" in said["unbuilt"]

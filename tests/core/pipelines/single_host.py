@@ -22,6 +22,14 @@ MESSAGES = {
     "global batch below the replicas": r"A global batch has at least one row for each replica \(the last of an epoch may have fewer\)\. "
     r"Received: global_batch_size=1, replicas=2\. Make the global batch larger, or use fewer devices\.",
     "global batch of nothing": r"A global batch has 1 or more rows\. Received: global_batch_size=0\. Give a count\.",
+    "a seed of another kind": r"A seed is a whole number\. Received: seed=None\. Give one, the same on all hosts\.",
+    "an iterator for a generator": r"The rows of a generator are made anew in each epoch\. Received: make='zip'\. "
+    r"Give a function that makes them: lambda: zip\(x, y\)\.",
+    "a pipeline without a strategy": r"A pipeline is iterated for the replicas of a strategy\. Received: pipeline='Pipeline'\. .*",
+    "no strategy": r"A tf\.distribute\.Strategy is needed\. Received: strategy=None\. .*",
+    "objects": r"An array holds numbers or strings\. Received: first='dict'\. Make arrays of numbers of the objects\.",
+    "no dataset": r"A tf\.data\.Dataset is needed\. Received: dataset='list'\. from_arrays takes arrays\.",
+    "a map of fewer components": r"A map takes the components of a row\. Received: functions=.*, row=.*\. Give it as many parameters\.",
     "arrays of different lengths": r"All arrays have equally many rows\. Received: shapes=\[\(5, 2\), \(4,\)\]\. Cut them to one length\.",
     "no rows": r"There is at least one row\. Received: shapes=\[\(0, 2\)\]\. Give arrays with rows\.",
     "a scalar": r"Each array has its rows along its first axis\. Received: shapes=\[\(\)\]\. .*",
@@ -177,6 +185,13 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
 
     return {
         "global batch of nothing": lambda: _arrays(global_batch_size=0),
+        "a seed of another kind": lambda: _arrays(seed=None),
+        "an iterator for a generator": lambda: _generator(zip(X, Y, strict=True)),  # type: ignore[arg-type]
+        "a pipeline without a strategy": lambda: list(_arrays()),
+        "no strategy": lambda: _arrays().distribute(None),
+        "objects": lambda: Pipeline.from_arrays(np.array([{}, {}]), global_batch_size=2),
+        "no dataset": lambda: from_dataset([1, 2]),
+        "a map of fewer components": lambda: _consume(_arrays().map(lambda x: x)),
         "arrays of different lengths": lambda: Pipeline.from_arrays((X, Y[:4]), global_batch_size=2),
         "no rows": lambda: Pipeline.from_arrays(X[:0], global_batch_size=2),
         "a scalar": lambda: Pipeline.from_arrays(3.0, global_batch_size=2),

@@ -106,6 +106,9 @@ def refusals() -> dict[str, str]:
     other = tf.distribute.OneDeviceStrategy("CPU:0")
     calls: dict[str, Any] = {
         "axis": lambda: gd.shard(TABLE, where, axis=2),
+        "two sources": lambda: gd.shard(TABLE, where, initializer=lambda start, shape: np.zeros(shape)),
+        "inside": lambda: where.run(lambda: gd.shard(TABLE, where)),
+        "half a row": lambda: gd.ShardedEmbedding(10.5, 4, where),
         "strings": lambda: gd.replicate(np.array(["a"]), where),
         "too few": lambda: gd.shard(iter([TABLE[:4]]), where, shape=(11, 6)),
         "too many": lambda: gd.replicate(iter([TABLE, TABLE]), where, shape=(11, 6)),
