@@ -52,6 +52,11 @@ LIMITS = (
         "TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
+        (r"AssertionError", r"_distributed_tf_update_step"),
+        "A variable that was made outside of the strategy's scope is trained inside of it: the strategy updates its own alone.",
+        "Make the model, its layers and the optimizer under `with strategy.scope():`.",
+    ),
+    Limit(
         (r"Trying to access resource .* located in device .* from device",),
         "A step compiled by XLA (jit_compile=True) cannot reach variables of another device, so it cannot run under "
         "this strategy.",
