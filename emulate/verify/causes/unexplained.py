@@ -82,9 +82,10 @@ def _rows(case: Case) -> Sign | None:
         f"{ledger.foreign} of {n.seen} rows are none that one device had; the contents of a row identify it, so an "
         "augmentation that "
         f"depends on the host or its position makes other rows",
-        "Look at what makes the rows. An augmentation that draws by the host's seed or by the position in its share draws others "
-        "for other topologies, and the same on hosts that were seeded alike; let it depend on the row:\n"
-        "    dataset.enumerate().map(lambda i, row: augment(row, seed=(SEED, i)))  # tf.image.stateless_*, tf.random.stateless_*\n"
+        "Look at what makes the rows. An augmentation that draws by the host's seed or by the position in its share draws "
+        "otherwise on another topology, and the same on hosts that were seeded alike; let it depend on the row, with "
+        "tf.image.stateless_* or tf.random.stateless_*:\n"
+        "    dataset.enumerate().map(lambda i, row: augment(row, seed=(SEED, i)))\n"
         "before the dataset is sharded; gpudist_core's Pipeline.map(function, random=True) does that.",
     )
 
