@@ -76,6 +76,7 @@ class Recording:
         """What a step has assigned itself: it belongs to the last step that its replica has made."""
         replica = record.about["replica"]
         made = {name: count for (name, one), count in self._counts.items() if one == replica}
+        made = {name: count for name, count in made.items() if name != "tape"} or made
         if self._reached or not made:
             return
         optimizer = max(made, key=lambda name: made[name])
