@@ -131,13 +131,24 @@ def test_collectives_start_in_these_methods(host: Any) -> None:
 
 def test_the_places_where_tensorflow_writes_files_have_these_parameters(host: Any) -> None:
     def look() -> list[tuple[str, list[str]]]:
-        return [(name, _parameters(getattr(owner, name))[:2]) for owner, name, _ in upstream.file_writers()]
+        writers = [*upstream.file_writers(), upstream.checkpoint_writer()]
+        return [(name, _parameters(getattr(owner, name))[:2]) for owner, name, _ in writers]
 
     assert host(look) == [
         ("_prewrite_check", ["self"]),
-        ("save", ["self", "file_prefix"]),
         ("create_summary_file_writer", ["writer", "logdir"]),
+        ("save", ["self", "file_prefix"]),
     ]
+
+
+def test_every_variable_is_assigned_through_these_methods(host: Any) -> None:
+    def look() -> list[bool]:
+        classes = upstream.variable_classes()
+        return [
+            {"assign", "assign_add", "assign_sub"} <= set(vars(cls)) or cls.__name__ == "MirroredVariable" for cls in classes
+        ] + [all(hasattr(cls, name) for name in ("aggregation", "synchronization", "dtype")) for cls in classes]
+
+    assert host(look) == [True] * 10
 
 
 def test_every_constant_of_a_graph_is_made_in_one_place_and_knows_the_line_of_the_program(host: Any) -> None:
