@@ -78,7 +78,7 @@ class Rounding:
         if self._plan.short:
             moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
-            largest = self._locals.read_in_step(optimizer, self._names.of(variable), gradient)
+            largest = self._locals.read_in_step(optimizer, self._names.of(variable), tuple(variable.shape), gradient.dtype)
             moved += tf.reshape(largest, [-1]) * units(499)
         return tf.reshape(moved, tf.shape(gradient))
 
@@ -95,17 +95,15 @@ class LocalGradients:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def read_in_step(self, optimizer: str, tensor: str, like: Any) -> Any:
-        """The largest on any replica in this step, of the shape and type of `like`; 0 where it was not recorded whole."""
+    def read_in_step(self, optimizer: str, tensor: str, shape: tuple[int, ...], dtype: Any) -> Any:
+        """The largest on any replica in this step, as a tensor of this shape; 0 where it was not recorded whole."""
         import tensorflow as tf
-
-        shape, dtype = tuple(like.shape), like.dtype
 
         def read() -> NDArray[Any]:
             return self._next(optimizer, tensor, shape).astype(dtype.as_numpy_dtype)
 
         value = tf.numpy_function(read, [], dtype)
-        value.set_shape(like.shape)
+        value.set_shape(shape)
         return value
 
     def _next(self, optimizer: str, tensor: str, shape: tuple[int, ...]) -> NDArray[Any]:
