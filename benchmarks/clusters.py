@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -40,13 +41,14 @@ def figures() -> Iterator[Figure]:
 
 
 def _fresh() -> float:
-    started = time.perf_counter()
-    processes = fresh_processes()
-    try:
-        wait_for_all(processes)
-        return time.perf_counter() - started
-    finally:
-        end(processes)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        processes = fresh_processes(folder)
+        try:
+            wait_for_all(processes)
+            return time.perf_counter() - started
+        finally:
+            end(processes)
 
 
 def _cold() -> float:
@@ -104,9 +106,10 @@ def _hold() -> None:
 
 
 def _their_memory() -> float:
-    processes = fresh_processes()
-    try:
-        wait_for_all(processes)
-        return _memory([process.pid for process in processes])
-    finally:
-        end(processes)
+    with tempfile.TemporaryDirectory() as folder:
+        processes = fresh_processes(folder)
+        try:
+            wait_for_all(processes)
+            return _memory([process.pid for process in processes])
+        finally:
+            end(processes)

@@ -306,7 +306,8 @@ def _unseen(reference: RunResult) -> list[str]:
         *(["the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
         *(["an evaluation"] if not trace.of("evaluation") else []),
     ]
-    what = f"; {' and '.join(unseen)}, if the program has {'them' if unseen[1:] else 'one'}, not seen" if unseen else ""
+    it, was = ("them", "were") if unseen[1:] else ("one", "was")
+    what = f"; {' and '.join(unseen)}, if the program has {it}, {was} not seen" if unseen else ""
     return [f"Every run was held after {trace.num_steps} steps (--steps): nothing that comes later was run{what}."]
 
 

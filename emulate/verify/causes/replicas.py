@@ -36,6 +36,11 @@ def _search_fewer(case: Case) -> Sign | None:
     return Sign(f"{have} of {wanted} devices train ({name}); the others are idle.", evidence)
 
 
+def _variables(apart: Disagreement) -> str:
+    more = apart.tensors - 1
+    return apart.tensor + (f" and {more} more variable{'s' if more > 1 else ''}" if more else "")
+
+
 def _search_initial(case: Case) -> Sign | None:
     if case.has("unseeded-randomness") or case.has("replicas-missing"):
         return None
@@ -43,7 +48,7 @@ def _search_initial(case: Case) -> Sign | None:
     if apart is not None:
         case.cut(0, "the replicas start from different weights")
         return Sign(
-            f"Replicas start from different weights: {apart.tensor} and {apart.tensors - 1} more variables.",
+            f"Replicas start from different weights: {_variables(apart)}.",
             f"Bits of the initial {apart.tensor}: {_groups(apart)} agree among themselves only",
         )
     first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
@@ -144,8 +149,7 @@ def _search_disagree(case: Case) -> Sign | None:
         return None
     case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
     return Sign(
-        f"From step {apart.step} on the replicas do not agree on {apart.tensor}"
-        + (f" and {apart.tensors - 1} more variables." if apart.tensors > 1 else "."),
+        f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
         f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did",
     )
 
