@@ -173,7 +173,7 @@ def test_what_was_held_back_is_said(preload: Preload) -> None:
     verdict = emulate.verify(fixture.path, "1x2", steps=2, preload=preload)
     (note,) = verdict.notes
     assert "held after 2 steps (--steps)" in note
-    assert "the end of an epoch, an evaluation" in note
+    assert "the end of an epoch and an evaluation, if the program has them, were not seen" in note
 
 
 def test_paths_elsewhere_that_several_runs_wrote_are_listed(write: Any, preload: Preload, tmp_path: Path) -> None:
