@@ -22,6 +22,9 @@ _RUNS_BESIDE_TOPOLOGIES = 10  # the reference, its repeat, its noise; some of th
 _RUNS_PER_TOPOLOGY = 4
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_STATISTICS = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
+_RECLAIMED = ("total_inactive_file", "inactive_file")
+"""What a container's use counts though the kernel takes it back when it is needed: files that were read some time ago."""
 
 
 def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
@@ -84,7 +87,13 @@ def free_memory() -> int:
     """Bytes that can be had without swapping, within the limit of the container too."""
     free = int(psutil.virtual_memory().available)
     limit, used = (_number_in(paths) for paths in (_LIMITS, _USES))
-    return free if limit is None or used is None else min(free, max(0, limit - used))
+    return free if limit is None or used is None else min(free, max(0, limit - used + _reclaimable(_STATISTICS)))
+
+
+def _reclaimable(paths: Sequence[str]) -> int:
+    text = next((Path(path).read_text(encoding="ascii") for path in paths if os.path.exists(path)), "")
+    numbers = dict(line.split(maxsplit=1) for line in text.splitlines() if line.count(" ") == 1)
+    return next((int(numbers[name]) for name in _RECLAIMED if name in numbers), 0)
 
 
 def _number_in(paths: Sequence[str]) -> int | None:
