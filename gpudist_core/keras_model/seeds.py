@@ -23,6 +23,19 @@ def common_seed(strategy: Any, number: int) -> int:
     """
     told = trainer.seed()
     seed = _of_first_host(strategy, secrets.randbits(32) if told is None else int(told))
+    return derived(seed, number)
+
+
+def derived(seed: int, number: int) -> int:
+    """Of a seed one for each use.
+
+    Args:
+        seed: The seed.
+        number: Of the use.
+
+    Returns:
+        A whole number below 2**31.
+    """
     return int(words(seed, number)[0] >> 33)
 
 

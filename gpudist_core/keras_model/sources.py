@@ -10,8 +10,8 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model import batches
+from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.hashing import words
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
 
@@ -89,13 +89,13 @@ class FromAdapter:
     Args:
         adapter: The reader.
         strategy: Whose replicas get them.
-        seed: Of the order, where the reader shuffles.
+        seed: Of the order; None where the reader does not shuffle.
     """
 
     pipeline = None
     first = 0
 
-    def __init__(self, adapter: Any, strategy: Any, seed: int) -> None:
+    def __init__(self, adapter: Any, strategy: Any, seed: int | None) -> None:
         self._adapter = adapter
         self._strategy = strategy
         self._seed = seed
@@ -119,9 +119,9 @@ class FromAdapter:
     def begin(self) -> None:
         """An epoch begins."""
         self._adapter.on_epoch_begin()
-        if self._begun and trainer.arrays_of(self._adapter) is not None:
+        if self._begun and self._seed is not None and trainer.arrays_of(self._adapter) is not None:
             # Keras's own shuffle of arrays, once it has a seed, is the same in each epoch.
-            self._dataset = trainer.dataset_of(self._adapter, int(words(self._seed, self._begun)[0] >> 33))
+            self._dataset = trainer.dataset_of(self._adapter, derived(self._seed, self._begun))
         self._begun += 1
 
     def end(self) -> None:
@@ -211,7 +211,7 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
         batch_size = batch_size if training else max(batch_size, replicas_of(strategy).total)
         make = functools.partial(_of_arrays, arrays, batch_size, bool(data.get("shuffle")))
         return FromArrays(make, strategy, seed=seed, moves=training)
-    return FromAdapter(adapter, strategy, seed)
+    return FromAdapter(adapter, strategy, seed if training and data.get("shuffle") else None)
 
 
 def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:

@@ -17,6 +17,7 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
 from gpudist_core.parameter_servers.work import Part, Work
 from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.upstream import coordination, losses, models, optimizers
 
@@ -242,7 +243,7 @@ class CoordinatedTraining:
             first = sum(sizes[:part])
             place = {"rows": size, "first": first, "total": total, "part": part}
             scalars = {name: tf.constant(value) for name, value in place.items()} | {"item": tf.constant(item, tf.int64)}
-            rows = batch if len(sizes) == 1 else tf.nest.map_structure(lambda v: _slice(v, first, size), batch)  # noqa: B023
+            rows = batch if len(sizes) == 1 else tf.nest.map_structure(lambda v: rows_between(v, first, first + size), batch)  # noqa: B023
             function = self._work.traced(rows, scalars, len(sizes))
             if self.schedule == "lock-step":
                 self._work.check_writes_nothing(function)
@@ -376,10 +377,3 @@ def _batches(data: Any, steps: int | None) -> Iterator[Any]:
 def _without_end(epochs: Any) -> Iterator[Any]:
     while True:
         yield from epochs
-
-
-def _slice(value: Any, first: int, size: int) -> Any:
-    if isinstance(value, tf.SparseTensor):
-        rest = [0] * (value.shape.rank - 1)
-        return tf.sparse.slice(value, [first, *rest], [size, *value.dense_shape[1:]])
-    return value[first : first + size]

@@ -33,17 +33,26 @@ def _on(device: str, part: Any, start: int, stop: int) -> Any:
         with tf.device("CPU:0" if part.dtype.kind in "OSU" else device):
             return tf.convert_to_tensor(part[start:stop])
     with tf.device("CPU:0"):
-        rows = part if stop - start == part.shape[0] else _between(part, start, stop)
+        rows = part if stop - start == part.shape[0] else rows_between(part, start, stop)
     if rows.dtype == tf.string:
         return rows
     with tf.device(device):
         return tf.identity(rows)
 
 
-def _between(part: Any, start: int, stop: int) -> Any:
+def rows_between(part: Any, start: int, stop: int) -> Any:
+    """Some rows of an array or a tensor, sparse ones included.
+
+    Args:
+        part: Of shape (rows, ...).
+        start: The first.
+        stop: The one after the last.
+
+    Returns:
+        The rows.
+    """
     import tensorflow as tf
 
     if isinstance(part, tf.SparseTensor):
-        rest = part.shape[1:]
-        return tf.sparse.slice(part, [start, *[0] * len(rest)], [stop - start, *rest])
+        return tf.sparse.slice(part, [start, *[0] * (part.shape.rank - 1)], [stop - start, *part.dense_shape[1:]])
     return part[start:stop]

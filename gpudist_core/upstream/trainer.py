@@ -370,12 +370,12 @@ def arrays_of(adapter: Any) -> tuple[Any, int] | None:
     return (adapter._inputs, adapter._batch_size) if type(adapter) is ArrayDataAdapter else None
 
 
-def dataset_of(adapter: Any, seed: int) -> Any:
-    """The batches of an adapter, shuffled, where it shuffles, by a seed and not by the state of Python and TensorFlow.
+def dataset_of(adapter: Any, seed: int | None) -> Any:
+    """The batches of an adapter, shuffled by a seed and not by the state of Python and TensorFlow.
 
     Args:
         adapter: Keras's reader.
-        seed: The same on all hosts, another in each fit.
+        seed: The same on all hosts, another in each fit; None where it does not shuffle.
 
     Returns:
         A `tf.data.Dataset`.
@@ -383,6 +383,8 @@ def dataset_of(adapter: Any, seed: int) -> Any:
     import tensorflow as tf
     from keras.src.trainers.data_adapters import py_dataset_adapter
 
+    if seed is None:
+        return adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
     any_adapter: Any = py_dataset_adapter
     any_adapter.random = random.Random(seed)  # shuffles the batches of a PyDataset, when they are read
     kept = run_state.op_seeds()
