@@ -105,6 +105,21 @@ def explain(comparison: Comparison) -> Explanation:
     return Explanation(tuple(fits), tuple(unexplained))
 
 
+def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
+    """The one factor by which all changes are larger than the reference's.
+
+    Args:
+        changes: Of each tensor by what it changed, and by what in the reference.
+
+    Returns:
+        The factor, None where there is none.
+    """
+    size = sum(float(np.dot(b, b)) for _, b in changes)
+    factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
+    left = sum(norm(a - factor * b) ** 2 for a, b in changes)
+    return factor if factor and left < (ROUND * factor) ** 2 * size else None
+
+
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     """Steps with gradients beyond the noise floor, at weights that were still the reference's."""
     last = comparison.first_step("weight")

@@ -31,8 +31,8 @@ SELDOM = 0.25
 
 def kink_onset(points: Sequence[Point]) -> int | None:
     """The step from which on everything beyond the noise floor may come from a kink; None where it may not, or nothing is."""
-    out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
-    if not out or any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out):
+    out = _out(points)
+    if not out:
         return None
     first = min(p.step for p in out)
     kinds = {p.measure.key.kind for p in out if p.step == first}
@@ -46,11 +46,17 @@ def cancelled_onset(points: Sequence[Point]) -> int | None:
 
     A gradient that cancels over the batch is rounding alone: an optimizer that divides by its size makes a step of it.
     """
-    out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
-    if not out or any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out):
+    out = _out(points)
+    if not out:
         return None
     first = min(p.step for p in out)
     return first if {p.measure.key.kind for p in out if p.step == first} == {"weight"} else None
+
+
+def _out(points: Sequence[Point]) -> list[Point]:
+    """What is beyond the noise floor; nothing where rounding cannot be the reason."""
+    out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
+    return [] if any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out) else out
 
 
 def _starts_small(out: Sequence[Point], first: int) -> bool:

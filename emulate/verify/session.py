@@ -12,6 +12,7 @@ from emulate.probe import Replay, Trace
 from emulate.topology import Topology
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome, Rerun
+from emulate.verify.causes.cause import last_line
 from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
 from emulate.verify.judge import judge
@@ -105,7 +106,7 @@ class Session:
         if plain.status != "failed":
             how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
             return [f"Without gpudist, on this machine as it is, the program {how}: what gpudist emulates makes it fail."]
-        ours, theirs = (_last_line(run.failure) for run in (reference, plain))
+        ours, theirs = (last_line(run.failure, "an error") for run in (reference, plain))
         return [f"Without gpudist the program fails too, with {'the same error' if ours == theirs else theirs}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
@@ -232,10 +233,6 @@ def _with_faults(judged: Run, recovery: Recovery) -> Run:
         return judged
     notes = [note for note in last.notes if note not in judged.notes]
     return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
-
-
-def _last_line(failure: str | None) -> str:
-    return next((line.strip() for line in reversed((failure or "").splitlines()) if line.strip()), "an error")
 
 
 def _shell(run: RunResult) -> Run:

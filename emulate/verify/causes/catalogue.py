@@ -10,7 +10,7 @@ from emulate.errors import WrongUse
 from emulate.verify.case import Case
 from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
-from emulate.verify.causes.checkpoints import CHECKPOINT_CONFLICT
+from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
 from emulate.verify.causes.endings import (
     COLLECTIVE_MISMATCH,
@@ -21,7 +21,6 @@ from emulate.verify.causes.endings import (
     WAITS_FOR_DATA,
 )
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
-from emulate.verify.causes.host_seeds import UNSEEDED_HOSTS
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import NAN
@@ -35,6 +34,7 @@ from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.causes.unexplained import UNEXPLAINED
+from emulate.verify.causes.unseeded_hosts import UNSEEDED_HOSTS
 from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
 from emulate.verify.verdict import Finding
 

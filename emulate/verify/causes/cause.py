@@ -69,6 +69,11 @@ def numbers(values: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def last_line(text: str | None, otherwise: str) -> str:
+    """The last line of an error that says something."""
+    return next((line.strip() for line in reversed((text or "").splitlines()) if line.strip()), otherwise)
+
+
 def names_in_words(names: Sequence[str], most: int = 2) -> str:
     """The first names, and how many more there are."""
     more = len(names) - most

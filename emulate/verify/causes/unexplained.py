@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from emulate.verify.arithmetic import ROUND
-from emulate.verify.arrays import Floats, aligned, norm
+from emulate.verify.arithmetic import ROUND, one_factor
+from emulate.verify.arrays import Floats, aligned
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Point
@@ -65,10 +63,7 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
         if len(known) == len(stored):
             before, one, other = aligned(known)
             changes.append((one - before, other - before))
-    size = sum(float(np.dot(b, b)) for _, b in changes)
-    factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
-    left = sum(norm(a - factor * b) ** 2 for a, b in changes)
-    return factor if factor and left < (ROUND * factor) ** 2 * size else None
+    return one_factor(changes)
 
 
 def _rows(case: Case) -> Sign | None:

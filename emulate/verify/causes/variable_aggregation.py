@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulate.verify.arithmetic import ROUND
-from emulate.verify.arrays import Floats, aligned, is_numeric, norm
+from emulate.verify.arithmetic import ROUND, one_factor
+from emulate.verify.arrays import Floats, aligned, is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
@@ -64,10 +64,7 @@ def _factor(case: Case, points: list[Point]) -> float | None:
         values = aligned([ours, theirs, *([before] if before is not None else [])])
         start = values[2] if before is not None else np.zeros_like(values[0])  # a counter begins at 0
         changes.append((values[0] - start, values[1] - start))
-    size = sum(float(np.dot(b, b)) for _, b in changes)
-    factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
-    left = sum(norm(a - factor * b) ** 2 for a, b in changes)
-    return factor if factor and left < (ROUND * factor) ** 2 * size else None
+    return one_factor(changes)
 
 
 VARIABLE_AGGREGATION = Cause(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, last_line
 from emulate.verify.compare import compare
 from emulate.verify.ledger import hosts_of_rows, ledgers
 
@@ -22,7 +22,7 @@ def _search(case: Case) -> Sign | None:
         return None
     if run.status != "ok" or run.trace is None:
         how = "raises" if run.status == "failed" else "does not end"
-        said = next((line for line in reversed((run.failure or run.where).splitlines()) if line.strip()), "no error was seen")
+        said = last_line(run.failure or run.where, "no error was seen")
         return Sign(
             f"The program {how} where each host has a seed of its own.", f"With the same seed on all hosts it ends: {said}"
         )
