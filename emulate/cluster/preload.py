@@ -75,10 +75,9 @@ def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
     """During the imports, which take seconds, the kernel tells us by signal that the supervisor has gone."""
     import fcntl
 
-    hung_up = select.poll()
-    hung_up.register(control, select.POLLRDHUP)
-
     def look(*_: object) -> None:
+        hung_up = select.poll()  # one for each call: a signal may come while another is looked at
+        hung_up.register(control, select.POLLRDHUP)
         if hung_up.poll(0):
             remove_tree(scratch)
             os._exit(0)

@@ -202,10 +202,12 @@ def compare(
 def _points(measures: Sequence[Measure]) -> list[Point]:
     spreads: dict[Key, dict[int, float]] = {}
     scales: dict[Key, dict[int, float]] = {}
+    units: dict[Key, float] = {}
     for m in measures:
         spreads.setdefault(m.key, {})[m.step] = max(m.spread, spreads.get(m.key, {}).get(m.step, 0.0))
         scales.setdefault(m.key, {})[m.step] = max(m.scale, scales.get(m.key, {}).get(m.step, 0.0))
-    found = floors(spreads, scales, {m.key: m.eps for m in measures})
+        units[m.key] = max(m.eps, units.get(m.key, 0.0))
+    found = floors(spreads, scales, units)
     return [Point(m, found[m.key][m.step]) for m in measures]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of, total, weight_of
 from emulate.verify.noise import Key
-from emulate.verify.precision import unit_of_all
+from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,11 @@ class Runs:
         """Complete steps that both runs have, in order: (topology, reference)."""
         return list(zip(complete(self.topology, optimizer), complete(self.reference, optimizer), strict=False))
 
+    @cached_property
+    def computed(self) -> tuple[Short, ...]:
+        """The 16-bit precisions that the program computes in."""
+        return computed_in(self.reference)
+
     def how(self, optimizer: str) -> str:
         """How one gradient is made of the replicas': `sum` or `mean`."""
         return aggregation(self.topology, self.reference, optimizer)
@@ -175,7 +181,7 @@ def _gradients(
             other,
             noise[: len(runs.noise)],
             noise[len(runs.noise) :],
-            eps=unit_of_all([*reference.values(), *mine.values()]),
+            eps=unit_of_all([*reference.values(), *mine.values()], runs.computed),
             scale=max(largest(array) for array in local),
         )
 
@@ -216,7 +222,7 @@ def _objective(
         return
     numbers = [np.array([values[1] if value is None else value]) for value in values]
     noise = numbers[2:]
-    key, eps = Key("objective", optimizer, "objective"), _precision(theirs)
+    key, eps = Key("objective", optimizer, "objective"), _precision(runs, theirs)
     yield measure(key, k, numbers[0], numbers[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
 
 
@@ -226,16 +232,16 @@ def objective(step: StepOfAll) -> float | None:
     return sum(value for value in found if value is not None) if found and None not in found else None
 
 
-def _precision(step: Mapping[int, Step]) -> float:
+def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
     """The coarsest unit of a step's gradients."""
-    return max((unit_of_all([a]) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
+    return max((unit_of(a, runs.computed) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
 
 
 def _reports(runs: Runs) -> Iterator[Measure]:
     theirs = reported(runs.reference.reports)
     others = [reported(trace.reports) for trace in runs.others]
     precision = max(
-        (_precision(theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
+        (_precision(runs, theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
     )
     ours = reported(runs.topology.reports)
     last = max((len(runs.pairs(name)) for name in runs.optimizers), default=1) - 1

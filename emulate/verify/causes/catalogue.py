@@ -23,7 +23,7 @@ from emulate.verify.causes.endings import (
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
-from emulate.verify.causes.numerics import NAN
+from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
 from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
 from emulate.verify.causes.regularization import REGULARIZATION
@@ -57,6 +57,7 @@ _CAUSES: tuple[Cause, ...] = (
     REPLICAS_DISAGREE,
     BATCHNORM,  # before what it would drown: the arithmetic is judged with it synchronized
     VARIABLE_AGGREGATION,  # before what follows from it
+    EMPTY_SHARD,
     NAN,
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
     SPARSE_GRADIENT,

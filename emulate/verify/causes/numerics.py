@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from emulate.verify.case import Case
@@ -11,23 +13,57 @@ from emulate.verify.gradients import gradients_of
 from emulate.verify.measure import complete
 
 
-def _search(case: Case) -> Sign | None:
-    first = next((point for point in case.base.exceeding if point.measure.non_finite), None)
-    if first is None:
+def _search_empty(case: Case) -> Sign | None:
+    lost = _lost(case)
+    without = [replica for replica, count in enumerate((lost and lost.rows) or ()) if count == 0]
+    if lost is None or not without or (lost.whose and not set(without) & set(lost.whose)):
         return None
-    m = first.measure
-    whose, rows = _whose(case, first)
-    trained = any(p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind in _TRAINED)
-    case.cut(first.step, "values are not finite", at=() if trained else _TRAINED)
-    summary = f"{m.key.kind} {m.key.tensor} becomes {m.value} in step {first.step}; on one device it stays finite."
-    evidence = f"{m.key.tensor}: {m.value} against {m.reference_value:.6g} in step {first.step}"
-    if whose:
-        evidence += f"; the local gradient is not finite on replica {numbers(whose)}"
-    if rows is not None:
-        evidence += f"; rows per replica in this step: {numbers(rows)}"
-    if rows is not None and 0 in rows:
-        return Sign(f"A replica without rows divides by zero: {summary}", evidence, _EMPTY)
-    return Sign(summary[0].upper() + summary[1:], evidence)
+    lost.cut(case)
+    who = f"replica {without[0]} has" if len(without) == 1 else f"replicas {numbers(without)} have"
+    summary = f"In step {lost.point.step} {who} no rows, and what is made of none is not a number: {lost.what}"
+    return Sign(summary, lost.evidence)
+
+
+def _search_nan(case: Case) -> Sign | None:
+    lost = _lost(case)
+    if lost is None:
+        return None
+    lost.cut(case)
+    return Sign(lost.what[0].upper() + lost.what[1:], lost.evidence)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """The first number that is not finite, the replicas whose local gradient is not, and how many rows each replica had."""
+
+    point: Point
+    whose: list[int]
+    rows: list[int] | None
+
+    @property
+    def what(self) -> str:
+        m = self.point.measure
+        return f"{m.key.kind} {m.key.tensor} becomes {m.value} in step {self.point.step}; on one device it stays finite."
+
+    @property
+    def evidence(self) -> str:
+        m = self.point.measure
+        told = f"{m.key.tensor}: {m.value} against {m.reference_value:.6g} in step {self.point.step}"
+        if self.whose:
+            told += f"; the local gradient is not finite on replica {numbers(self.whose)}"
+        if self.rows is not None:
+            told += f"; rows per replica in this step: {numbers(self.rows)}"
+        return told
+
+    def cut(self, case: Case) -> None:
+        """Nothing that follows can be compared."""
+        trained = any(p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind in _TRAINED)
+        case.cut(self.point.step, "values are not finite", at=() if trained else _TRAINED)
+
+
+def _lost(case: Case) -> _Lost | None:
+    first = next((point for point in case.base.exceeding if point.measure.non_finite), None)
+    return None if first is None else _Lost(first, *_whose(case, first))
 
 
 def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
@@ -47,21 +83,27 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
 
 
 _TRAINED = ("gradient", "weight")
-_EMPTY = (
-    "Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
+
+EMPTY_SHARD = Cause(
+    code="empty-shard",
+    title="a replica without rows",
+    meaning="The rest of a batch does not go round: a replica gets no row, its mean is 0 / 0, and with the sum over the "
+    "replicas the model is lost.",
+    evidence="The first value that is not finite where the reference's is, in a step in which a replica has no rows.",
+    fix="Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
-    "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True)."
+    "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True).",
+    search=_search_empty,
 )
 
 NAN = Cause(
     code="nan",
     title="not a number",
-    meaning="A value becomes NaN or infinite on several devices only: a mean over a replica without rows (the rest of "
-    "a batch did not "
-    "go round), a count of zero, a loss that overflows because it is too large.",
+    meaning="A value becomes NaN or infinite on several devices only: a count over a replica's own rows that is zero (none of "
+    "them is of the class, all are masked), a loss that overflows because it is too large.",
     evidence="The first value that is not finite where the reference's is: which tensor, step and replica, and that "
     "replica's rows.",
     fix="Guard the division that the replica's own rows can make zero (tf.math.divide_no_nan), or divide by the count "
     "over all replicas.",
-    search=_search,
+    search=_search_nan,
 )

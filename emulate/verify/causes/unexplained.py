@@ -10,7 +10,7 @@ from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
-_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "nan")
+_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic of later steps says nothing of its own."""
 
 

@@ -320,7 +320,7 @@ def test_rows_in_other_steps_are_reordered(folder: Folder) -> None:
     assert codes(judge(hand_made(folder, topology))) == ["samples-reordered"]
 
 
-def test_a_number_that_is_lost_on_several_devices_only_is_nan(folder: Folder) -> None:
+def test_a_number_that_a_replica_without_rows_loses_is_an_empty_shard(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         for r in range(4):
             gradient = LOCALS[k, r] * (np.float32(np.nan) if (k, r) == (2, 3) else 1)
@@ -329,11 +329,25 @@ def test_a_number_that_is_lost_on_several_devices_only_is_nan(folder: Folder) ->
             made.step(k, {"w": gradient}, {"w": weights_after(k)}, replica=r, rows=[*rows, *more], objective=0.25)
 
     found = judge(hand_made(folder, topology))
-    assert codes(found) == ["nan"]
-    assert "A replica without rows divides by zero" in found.causes[0].summary
-    assert "on replica 3" in found.causes[0].evidence
+    assert codes(found) == ["empty-shard"]
+    assert found.causes[0].summary.startswith("In step 2 replica 3 has no rows, and what is made of none is not a number: ")
+    assert "on replica 3; rows per replica in this step: 4, 2, 2 and 0" in found.causes[0].evidence
     assert found.first_divergence is not None
     assert found.first_divergence.non_finite
+
+
+@pytest.mark.parametrize("empty", [None, 1])
+def test_a_number_that_is_lost_on_a_replica_with_rows_is_nan(folder: Folder, empty: int | None) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            gradient = LOCALS[k, r] * (np.float32(np.nan) if (k, r) == (2, 3) else 1)
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2] if (k, r) != (2, empty) else []
+            more = ROWS[18:20] if (k, r) == (2, 0) and empty is not None else []
+            made.step(k, {"w": gradient}, {"w": weights_after(k)}, replica=r, rows=[*rows, *more], objective=0.25)
+
+    found = judge(hand_made(folder, topology))
+    assert codes(found) == ["nan"]
+    assert "on replica 3; rows per replica in this step: " in found.causes[0].evidence
 
 
 def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:

@@ -14,7 +14,7 @@ from emulate.verify.arrays import aligned
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
-from emulate.verify.precision import rounding_units, unit_of
+from emulate.verify.precision import computed_in, rounding_units, unit_of
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Adam, Problem, Sgd, train
 
@@ -189,14 +189,42 @@ def _tiny(found: Comparison) -> bool:
     return all(point.measure.error <= FACTOR * point.noise for point in found.points)
 
 
-def test_gradients_that_were_rounded_to_16_bits_are_compared_at_that_precision() -> None:
+def unit_of_gradient(folder: Path, values: np.ndarray) -> float:
+    """What a program whose gradient this is computes in."""
+    trace = one_step(folder, values.tolist(), values.tolist())
+    return unit_of(trace.steps("sgd")[0][0].gradients["w"], computed_in(trace))
+
+
+def test_gradients_that_were_rounded_to_16_bits_are_compared_at_that_precision(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=100).astype("f4")
-    assert unit_of(values) == 2.0**-23
-    assert unit_of(values.astype("f2").astype("f4") * np.float32(2**20)) == 2.0**-10
+    assert unit_of_gradient(tmp_path / "a", values) == 2.0**-23
+    assert unit_of_gradient(tmp_path / "b", values.astype("f2").astype("f4") * np.float32(2**20)) == 2.0**-10
     bfloat16 = (values.view("u4") & np.uint32(0xFFFF0000)).view("f4")
-    assert unit_of(bfloat16) == 2.0**-7
-    assert unit_of(values.astype("f8")) == 2.0**-52
-    assert unit_of(np.float32([0.5, 0.25, 0])) == 2.0**-23
+    assert unit_of_gradient(tmp_path / "c", bfloat16) == 2.0**-7
+    assert unit_of_gradient(tmp_path / "d", np.float32([0.5, 0.25, 0])) == 2.0**-23
+
+
+@pytest.mark.parametrize("what", ["counts", "signs", "lost"])
+def test_gradients_that_are_short_by_nature_are_compared_at_the_precision_of_their_dtype(tmp_path: Path, what: str) -> None:
+    random = np.random.default_rng(1)
+    values = {
+        "counts": random.integers(-40, 40, 200) / 64,
+        "signs": random.choice([-1, 1], 200) / 48 * 3,
+        "lost": np.full(200, np.nan),
+    }[what]
+    assert unit_of_gradient(tmp_path, values.astype("f4")) == 2.0**-23
+
+
+def test_a_step_that_is_lost_does_not_blur_the_steps_before_it(tmp_path: Path) -> None:
+    def two_steps(folder: Path, values: list[float]) -> Trace:
+        made = Made(folder)
+        made.step(0, {"w": np.array(values, "f4")}, {"w": np.ones(1, "f4")}, rows=["0"])
+        made.step(1, {"w": np.full(len(values), np.nan, "f4")}, {"w": np.full(1, np.nan, "f4")}, rows=["1"])
+        return made.trace()
+
+    values = np.random.default_rng(0).normal(size=100)
+    found = compare(two_steps(tmp_path / "a", values.tolist()), two_steps(tmp_path / "b", (values * 1.01).tolist()))
+    assert (found.first and found.first.kind, found.first and found.first.step) == ("gradient", 0)
 
 
 def test_a_program_in_16_bits_is_disturbed_by_units_of_16_bits(tmp_path: Path) -> None:
