@@ -202,7 +202,7 @@ class Recording:
         """Write a number the program reports; the same name again is the next step."""
         step = self._reported[name]
         self._reported[name] += 1
-        if self._wanted is None or step < self._wanted:
+        if self._wanted is None or step < self._wanted * MOST_RUNS:  # a number may be reported for each run
             self.write({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "replica": None})
 
     def _gradients(self, record: Record) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Taped:
         """A run made gradients."""
         if self._takers.pop(replica, None):
             self._runs.pop(replica)
-        kept: dict[str, Any] = {name: run[name] for name in ("rows", "objective", "draws") if name in run}
+        kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
         self._runs.setdefault(replica, []).append(kept)
         del self._runs[replica][:-MOST_RUNS]
 
@@ -279,10 +279,11 @@ class Taped:
 
 
 def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several runs together, and the sum of their objectives where all have one."""
+    """The rows of several runs together, the sum of their objectives where all have one, and how many a replica made."""
     if not runs:
         return {}
     joined: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
+    joined["runs"] = max(Counter(run["replica"] for run in runs).values())
     joined["draws"] = [draw for run in runs for draw in run.get("draws", [])]
     if all("objective" in run for run in runs):
         joined["objective"] = sum(run["objective"] for run in runs)

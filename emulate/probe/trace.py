@@ -141,6 +141,7 @@ class Step:
         draws: Digest of each random draw, in the order in which the step makes them.
         row_inputs: Which of `inputs` are rows of the batch.
         state: Variables that the step assigned itself, neither the model's nor the optimizer's, after the step.
+        runs: How many runs' gradients were applied together (accumulation).
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
     """
 
@@ -156,6 +157,7 @@ class Step:
     draws: tuple[str, ...] = ()
     row_inputs: tuple[int, ...] = ()
     state: Mapping[str, Variable] = field(default_factory=dict)
+    runs: int = 1
     reduced: bool = False
 
 
@@ -362,6 +364,7 @@ class Trace:
             objective=None if objective is None else float(objective),
             draws=tuple(event.get("draws", ())),
             row_inputs=tuple(event.get("row_inputs", ())),
+            runs=event.get("runs", 1),
             reduced=event.get("reduced", False),
         )
 

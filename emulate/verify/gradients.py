@@ -35,6 +35,12 @@ def state_of(step: StepOfAll, name: str) -> StoredArray | None:
     return kept(step[replica].state[name] for replica in sorted(step) if name in step[replica].state)
 
 
+def objective(step: StepOfAll) -> float | None:
+    """The sum over replicas of what the gradient was taken of; None where one was not seen."""
+    found = [one.objective for one in step.values()]
+    return sum(value for value in found if value is not None) if found and None not in found else None
+
+
 def total(locals_: list[Floats], how: str) -> Floats:
     """The gradient that the optimizer applies."""
     whole = np.sum(locals_, axis=0)

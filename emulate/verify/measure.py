@@ -9,12 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from emulate.probe.trace import Report, Step, StoredArray, Trace
+from emulate.probe.trace import Step, StoredArray, Trace
 from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, state_of, total, weight_of
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
 from emulate.verify.noise import Key
 from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
+from emulate.verify.reported import reported, reported_by_batch
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ class Runs:
         """The 16-bit precisions that the program computes in."""
         return computed_in(self.reference)
 
+    def batches(self, optimizer: str) -> tuple[int, int]:
+        """How many batches a step applies together, in the topology and in the reference; 1 and 1 where that changes."""
+        counts = {(_batches(ours), _batches(theirs)) for ours, theirs in self.pairs(optimizer)}
+        return counts.pop() if len(counts) == 1 else (1, 1)
+
     def how(self, optimizer: str) -> str:
         """How one gradient is made of the replicas': `sum` or `mean`."""
         return aggregation(self.topology, self.reference, optimizer)
@@ -127,6 +133,10 @@ def complete(trace: Trace, optimizer: str) -> list[StepOfAll]:
     while steps and len(steps[-1]) < len(steps[0]):
         steps.pop()
     return steps
+
+
+def _batches(step: StepOfAll) -> int:
+    return max(one.runs for one in step.values())
 
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
@@ -226,24 +236,20 @@ def _objective(
     yield measure(key, k, numbers[0], numbers[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
 
 
-def objective(step: StepOfAll) -> float | None:
-    """The sum over replicas of what the gradient was taken of; None where one was not seen."""
-    found = [one.objective for one in step.values()]
-    return sum(value for value in found if value is not None) if found and None not in found else None
-
-
 def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
     """The coarsest unit of a step's gradients."""
     return max((unit_of(a, runs.computed) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
 
 
 def _reports(runs: Runs) -> Iterator[Measure]:
-    theirs = reported(runs.reference.reports)
-    others = [reported(trace.reports) for trace in runs.others]
+    by_batch = reported_by_batch(runs)
+    ours = reported(runs.topology.reports, {name: (counts[0], how) for name, (counts, how) in by_batch.items()})
+    beside_it = {name: (counts[1], how) for name, (counts, how) in by_batch.items()}
+    theirs = reported(runs.reference.reports, beside_it)
+    others = [reported(trace.reports, beside_it) for trace in runs.others]
     precision = max(
         (_precision(runs, theirs_) for name in runs.optimizers for _, theirs_ in runs.pairs(name)[:1]), default=eps_of("<f4")
     )
-    ours = reported(runs.topology.reports)
     last = max((len(runs.pairs(name)) for name in runs.optimizers), default=1) - 1
     often = Counter((host, kind, name) for host, kind, name, _, _ in ours)
     for place, report in ours.items():
@@ -264,22 +270,6 @@ def _reports(runs: Runs) -> Iterator[Measure]:
         )
         # A number that is not reported in every step (an epoch's) comes of all steps before it: only the last is safe to name.
         yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else last)
-
-
-Place = tuple[int, str, str, int, int]
-"""(host, kind, name, step, how manieth of its name in this step)"""
-
-
-def reported(reports: Sequence[Report]) -> dict[Place, Report]:
-    """What the program reported, each with its place; what one replica reports of itself alone is left out."""
-    found: dict[Place, Report] = {}
-    for report in reports:
-        if report.replica is None:
-            count = 0
-            while (place := (report.host, report.kind, report.name, report.step, count)) in found:
-                count += 1
-            found[place] = report
-    return found
 
 
 def _same_shape(arrays: list[StoredArray]) -> bool:

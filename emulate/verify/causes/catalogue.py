@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from emulate.errors import WrongUse
 from emulate.verify.case import Case
+from emulate.verify.causes.accumulation import ACCUMULATION
 from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
 from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
@@ -59,6 +60,7 @@ _CAUSES: tuple[Cause, ...] = (
     VARIABLE_AGGREGATION,  # before what follows from it
     EMPTY_SHARD,
     NAN,
+    ACCUMULATION,  # a factor, a decay and clipping of its own
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
     SPARSE_GRADIENT,
     DOUBLE_ALL_REDUCE,

@@ -36,7 +36,7 @@ def _describe(scale: float, replicas: int) -> tuple[str, bool]:
 
 def _search_scaling(case: Case) -> Sign | None:
     fits = _fits(case, replicated=False)
-    if not fits:
+    if not fits or case.has("accumulation"):
         return None
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)

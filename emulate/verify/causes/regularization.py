@@ -9,7 +9,7 @@ from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_wo
 
 def _search(case: Case) -> Sign | None:
     fits = tuple(fit for fit in case.explanation.decayed if not stands_apart(fit))
-    if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
+    if not fits or case.has("accumulation") or not _is_steady(fits) or not _is_known(case, fits[0]):
         return None
     case.explain_fits(fits)
     first = fits[0]

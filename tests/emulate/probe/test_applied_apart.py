@@ -53,6 +53,7 @@ def test_a_step_has_the_rows_of_the_runs_that_made_its_gradients(recorded: Any) 
         assert _rows(two, index) == _rows(one, index)
         assert _rows(two, index).total() == 2 * BATCH
         assert all(not step.inputs and step.objective is not None for step in two.steps("sgd")[index].values())
+        assert all(step.runs == 2 for step in two.steps("sgd")[index].values())
 
 
 def test_gradients_handed_to_a_function_are_not_permuted_as_rows_are(recorded: Any) -> None:

@@ -60,6 +60,7 @@ class Made:
         frozen: Sequence[str] = (),
         keep: bool = True,
         tape: bool = False,
+        runs: int = 1,
     ) -> None:
         writer = self.writer(host)
         stored = {name: writer.array(np.asarray(value), share=self.share) for name, value in gradients.items()}
@@ -74,6 +75,7 @@ class Made:
             "weights": self.variables(host, weights, frozen, keep),
             "objective": objective,
             "draws": list(draws),
+            "runs": runs,
             **({"tape": True} if tape else {}),
         }
         self.event(event, host)

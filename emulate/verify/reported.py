@@ -1,0 +1,95 @@
+"""The numbers that a program reports, each at its place, so that those of two runs can be laid side by side.
+
+A program that applies several batches together (accumulation) may report a loss for each of them. Where it makes fewer batches
+of the same rows on several devices, their reports are taken together, step by step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulate.probe.trace import Report
+from emulate.verify.gradients import objective
+
+if TYPE_CHECKING:
+    from emulate.verify.measure import Runs
+
+Place = tuple[int, str, str, int, int]
+"""(host, kind, name, step, how manieth of its name in this step)"""
+
+
+_TOGETHER: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "sum": lambda values: float(np.sum(values)),
+    "mean": lambda values: float(np.mean(values)),
+    "last": lambda values: values[-1],
+}
+
+
+def reported(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]) -> dict[Place, Report]:
+    """What the program reported, each with its place; what one replica reports of itself alone is left out.
+
+    Args:
+        reports: As recorded.
+        by_batch: Names of which so many are taken together, and as what: their `sum`, their `mean`, or the `last` of them.
+
+    Returns:
+        The reports by place.
+    """
+    found: dict[Place, Report] = {}
+    for report in _together([one for one in reports if one.replica is None], by_batch):
+        count = 0
+        while (place := (report.host, report.kind, report.name, report.step, count)) in found:
+            count += 1
+        found[place] = report
+    return found
+
+
+def _together(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]) -> list[Report]:
+    found = [one for one in reports if one.name not in by_batch]
+    for name, (size, how) in by_batch.items():
+        for host in sorted({one.host for one in reports}):
+            one_by_one = [one for one in reports if (one.host, one.name) == (host, name)]
+            for at in range(0, len(one_by_one) - size + 1, size):
+                values = [one.value for one in one_by_one[at : at + size]]
+                found.append(replace(one_by_one[at], step=at // size, value=_TOGETHER[how](values)))
+    return found
+
+
+def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
+    """What is reported for each batch where the runs make one step of different numbers of batches.
+
+    Args:
+        runs: The runs that are compared.
+
+    Returns:
+        By name how many reports belong to one step, in the topology and in the reference, and as what they are taken
+        together: the batches' losses add up to the step's or are each like it, as what the gradients are taken of does.
+    """
+    found: dict[str, tuple[tuple[int, int], str]] = {}
+    for optimizer in runs.optimizers:
+        ours, theirs = runs.batches(optimizer)
+        if ours == theirs:
+            continue
+        steps = [len(runs.topology.steps(optimizer)), len(runs.reference.steps(optimizer))]
+        counts = [Counter(one.name for one in t.reports if one.host == 0) for t in (runs.topology, runs.reference)]
+        for name in counts[0]:
+            pairs = zip(counts, steps, (ours, theirs), strict=True)
+            if all(0 <= count[name] - made * size < size for count, made, size in pairs):
+                # A metric of Keras counts all batches so far: its last result is that of the step.
+                how = "last" if name.startswith("metric/") else _how(runs, optimizer, ours / theirs)
+                found[name] = ((ours, theirs), how)
+    return found
+
+
+def _how(runs: Runs, optimizer: str, ratio: float) -> str:
+    """As the objectives of the first step: its batches' add up to the same, or each batch's is the same."""
+    first = [objective(step) for step in runs.pairs(optimizer)[0]]
+    if first[0] is None or not first[1] or not first[0] / first[1] > 0:
+        return "sum"
+    seen = first[0] / first[1]
+    return "sum" if abs(np.log(seen)) <= abs(np.log(seen / ratio)) else "mean"
