@@ -16,9 +16,10 @@ LARGE_BYTES = 8 << 20
 
 
 def install(probe: Probe) -> None:
-    """Wrap what makes the constants of graphs, and `Dataset.cache`."""
+    """Wrap what makes the constants of graphs, and `Dataset.cache` and `map`."""
     _wrap_constants(probe)
     _wrap_cache(probe)
+    _wrap_map(probe)
 
 
 def _wrap_constants(probe: Probe) -> None:
@@ -62,3 +63,19 @@ def _wrap_cache(probe: Probe) -> None:
         return original(self, *args, **kwargs)
 
     cls.cache = cache
+
+
+def _wrap_map(probe: Probe) -> None:
+    """Of each function that makes rows and draws from a generator of TensorFlow's, the seeds."""
+    cls = upstream.dataset_class()
+    original = cls.map
+
+    @functools.wraps(original)
+    def map_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        dataset = original(self, *args, **kwargs)
+        stage = upstream.drawing_stage(dataset)
+        if stage is not None and stage not in probe.facts["drawing"]:
+            probe.facts["drawing"].append(stage)
+        return dataset
+
+    cls.map = map_

@@ -27,6 +27,7 @@ from emulate.probe.recorder import Recorder
 from emulate.probe.recording import Recording
 from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
+from emulate.probe.streams import Streams
 from emulate.probe.trace import TraceWriter
 from emulate.probe.variables import Names, copy_of, is_floating, read_local
 
@@ -59,10 +60,11 @@ class Probe:
         self.names = Names()
         self.rounding = Rounding(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
-        self.recording = Recording(self.writer, steps=plan.steps, send=send)
+        self.streams = Streams() if several_hosts else None
+        self.recording = Recording(self.writer, steps=plan.steps, send=send, streams=self.streams)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
-        self.facts |= {"apply_only": [], "constants": [], "cached": []}
+        self.facts |= {"apply_only": [], "constants": [], "cached": [], "drawing": []}
         self._facts_written: str = ""
         self._strategies: set[int] = set()
         self._started: set[tuple[str, int]] = set()
@@ -78,6 +80,8 @@ class Probe:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
         when_imported("tensorflow", self._install_tensorflow)
         core.install(self)
+        if self.streams is not None:
+            self.streams.install()
         when_imported("keras", lambda: self._install_keras(upstream.KERAS_3))
         when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
 
@@ -120,7 +124,9 @@ class Probe:
     # What the wrappers call.
 
     def seeded(self, generator: str) -> None:
-        """The program seeds one of the global generators itself."""
+        """The program has seeded one of the global generators itself."""
+        if self.streams is not None:
+            self.streams.seeded(generator)
         self.recording.write({"event": "seeded", "generator": generator})
 
     def strategy_seen(self, strategy: Any) -> None:

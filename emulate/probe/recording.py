@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emulate.probe.recorder import Key, Record
 from emulate.probe.slices import Shard, part_of
+from emulate.probe.streams import Streams
 from emulate.probe.trace import TraceWriter, digest
 
 Array = NDArray[Any]
@@ -27,14 +28,23 @@ class Recording:
         writer: The host's part of the trace.
         steps: The last wanted step (counted from 1), None for all.
         send: Sends an event to the supervisor.
+        streams: The generators that the program seeds, looked at after each step; None where nobody asks.
 
     Attributes:
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
     """
 
-    def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        writer: TraceWriter,
+        *,
+        steps: int | None,
+        send: Callable[[Mapping[str, Any]], None],
+        streams: Streams | None = None,
+    ) -> None:
         self._writer = writer
+        self._streams = streams
         self._wanted = steps
         self._send = send
         self.local_replicas = 1
@@ -151,6 +161,8 @@ class Recording:
             return
         if event["replica"] == min(self._last):
             self._send({"event": "progress", "step": event["step"] + 1})
+            if self._streams is not None:
+                self._streams.look()
         self._notice_end(event["optimizer"])
 
     def _notice_end(self, optimizer: str) -> None:
@@ -165,6 +177,8 @@ class Recording:
 
     def close(self, reason: str) -> None:
         """Write what is held back, the final weights and the end."""
+        if self._streams is not None:
+            self.write({"event": "streams", "streams": self._streams.found})
         for event in self._rowless.values():
             self.write(event)
         self._rowless.clear()

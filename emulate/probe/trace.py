@@ -23,6 +23,7 @@ Events (every one has `event`):
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, reduced, tape, free
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
+    streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on
     evaluation   replica, rows                                               a Strategy.run without an apply
     report       kind (loss or metric), name, step, value, replica           what the program itself reports
     collective   phase (enter or exit), name, ordinal, replica, step

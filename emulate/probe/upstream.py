@@ -205,13 +205,24 @@ def dataset_class() -> Any:
     return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
 
 
+_DRAWS = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}
+"""Operations that draw from a generator of their own, which their seeds start."""
+
+
 def random_stages(dataset: Any) -> list[str]:
     """What draws random numbers anew in each epoch among the stages of a pipeline: `shuffle`, or a function that draws."""
     found = [what for one in dataset._inputs() for what in random_stages(one)]
     if type(dataset).__name__ == "_ShuffleDataset" and getattr(dataset, "_reshuffle_each_iteration", None) is not False:
         found.append("shuffle")
+    stage = drawing_stage(dataset)
+    return found if stage is None else [*found, stage["stage"]]
+
+
+def drawing_stage(dataset: Any) -> dict[str, Any] | None:
+    """The stage of a dataset whose own functions draw, with the seeds of their operations; None where none does."""
     for function in dataset._functions():
-        kinds = {operation.type for operation in function.function.graph.get_operations()}
-        if kinds & {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}:
-            found.append(f"map({getattr(function._func, '__name__', 'a function')})")
-    return found
+        operations = [one for one in function.function.graph.get_operations() if one.type in _DRAWS]
+        if operations:
+            seeds = [[one.get_attr("seed"), one.get_attr("seed2")] for one in operations]
+            return {"stage": f"map({getattr(function._func, '__name__', 'a function')})", "seeds": seeds}
+    return None

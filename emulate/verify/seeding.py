@@ -31,7 +31,7 @@ class Seeding:
         precision: Keras's float type.
         host: Python, NumPy and TensorFlow get the seed of this host instead, as where nobody seeds them; None for all alike.
             (Keras keeps `seed`: what it was told is nothing that a host draws from.)
-        told: Called with the name of each of `GENERATORS` that the program seeds itself before it has drawn from it, once.
+        told: Called with the name of each of `GENERATORS` once the program has seeded it itself before it has drawn from it.
             (Of Python's and TensorFlow's it is not known whether the program has drawn: their imports draw too.)
     """
 
@@ -86,10 +86,13 @@ class Seeding:
 
         @functools.wraps(original)
         def seed(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_ours and generator not in self._known and _is_a_seed(*args, *kwargs.values()) and is_untouched():
+            is_first = not self._is_ours and generator not in self._known
+            tells = is_first and _is_a_seed(*args, *kwargs.values()) and is_untouched()
+            result = original(*args, **kwargs)
+            if tells:
                 self._known.add(generator)
                 self._told(generator)
-            return original(*args, **kwargs)
+            return result
 
         setattr(module, name, seed)
 

@@ -22,6 +22,7 @@ from emulate.verify.causes.endings import (
     WAITS_FOR_DATA,
 )
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
+from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
@@ -75,6 +76,7 @@ _CAUSES: tuple[Cause, ...] = (
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
     UNSEEDED_HOSTS,
+    IDENTICAL_AUGMENTATION,
     CHECKPOINT_CONFLICT,
     UNEXPLAINED,
     NOT_RECOVERED,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from emulate.probe.streams import Streams
 from emulate.probe.trace import Trace
 from emulate.topology import Topology
 from emulate.verify.case import Case
@@ -30,13 +32,17 @@ def shuffled(seed: int, rows: Sequence[str]) -> Sequence[str]:
     return [rows[k] for k in np.random.default_rng(seed).permutation(len(rows))]
 
 
-def trained(folder: Folder, shares: Shares | None, weight: float = 1.0) -> Trace:
+def trained(
+    folder: Folder, shares: Shares | None, weight: float = 1.0, told: Callable[[int], Sequence[dict[str, Any]]] = lambda _: ()
+) -> Trace:
     """Two hosts that train on their shares; one device that trains on the fixed ones where none are given."""
     made = folder.made("1x1" if shares is None else "2x1")
     hosts = range(1 if shares is None else HOSTS)
     for host in hosts:
         made.event({"event": "strategy", "name": "MultiWorkerMirroredStrategy", "replicas": len(hosts), "local": 1}, host)
         made.initial({"w": np.ones(8, "f4")}, replica=host, host=host)
+        for event in told(host):
+            made.event(event, host)
         for k in range(STEPS):
             at = slice(EACH * k, EACH * k + EACH)
             rows = [row for one in range(HOSTS) for row in fixed(one)[at]] if shares is None else shares(host)[at]
@@ -125,3 +131,78 @@ def test_a_generator_that_was_drawn_from_before_it_was_seeded_is_not_told(told: 
     np.random.permutation(4)
     np.random.seed(5)
     assert told == []
+
+
+def streams(host: int, *, seed: str = "5", moved: int = 11, other: str | None = None) -> list[dict[str, Any]]:
+    one = {"seed": (other or seed) if host else seed, "moved": moved, "looks": 11}
+    return [{"event": "streams", "streams": {"numpy.random.default_rng, train.py:7": one}}]
+
+
+def drawing(host: int, *, other: int = 3, seeded: bool = True) -> list[dict[str, Any]]:
+    stage = {"stage": "map(noise)", "seeds": [[other if host else 3, 8]]}
+    told = [{"event": "seeded", "generator": "tensorflow"}] if seeded else []
+    return [{"event": "program", "drawing": [stage]}, *told]
+
+
+def disturbed(host: int) -> Sequence[str]:
+    return [f"{row} with noise" for row in fixed(host)]
+
+
+def codes_of(folder: Folder, shares: Shares, told: Callable[[int], Sequence[dict[str, Any]]]) -> list[str]:
+    return codes(judge(Case(trained(folder, None), trained(folder, shares, told=told))))
+
+
+def test_hosts_that_draw_the_same_numbers_for_different_rows_augment_alike(folder: Folder) -> None:
+    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=streams)))
+    assert (found.verdict, codes(found)) == ("divergent", ["identical-augmentation"])
+    assert found.causes[0].evidence == (
+        "numpy.random.default_rng, train.py:7 has one seed on all 2 hosts and moved on in 11 of 11 steps; the hosts take "
+        "different rows, and 96 of 96 have contents that one device never had"
+    )
+    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=drawing)))
+    assert codes(found) == ["identical-augmentation"]
+    assert found.causes[0].evidence.startswith("map(noise) draws with the seeds (3, 8) on all 2 hosts; ")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        lambda host: streams(host, other="6"),
+        lambda host: streams(host, moved=1),
+        lambda host: streams(host)[:host],
+        lambda host: drawing(host, other=4),
+        lambda host: drawing(host, seeded=False),
+    ],
+    ids=["another seed", "once an epoch", "one host", "other operations", "seeded by gpudist"],
+)
+def test_hosts_that_draw_otherwise_do_not_augment_alike(
+    folder: Folder, told: Callable[[int], Sequence[dict[str, Any]]]
+) -> None:
+    assert codes_of(folder, disturbed, told) == ["unexplained"]
+
+
+def test_hosts_that_draw_alike_and_keep_their_rows_as_they_are_do_not_augment(folder: Folder) -> None:
+    assert codes_of(folder, fixed, streams) == []
+    assert "identical-augmentation" not in codes_of(folder, lambda host: disturbed(0), streams)
+
+
+def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np.random, "default_rng", np.random.default_rng)
+    followed = Streams()
+    followed.install()
+    moving = np.random.default_rng(5)
+    still = np.random.default_rng((5, 1))
+    np.random.default_rng()
+    random.seed(3)
+    followed.seeded("python")
+    followed.look()
+    for _ in range(3):
+        moving.normal()
+        followed.look()
+    random.random()
+    followed.look()
+    told = {name.split(",")[0]: one for name, one in followed.found.items()}
+    lines = [one for name, one in followed.found.items() if "default_rng" in name]
+    assert [(one["seed"], one["moved"], one["looks"]) for one in lines] == [("5", 3, 4), ("(5, 1)", 0, 4)]
+    assert (told["random"]["moved"], told["random"]["looks"]) == (1, 4)
+    assert still.normal() == np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 1)))).normal()

@@ -1,0 +1,97 @@
+"""Streams of random numbers outside of graphs: which a program seeds, with what, and whether it draws from them at each step.
+
+Hosts that seed a stream alike and draw from it for each batch, each for rows of its own, draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from emulate.imports import when_imported
+from emulate.probe.trace import digest
+
+_MOST = 32
+"""So many streams are followed; a program that makes one for each row makes a few lines' worth of them."""
+
+
+@dataclass
+class _Stream:
+    """One generator: what it was seeded with, and at how many of the steps looked at it had moved on."""
+
+    seed: str
+    state: Callable[[], str]
+    last: str = ""
+    moved: int = 0
+    looks: int = 0
+
+    def look(self) -> None:
+        now = self.state()
+        self.moved += bool(self.looks) and now != self.last
+        self.looks += 1
+        self.last = now
+
+
+class Streams:
+    """Follows the generators of Python and NumPy that a program seeds."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Stream] = {}
+
+    def install(self) -> None:
+        """See every `numpy.random.default_rng` from now on; the global generators are told by `seeded`."""
+        when_imported("numpy", self._wrap_default_rng)
+
+    def seeded(self, generator: str) -> None:
+        """The program has seeded Python's or NumPy's global generator."""
+        states = {"python": _python_state, "numpy": _numpy_state}
+        if generator in states:
+            state = states[generator]
+            self._known[{"python": "random", "numpy": "numpy.random"}[generator]] = _Stream(state(), state)
+
+    def look(self) -> None:
+        """A step was made."""
+        for stream in list(self._known.values()):
+            stream.look()
+
+    @property
+    def found(self) -> dict[str, dict[str, Any]]:
+        """By name of each stream its seed, and how often it had moved on when it was looked at."""
+        return {name: {"seed": one.seed, "moved": one.moved, "looks": one.looks - 1} for name, one in self._known.items()}
+
+    def _wrap_default_rng(self) -> None:
+        import numpy as np
+
+        original = np.random.default_rng
+
+        @functools.wraps(original)
+        def default_rng(seed: Any = None) -> Any:
+            generator = original(seed)
+            frame = sys._getframe(1)
+            name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            if _is_plain(seed) and name not in self._known and len(self._known) < _MOST:
+                self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))
+            return generator
+
+        np.random.default_rng = default_rng
+
+
+def _is_plain(seed: object) -> bool:
+    """Whether it is a number, or several."""
+    return isinstance(seed, int) or (isinstance(seed, (list, tuple)) and all(isinstance(one, int) for one in seed))
+
+
+def _python_state() -> str:
+    return str(hash(random.getstate()))
+
+
+def _numpy_state() -> str:
+    import numpy as np
+
+    state = np.random.get_state(legacy=False)["state"]
+    return f"{digest(state['key'])}:{state['pos']}"

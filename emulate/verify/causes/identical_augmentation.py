@@ -1,0 +1,79 @@
+"""Hosts that draw the same random numbers for different rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+
+_MOST = 0.5
+"""Streams of an augmentation move on at each step, those of a shuffle once an epoch; and most rows become others."""
+
+
+def _search(case: Case) -> Sign | None:
+    ledger, trace = case.ledger, case.untouched
+    if trace.num_hosts < 2 or ledger is None or ledger.grows or ledger.first_apart is None or ledger.identical_hosts:
+        return None
+    seen = ledger.samples.seen
+    if ledger.foreign <= _MOST * seen or any(case.has(code) for code in ("unseeded-randomness", "unseeded-hosts")):
+        return None
+    drawn = _stream(trace) or _stage(trace)
+    if drawn is None:
+        return None
+    return Sign(
+        "Every host draws the same random numbers while it makes its rows: what the first rows of one host's share get, those "
+        "of each other's get too.",
+        f"{drawn}; the hosts take different rows, and {ledger.foreign} of {seen} have contents that one device never had",
+    )
+
+
+def _stream(trace: Trace) -> str | None:
+    """A generator that all hosts seed alike and draw from at most of the steps."""
+    by_host = [event["streams"] for _, event in trace.of("streams")]
+    if len(by_host) < trace.num_hosts:
+        return None
+    for name, first in by_host[0].items():
+        others = [streams.get(name) for streams in by_host]
+        if all(one is not None and one["seed"] == first["seed"] and _moves(one) for one in others):
+            moved = min(one["moved"] for one in others)
+            return f"{name} has one seed on all {len(by_host)} hosts and moved on in {moved} of {first['looks']} steps"
+    return None
+
+
+def _moves(stream: dict[str, Any]) -> bool:
+    return bool(stream["looks"]) and stream["moved"] > _MOST * stream["looks"]
+
+
+def _stage(trace: Trace) -> str | None:
+    """A function of the pipeline whose operations have the same seeds on all hosts, because the program seeds them so."""
+    seeded = {host for host, event in trace.of("seeded") if event["generator"] == "tensorflow"}
+    drawing = {host: event.get("drawing", ()) for host, event in trace.of("program")}
+    if len(seeded) < trace.num_hosts or len(drawing) < trace.num_hosts:
+        return None
+    common = [stage for stage in drawing[0] if all(stage in stages for stages in drawing.values())]
+    if not common:
+        return None
+    return f"{common[0]['stage']} draws with the seeds {_pairs(common[0]['seeds'])} on all {len(drawing)} hosts"
+
+
+def _pairs(seeds: Sequence[Sequence[int]]) -> str:
+    return ", ".join(f"({one}, {other})" for one, other in seeds[:2]) + (" ..." if len(seeds) > 2 else "")
+
+
+IDENTICAL_AUGMENTATION = Cause(
+    code="identical-augmentation",
+    title="the same augmentation on every host",
+    meaning="Each host takes a share of the rows and then draws from a generator that all hosts seed alike: row i of every "
+    "share is flipped, cropped or disturbed by the same numbers, so that a batch has fewer independent draws than rows. And no "
+    "row is what it is on one device.",
+    evidence="Hosts take different rows, most with contents that one device never had, and a generator (of Python, NumPy, or "
+    "of a function of the pipeline) has the same seed on all hosts and is drawn from at most of the steps.",
+    fix="Let what is drawn belong to the row, with tf.image.stateless_* or tf.random.stateless_*, before the data is sharded:\n"
+    "    dataset.enumerate().map(lambda i, row: augment(row, seed=(SEED, i)))\n"
+    "which is the same on every topology; gpudist_core's Pipeline.map(function, random=True) does that. Or give each host a "
+    "seed of its own, numpy.random.default_rng((SEED, task_index)), and accept other rows than those of one device.",
+    search=_search,
+)
