@@ -31,6 +31,10 @@ def function_class() -> Any:
     return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
 
 
+INITIALIZES = "_initialize_uninitialized_variables"
+"""The method that gives values to variables made in a trace, after it and before the function runs."""
+
+
 def is_function(candidate: object) -> bool:
     """Whether this is a `tf.function`."""
     return isinstance(candidate, function_class())

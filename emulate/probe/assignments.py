@@ -31,7 +31,7 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
-            probe.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
+            probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
         body.assigns = True  # one of several copies is assigned within
         try:
             return original(self, *args, **kwargs)

@@ -83,7 +83,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     how = "replicated" if reduced else "skipped" if skips else "sum"
     _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
     probe.resume(name, optimizer)
-    probe.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
+    probe.initial.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None and body.share is not None and probe.plan.replay is not None:
         pairs = replay.accumulated(probe.plan.replay, body, name, pairs)
         if not pairs:

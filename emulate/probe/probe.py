@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from emulate import graph_functions
 from emulate.imports import when_imported
 from emulate.probe import (
     assignments,
@@ -22,6 +21,7 @@ from emulate.probe import (
     upstream,
 )
 from emulate.probe.body import Body
+from emulate.probe.initial import InitialWeights
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
 from emulate.probe.recording import Recording
@@ -29,7 +29,7 @@ from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace import TraceWriter
-from emulate.probe.variables import Names, copy_of, is_floating, read_local
+from emulate.probe.variables import Names, is_floating, read_local
 
 
 class Probe:
@@ -67,8 +67,8 @@ class Probe:
         self.facts |= {"apply_only": [], "constants": [], "cached": [], "drawing": []}
         self._facts_written: str = ""
         self._strategies: set[int] = set()
-        self._started: set[tuple[str, int]] = set()
-        self._begun: set[tuple[str, int]] = set()
+        self.initial = InitialWeights(self)
+        self.recording.at_end.append(self.initial.note_unseen)
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()
@@ -91,6 +91,7 @@ class Probe:
         assignments.install(self)
         draws.install(self)
         graphs.install(self)
+        self.initial.install()
         switches.install(self)
         reports.install_reduce(self)
         optimizers.install_tensorflow(self)
@@ -207,33 +208,6 @@ class Probe:
             self.recording.write({"event": "resumed", "optimizer": name, "step": made})
             self.send({"event": "resumed", "step": made})
 
-    def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
-        """Record the weights a replica starts from, the first time it is about to change them."""
-        import tensorflow as tf
-
-        if (optimizer, replica) in self._started:
-            return
-        self._started.add((optimizer, replica))
-        with tf.init_scope(), graph_functions.device("CPU:0"):
-            fresh = [v for v in variables if is_floating(v) and (self.names.of(v), replica) not in self._begun]
-            copies = [(variable, copy_of(variable, replica)) for variable in fresh]
-            # What another optimizer trains already does not begin anew with this one.
-            self._begun |= {(self.names.of(variable), replica) for variable in fresh}
-            if self.plan.initial is not None:
-                replay.assign_initial(self.plan.initial, self.names, copies, replica)
-            try:
-                values = [
-                    (("variable", self.names.of(variable), bool(getattr(variable, "trainable", True))), copy.read_value())
-                    for variable, copy in copies
-                ]
-                if any(value.shape != variable.shape for (variable, _), (_, value) in zip(copies, values, strict=True)):
-                    raise tf.errors.FailedPreconditionError(None, None, "a variable has no value yet")
-            except tf.errors.FailedPreconditionError:
-                self.note("initial-weights-unseen", "variables are made inside the step; their first values were not seen")
-                return
-            about = {"replica": replica, "optimizer": optimizer, "shards": self._shards([v for v, _ in copies])}
-            self.recorder.hand_over("initial", about, values)
-
     def step_made(
         self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
     ) -> None:
@@ -260,14 +234,14 @@ class Probe:
             for v in [v.item]
         ]
         self.write_facts()
-        about = {"optimizer": optimizer, "replica": replica, "shards": self._shards(variables), **about}
+        about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
         operation = self.recorder.hand_over("step", about, tensors)
         if not about.get("free"):
             self.recorder.gate(optimizer, replica, operation)
         if body is None:
             self.recorder.hold_if_reached()
 
-    def _shards(self, variables: list[Any]) -> dict[str, tuple[int, ...]]:
+    def shards(self, variables: list[Any]) -> dict[str, tuple[int, ...]]:
         """Of variables of which each replica holds another slice, how."""
         found = {self.names.of(variable): shard_of(variable) for variable in variables}
         return {name: tuple(shard) for name, shard in found.items() if shard is not None}

@@ -31,6 +31,7 @@ class Recording:
         streams: The generators that the program seeds, looked at after each step; None where nobody asks.
 
     Attributes:
+        at_end: Called before the end is written.
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
     """
@@ -47,6 +48,7 @@ class Recording:
         self._streams = streams
         self._wanted = steps
         self._send = send
+        self.at_end: list[Callable[[], None]] = []
         self.local_replicas = 1
         self.made_before: dict[str, int] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
@@ -177,6 +179,8 @@ class Recording:
 
     def close(self, reason: str) -> None:
         """Write what is held back, the final weights and the end."""
+        for action in self.at_end:
+            action()
         if self._streams is not None:
             self.write({"event": "streams", "streams": self._streams.found})
         for event in self._rowless.values():

@@ -38,4 +38,4 @@ def _remember(body: bodies.Body, probe: Probe, target: Any, sources: Any, result
     gradients = tf.nest.flatten(result)
     if len(variables) == len(gradients) and variables and all(hasattr(v, "assign") for v in variables):
         body.tape.append((gradients, variables))
-        probe.before_first("tape", body.replica, variables)
+        probe.initial.before_first("tape", body.replica, variables)

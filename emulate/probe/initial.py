@@ -1,0 +1,100 @@
+"""The weights that a run starts from, also those of layers that are built inside the first step."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from emulate import graph_functions
+from emulate.probe import replay
+from emulate.probe.variables import copy_of, is_floating
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+Started = tuple[str, int, list[tuple[Any, Any]]]
+"""(optimizer, replica, variables each with the replica's copy)"""
+
+
+class InitialWeights:
+    """Records each replica's weights before a step changes them for the first time.
+
+    A variable that is made while a `tf.function` is traced gets its value after the trace and before the function runs: then
+    it is recorded. On several replicas TensorFlow (2.21) makes the values inside the function's first call, where they are not
+    seen: a copy's is made of the first one's.
+
+    Args:
+        probe: Whose run it is.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._started: set[tuple[str, int]] = set()
+        self._begun: set[tuple[str, int]] = set()
+        self._unborn: list[Started] = []
+
+    def install(self) -> None:
+        """Wrap what gives the variables their values that a `tf.function` has made."""
+        cls = graph_functions.function_class()
+        name = graph_functions.INITIALIZES
+        original = getattr(cls, name)
+
+        @functools.wraps(original)
+        def initialize(function: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(function, *args, **kwargs)
+            finally:
+                self._born()
+
+        setattr(cls, name, initialize)
+
+    def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
+        """A replica is about to change these."""
+        import tensorflow as tf
+
+        if (optimizer, replica) in self._started:
+            return
+        self._started.add((optimizer, replica))
+        names = self._probe.names
+        with tf.init_scope(), graph_functions.device("CPU:0"):
+            fresh = [v for v in variables if is_floating(v) and (names.of(v), replica) not in self._begun]
+            # What another optimizer trains already does not begin anew with this one.
+            self._begun |= {(names.of(variable), replica) for variable in fresh}
+            started = (optimizer, replica, [(variable, copy_of(variable, replica)) for variable in fresh])
+            if not self._record(started):
+                self._unborn.append(started)
+
+    def note_unseen(self) -> None:
+        """At the end: say so where variables got their values in another way."""
+        if self._unborn:
+            text = "variables are made inside the step; their first values were not seen"
+            self._probe.note("initial-weights-unseen", text)
+
+    def _born(self) -> None:
+        import tensorflow as tf
+
+        with tf.init_scope(), graph_functions.device("CPU:0"):
+            self._unborn = [started for started in self._unborn if not self._record(started)]
+
+    def _record(self, started: Started) -> bool:
+        """Hand the values over; False where there are none yet."""
+        import tensorflow as tf
+
+        optimizer, replica, copies = started
+        probe = self._probe
+        try:
+            values = [copy.read_value() for _, copy in copies]
+        except tf.errors.FailedPreconditionError:
+            return False
+        if any(value.shape != variable.shape for (variable, _), value in zip(copies, values, strict=True)):
+            return False
+        if probe.plan.initial is not None:
+            replay.assign_initial(probe.plan.initial, probe.names, copies, replica)
+            values = [copy.read_value() for _, copy in copies]
+        named = [
+            (("variable", probe.names.of(variable), bool(getattr(variable, "trainable", True))), value)
+            for (variable, _), value in zip(copies, values, strict=True)
+        ]
+        about = {"replica": replica, "optimizer": optimizer, "shards": probe.shards([v for v, _ in copies])}
+        probe.recorder.hand_over("initial", about, named)
+        return True
