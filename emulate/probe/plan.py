@@ -18,11 +18,13 @@ class Replay:
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
         summed: The sum of the shares' gradients is applied, not their mean.
+        regrouped: Each share gets rows of all replicas, as many as its own.
     """
 
     trace: Path
     shares: int = 1
     summed: bool = False
+    regrouped: bool = False
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ class Rows:
         trace = Trace(plan.trace)
         self._shares = plan.shares
         self._summed = plan.summed
+        self._regrouped = plan.regrouped
         self._steps: list[list[Step]] = [
             [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
         ]
@@ -189,11 +190,17 @@ class Rows:
             number = self._calls.get(share, 0)
             self._calls[share] = number + 1
         steps = self._steps[min(number, len(self._steps) - 1)]
-        chosen = self._chosen(steps, share)
         return [
-            np.concatenate([_read(step, place) for step in chosen]).astype(dtype.as_numpy_dtype)
-            for place, dtype in zip(places, dtypes, strict=True)
+            self._rows(steps, place, share).astype(dtype.as_numpy_dtype) for place, dtype in zip(places, dtypes, strict=True)
         ]
+
+    def _rows(self, steps: list[Step], place: int, share: int | None) -> Any:
+        if share is None or not self._regrouped:
+            return np.concatenate([_read(step, place) for step in self._chosen(steps, share)])
+        sizes = [sum(_shape(step, place)[0] for step in self._chosen(steps, one)) for one in range(self._shares)]
+        everything = np.concatenate([_read(step, place) for step in steps])
+        dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
+        return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
     def _shape(self, place: int, share: int | None) -> list[int | None]:
         """The recorded static shape: the number of rows where it is the same in every step."""

@@ -194,6 +194,8 @@ class Session:
             "replay": Replay(compared.directory),
             "replicas": Replay(compared.directory, len(compared.replicas)),
             "replicas-summed": Replay(compared.directory, len(compared.replicas), summed=True),
+            "replicas-regrouped": Replay(compared.directory, len(compared.replicas), regrouped=True),
+            "replicas-summed-regrouped": Replay(compared.directory, len(compared.replicas), summed=True, regrouped=True),
         }
         if switch in replays:
             traces = self._yardsticks.with_noise(replace(base, replay=replays[switch])).traces()

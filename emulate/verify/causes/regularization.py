@@ -5,12 +5,15 @@ from __future__ import annotations
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 
 
 def _search(case: Case) -> Sign | None:
     fits = tuple(fit for fit in case.explanation.decayed if not stands_apart(fit))
-    if not fits or case.has("accumulation") or not _is_steady(fits) or not _is_known(case, fits[0]):
+    if case.has("accumulation"):
         return None
+    if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
+        return _of_no_row(case)
     case.explain_fits(fits)
     first = fits[0]
     tensors = list(first.decay)
@@ -22,6 +25,21 @@ def _search(case: Case) -> Sign | None:
         f"{steps_in_words(fits)}: what the gradients have too much is {_term(l2, l1)} ({tensors[0]}), "
         f"on {'1 tensor' if len(tensors) == 1 else f'{len(tensors)} tensors'}, the others agree; without it what is left is "
         f"{max(fit.after for fit in fits):.1f} times the noise floor" + _coefficient(l2, case.num_replicas),
+    )
+
+
+def _of_no_row(case: Case) -> Sign | None:
+    """A term of any form that comes once for each replica, whatever its rows."""
+    first = case.base.first_step("gradient")
+    if first is None or not any(step == first for _, step in case.explanation.unexplained):
+        return None
+    agrees = rebase_on_replicas_apart(case, first, grouping_matters=False)
+    if agrees is None:
+        return None
+    return Sign(
+        "A term of the loss that depends on no row counts once for each replica: every replica adds it, and the optimizer adds "
+        "up the replicas.",
+        f"The gradients differ from step {first} on; {agrees}",
     )
 
 
@@ -67,7 +85,8 @@ REGULARIZATION = Cause(
     "gradients: the "
     "term counts as often as there are replicas.",
     evidence="What the gradients have too much is a multiple of the weights (L2) or of their signs (L1), on some tensors "
-    "only, with one factor in every step.",
+    "only, with one factor in every step; or, for a term of another form, one device on the rows of one replica after the "
+    "other has it too, whichever rows are together.",
     fix="Scale it for the number of replicas:\n    loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))",
     search=_search,
 )

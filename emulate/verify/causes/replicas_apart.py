@@ -8,30 +8,38 @@ from emulate.verify.compare import Comparison
 NOTE = "gradients, weights and losses were compared with the reference on the rows of one replica after the other"
 
 
-def rebase_on_replicas_apart(case: Case, step: int) -> str | None:
+def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:
     """Judge on a reference that computes as the replicas do, each for itself, where it explains a step's gradients.
 
     Args:
         case: The case; its base is that reference's comparison then.
         step: The first step whose gradients differ.
+        grouping_matters: Whether it is to matter which rows are together on a replica. Where it does not, what comes once
+            for each replica depends on no row.
 
     Returns:
-        What agrees with it, in words; None where it does not explain them.
+        What agrees with it, in words; None where it does not explain them, or where grouping matters otherwise than asked.
     """
     ledger = case.ledger
     if case.num_replicas < 2 or ledger is None or ledger.grows or ledger.first_apart is not None:
         return None
     for switch in ("replicas-summed", "replicas"):
         again = case.switched(switch)
-        if again is not None and _explains(again, step):
-            case.rebase(again)
-            case.notes.append(NOTE)
-            return f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
+        if again is None or not _explains(again, step):
+            continue
+        if _explains(case.switched(f"{switch}-regrouped"), step) == grouping_matters:
+            return None
+        case.rebase(again)
+        case.notes.append(NOTE)
+        told = f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
+        return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
 
 
-def _explains(again: Comparison, step: int) -> bool:
+def _explains(again: Comparison | None, step: int) -> bool:
     """Whether the gradients agree up to, and in, the step in which they differed."""
+    if again is None:
+        return False
     found = again.first_step("initial-weight", "gradient", "weight")
     compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
     return compared and (found is None or found > step)

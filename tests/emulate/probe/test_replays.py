@@ -50,6 +50,20 @@ def test_shares_one_after_the_other_are_applied_once_as_their_mean(recorded: Any
         np.testing.assert_allclose(2 * gradient, first[name], atol=1e-6)
 
 
+def test_shares_that_are_regrouped_have_the_same_rows_and_each_of_all_replicas(recorded: Any) -> None:
+    two = recorded(custom_loop)
+    options: dict[str, Any] = {"shares": 2, "summed": True}
+    apart, dealt = (
+        recorded(custom_loop, "1x1", reference=True, replay=Replay(two.directory, regrouped=regrouped, **options))
+        for regrouped in (False, True)
+    )
+    last = [trace.steps("sgd")[0][0].rows for trace in (apart, dealt)]
+    first, second = (two.steps("sgd")[0][replica].rows for replica in (0, 1))
+    assert last == [second, (*first[1::2], *second[1::2])]
+    _same(two, dealt)
+    _same(apart, dealt)
+
+
 def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
     def program() -> None:
         custom_loop(dropout=True)

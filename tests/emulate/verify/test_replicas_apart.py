@@ -31,11 +31,14 @@ def trained(folder: Folder, locals_: Array, objective: float = 1.0) -> Trace:
     return loop(folder.made(f"1x{locals_.shape[1]}"), step, weights=32)
 
 
-def judged(folder: Folder, switch: str, one_after_the_other: Array, objective: float = 1.3) -> Judgement:
+def judged(
+    folder: Folder, switch: str, one_after_the_other: Array, objective: float = 1.3, regrouped: Array | None = None
+) -> Judgement:
     topology = trained(folder, PARTS, objective)
+    given = {switch: one_after_the_other} | ({} if regrouped is None else {f"{switch}-regrouped": regrouped})
 
     def rerun(asked: str) -> Rerun | None:
-        return Rerun(trained(folder, one_after_the_other, objective), topology) if asked == switch else None
+        return Rerun(trained(folder, given[asked], objective), topology) if asked in given else None
 
     return judge(Case(trained(folder, WHOLE[:, None]), topology, rerun=rerun))
 
@@ -45,6 +48,15 @@ def test_another_loss_that_the_replicas_rows_alone_explain_couples_the_rows(fold
     assert codes(found) == ["in-batch-negatives"]
     assert found.causes[0].by_design
     assert "agrees in everything" in found.causes[0].evidence
+
+
+def test_a_term_that_comes_with_each_replica_whichever_rows_it_has_couples_no_rows(folder: Folder) -> None:
+    sums = PARTS.sum(axis=1, keepdims=True)
+    found = judged(folder, "replicas-summed", sums, regrouped=sums)
+    assert codes(found) == ["regularization-per-replica"]
+    assert found.causes[0].evidence.endswith("agrees in everything, and which rows are together does not matter")
+    other = np.random.default_rng(3).normal(size=sums.shape).astype("f4")
+    assert codes(judged(folder, "replicas-summed", sums, regrouped=other)) == ["in-batch-negatives"]
 
 
 def test_a_loss_that_is_a_mean_is_explained_by_the_mean_of_the_replicas(folder: Folder) -> None:
