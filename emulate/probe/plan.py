@@ -17,7 +17,8 @@ class Replay:
         trace: Folder of the trace whose rows are taken.
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
-        summed: The sum of the shares' gradients is applied, not their mean.
+        summed: The sum of the shares' gradients is applied, not their mean, and the program is told that there are as many
+            replicas as shares: what it divides by their number it divides here too.
         regrouped: Each share gets rows of all replicas, as many as its own.
     """
 

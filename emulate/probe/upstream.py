@@ -29,6 +29,21 @@ def num_local_replicas(strategy: Any) -> int:
         return 1
 
 
+def replica_counters() -> list[Any]:
+    """The classes that tell a program `num_replicas_in_sync` (TF 2.21)."""
+    lib = load("tensorflow.python.distribute.distribute_lib")
+    return [lib.StrategyBase, lib.ReplicaContextBase]
+
+
+LOSS_SCALERS = (
+    "tensorflow.python.ops.nn_impl",
+    "keras.src.losses.loss",
+    "tf_keras.src.utils.losses_utils",
+    "tf_keras.src.engine.compile_utils",
+)
+"""Modules that divide a program's loss by the number of replicas in its place."""
+
+
 def tape_class() -> Any:
     """`tf.GradientTape`."""
     return load("tensorflow.python.eager.backprop").GradientTape

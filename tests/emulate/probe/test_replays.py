@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe import Replay, Trace
-from tests.emulate.probe.loops import custom_loop
+from tests.emulate.probe.loops import BATCH, arrays, custom_loop
 
 
 def _gradients(trace: Trace, index: int) -> dict[str, Any]:
@@ -124,3 +124,30 @@ def test_gradients_of_16_bits_are_moved_where_they_cancel_and_stay_zero_where_th
     assert abs(short[1] / 1e-7 - 1) > 1
     assert abs(short[0] - 1) < 2e-3
     assert whole[2] == short[2] == 0
+
+
+def _mean_loop() -> None:
+    """Each replica divides the mean over its own rows by the number of replicas; a term beside it is not divided."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        optimizer = keras.optimizers.SGD(0.01)
+        optimizer.build(model.trainable_variables)
+
+    def step(x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.reduce_mean(losses) / strategy.num_replicas_in_sync
+            loss += 0.1 * tf.reduce_sum(model.trainable_variables[0] ** 3)
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+
+    for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)):
+        strategy.run(step, args=(x, y))
+
+
+def test_a_program_on_one_replicas_rows_after_the_other_divides_by_their_number(recorded: Any) -> None:
+    two = recorded(_mean_loop)
+    _same(two, recorded(_mean_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True)))

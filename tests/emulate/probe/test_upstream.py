@@ -11,11 +11,19 @@ import pytest
 from emulate import graph_functions
 from emulate.cluster import Cluster
 from emulate.probe import upstream
+from emulate.probe.replay import tell_replicas
 
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Runs a function in a host that has TensorFlow and both Keras."""
+    with Cluster("1x2") as cluster:
+        yield lambda function: cluster.run(function)[0]
+
+
+@pytest.fixture
+def fresh_host() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """The same, of its own: what is changed in it nobody else sees."""
     with Cluster("1x2") as cluster:
         yield lambda function: cluster.run(function)[0]
 
@@ -186,3 +194,55 @@ def test_stages_of_a_pipeline_that_draw_are_seen(host: Any) -> None:
         return [upstream.random_stages(one) for one in (every, once)], isinstance(every, upstream.dataset_class())
 
     assert host(look) == ([["shuffle", "map(shift)"], []], True)
+
+
+def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_scalers_of_losses(fresh_host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+        import tf_keras
+
+        tell_replicas(3)
+        asked: list[Any] = [tf.distribute.get_strategy().num_replicas_in_sync]
+        asked.append(tf.distribute.get_replica_context().num_replicas_in_sync)
+        asked.append(float(tf.nn.scale_regularization_loss(6.0)))
+        asked.append(float(tf.nn.compute_average_loss([6.0])))
+        rows = tf.constant([[1.0], [1.0]]), tf.constant([[3.0], [3.0]])
+        asked.append(round(float(keras.losses.MeanSquaredError()(*rows)), 5))
+        asked.append(round(float(tf_keras.losses.MeanSquaredError()(*rows)), 5))
+        strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+        with strategy.scope():
+            asked.append(strategy.extended._num_replicas_in_sync)
+        return asked
+
+    known: list[Any] = fresh_host(look)
+    assert known[:4] == [3, 3, 2.0, 2.0]
+    assert known[-1] == 1
+    assert known[4:6] == [1.33333, 4.0]  # Keras 3 always scales, Keras 2 in its `fit` alone
+
+
+def test_what_a_tf_function_makes_gets_its_values_after_the_trace_and_before_it_runs(fresh_host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        seen: list[Any] = []
+        cls = graph_functions.function_class()
+        original = getattr(cls, graph_functions.INITIALIZES)
+
+        def initialize(function: Any, *args: Any) -> Any:
+            result = original(function, *args)
+            seen.append([float(v) for v in made])
+            return result
+
+        setattr(cls, graph_functions.INITIALIZES, initialize)
+        made: list[Any] = []
+
+        @tf.function
+        def add() -> Any:
+            if not made:
+                made.append(tf.Variable(2.0))
+            return made[0].assign_add(1.0)
+
+        return seen, float(add()), seen
+
+    assert fresh_host(look)[1:] == (3.0, [[2.0]])
