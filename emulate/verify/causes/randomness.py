@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from emulate.probe.trace import Trace
+from collections.abc import Callable
+
+from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import compare
+from emulate.verify.gradients import StepOfAll
 from emulate.verify.ledger import ledgers
 from emulate.verify.measure import complete
 
@@ -57,24 +60,32 @@ def _drifted(case: Case) -> str | None:
 
 
 def _search_identical(case: Case) -> Sign | None:
-    same, drawn = 0, 0
-    example = ""
-    for name in case.untouched.optimizers:
-        for step in complete(case.untouched, name):
-            draws = [set(one.draws) for one in step.values()]
-            if len(draws) > 1 and draws[0]:
-                drawn += 1
-                shared = set.intersection(*draws)
-                same += bool(shared)
-                example = example or next(iter(sorted(shared)), "")
-    if not same:
-        return None
+    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
     where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
-    return Sign(
-        f"All replicas draw the same random numbers{where}: row i of every shard gets the same mask.",
-        f"In {same} of {drawn} steps with random draws all {case.num_replicas} replicas drew bit for bit the same numbers "
-        f"(digest {example}); independent draws never agree",
+    kinds: tuple[tuple[str, str, Callable[[Step], int]], ...] = (
+        ("replicas", "shard", lambda one: one.replica),
+        ("hosts", "host's share", lambda one: one.host),
     )
+    for who, part, owner in kinds:
+        shared = [found for step in steps if (found := _shared(step, owner)) is not None]
+        same = [found for found in shared if found]
+        if same:
+            number = len({owner(one) for one in steps[0].values()})
+            return Sign(
+                f"All {who} draw the same random numbers{where}: row i of every {part} gets the same mask.",
+                f"In {len(same)} of {len(shared)} steps with random draws all {number} {who} drew bit for bit the same numbers "
+                f"(digest {min(same[0])}); independent draws never agree",
+            )
+    return None
+
+
+def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
+    """The draws that all owners made, None where there is but one owner, or where the first made none."""
+    draws: dict[int, set[str]] = {}
+    for _, one in sorted(step.items()):
+        draws.setdefault(owner(one), set()).update(one.draws)
+    each = list(draws.values())
+    return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
 UNSEEDED = Cause(
@@ -96,8 +107,9 @@ IDENTICAL_DROPOUT = Cause(
     title="the same random numbers on every replica",
     meaning="Keras 3's dropout draws the same mask on every replica and every worker (each copy of the seed state "
     "starts equal and "
-    "advances equally), so the noise of a batch is not independent over its rows. The strategy does this by design.",
-    evidence="The random draws of a step are bit for bit the same on all replicas of the untouched run.",
+    "advances equally), and tf.random the same on every worker that was seeded alike, so the noise of a batch is not "
+    "independent over its rows. The strategy does this by design.",
+    evidence="The random draws of a step are bit for bit the same on all replicas, or on all hosts, of the untouched run.",
     fix="Draw from a generator that the strategy splits: in scope, tf.random.Generator.from_seed(SEED), and in the layer\n"
     "    mask = generator.uniform(tf.shape(x)) >= rate\n"
     "or accept it with --allow identical-dropout.",

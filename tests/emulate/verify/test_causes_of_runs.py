@@ -234,6 +234,28 @@ def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowe
     assert (allowed.verdict, allowed.causes[0].allowed) == ("equivalent", True)
 
 
+@pytest.mark.parametrize(("alike", "expected"), [(True, ["identical-dropout"]), (False, [])])
+def test_hosts_that_draw_alike_for_replicas_that_do_not_are_found_out_too(
+    folder: Folder, alike: bool, expected: list[str]
+) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            draws = [f"mask-{k}-{r % 2 if alike else r}"]
+            weights = {"w": weights_after(k)}
+            made.step(k, {"w": LOCALS[k, r]}, weights, replica=r, host=r // 2, rows=rows, objective=0.25, draws=draws)
+
+    made = folder.made("2x2")
+    made.event({"event": "strategy", "name": "MultiWorkerMirroredStrategy", "replicas": 4, "local": 2})
+    for r in range(4):
+        made.initial({"w": np.ones(128, "f4")}, replica=r, host=r // 2)
+    for k in range(3):
+        topology(made, k)
+    found = judge(Case(loop(folder.made(), right_reference), made.trace()))
+    assert codes(found) == expected
+    assert all("all 2 hosts drew" in cause.evidence for cause in found.causes)
+
+
 def test_a_strategy_with_fewer_replicas_than_devices_is_missing_some(folder: Folder) -> None:
     reference = loop(folder.made(), right_reference)
     topology = loop(folder.made("1x4"), right_reference, replicas=2)
