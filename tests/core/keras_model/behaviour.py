@@ -202,6 +202,7 @@ def shuffled_by_each_host(run: Run) -> dict[str, Any]:
         refused = "nothing"
     except ValueError as error:
         refused = str(error)
-    found = {"refused": refused, "batches": trained(Batches())}
+    judged = trained(Batches(), validation_data=Batches())
+    found = {"refused": refused, "batches": trained(Batches()), "judged in between": judged}
     tf.random.set_seed(host)
     return {**found, "not dense": trained(tf.sparse.from_dense(numbers + 1), y=numbers, batch_size=4)}
