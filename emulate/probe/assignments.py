@@ -29,6 +29,7 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         body = bodies.current()
         if body is None or body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
+        body.keeps = True
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
             probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])

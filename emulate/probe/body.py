@@ -41,6 +41,7 @@ class Body:
         label: The program's function, the same in every run of the program.
         assigned: Variables that the step has assigned itself, by their id.
         assigns: Whether one is being assigned.
+        keeps: Whether the step assigns any variable itself: what a run keeps there a later one may apply.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -62,6 +63,7 @@ class Body:
         self.label = ""
         self.assigned: dict[int, Any] = {}
         self.assigns = False
+        self.keeps = False
         self.layer_depth = 0
         self.num_draws = 0
         self.share: int | None = None
@@ -74,6 +76,11 @@ class Body:
 
     def __exit__(self, *exc: object) -> None:
         _current.body = self._outer
+
+    @property
+    def kept_by(self) -> str | None:
+        """The program's function, where it keeps something in variables of its own."""
+        return self.label if self.keeps else None
 
     def is_here(self) -> bool:
         """Whether the current graph is this body's own (so that tensors of one can be used in the other)."""

@@ -181,7 +181,8 @@ class Probe:
         tensors = [*body.inputs, *((("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws)))]
         tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
         if body.inputs and body.is_here():
-            self.recorder.hand_over("run", {"replica": body.replica, "taped": body.taped}, tensors)
+            about = {"replica": body.replica, "taped": body.taped, "kept_by": body.kept_by}
+            self.recorder.hand_over("run", about, tensors)
 
     def _state_left(self, body: Body) -> None:
         """What the step has assigned itself, as it leaves it."""
@@ -221,6 +222,7 @@ class Probe:
             tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
             tensors += [(("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws))]
             body.applied = True
+            about = about | {"kept_by": body.kept_by}
             body.objective, body.tape, body.draws = [], [], []
         if fused and body is not None and not body.taped:
             about = about | {"apply_only": True}

@@ -136,13 +136,17 @@ class Recording:
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
         if about.get("apply_only") and (runs := self._taped.take(optimizer, [replica])):
             event |= _without_inputs(event) | _joined(runs)
-        self._place(event, fused="rows" in event or about.get("rows") == "none")
+        elif (
+            "rows" in event and not event.get("tape") and (runs := self._taped.take(optimizer, [replica], about.get("kept_by")))
+        ):
+            event |= _without_inputs(event) | _joined([*runs, event])  # the last of several batches, and the update
+        self._place(event, about.get("kept_by"), fused="rows" in event or about.get("rows") == "none")
 
-    def _place(self, event: dict[str, Any], *, fused: bool) -> None:
+    def _place(self, event: dict[str, Any], kept_by: str | None, *, fused: bool) -> None:
         """Write a step, with the rows of the `run`s that it depends on where it does not carry its own."""
         replica = event["replica"]
         if event.get("tape"):
-            self._taped.add(replica, event)  # an optimizer outside of the `run` may apply these gradients
+            self._taped.add(replica, event, kept_by)  # an optimizer outside of the `run` may apply these gradients
         if fused:
             self._write_step(event)
             return
@@ -202,7 +206,7 @@ class Recording:
         objectives = _objective(record)
         run |= {"draws": _draws(record), "replica": replica, **objectives}
         if record.about.get("taped"):
-            self._taped.add(replica, run)
+            self._taped.add(replica, run, record.about.get("kept_by"))
         else:
             self._pending.setdefault(replica, []).append(run)
 
@@ -279,21 +283,34 @@ class Taped:
         self._runs: dict[int, list[dict[str, Any]]] = {}
         self._takers: dict[int, set[str]] = {}
 
-    def add(self, replica: int, run: dict[str, Any]) -> None:
-        """A run made gradients."""
+    def add(self, replica: int, run: dict[str, Any], kept_by: str | None) -> None:
+        """A run made gradients, and kept them in variables if `kept_by` names the program's function that did."""
         if self._takers.pop(replica, None):
             self._runs.pop(replica)
         kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
+        kept["kept_by"] = kept_by
         self._runs.setdefault(replica, []).append(kept)
         del self._runs[replica][:-MOST_RUNS]
 
-    def take(self, optimizer: str, replicas: list[int] | None) -> list[dict[str, Any]]:
-        """The runs whose gradients an optimizer applies; None stands for all replicas."""
+    def take(self, optimizer: str, replicas: list[int] | None, kept_by: str | None = "") -> list[dict[str, Any]]:
+        """The runs whose gradients an optimizer applies.
+
+        Args:
+            optimizer: Its name.
+            replicas: Whose runs; None stands for all replicas.
+            kept_by: Only runs in which this function of the program kept its gradients, none for None; any for "".
+
+        Returns:
+            The runs, replica after replica.
+        """
         chosen = sorted(self._runs) if replicas is None else replicas
         free = [r for r in chosen if r in self._runs and optimizer not in self._takers.get(r, set())]
-        for replica in free:
+        found = {r: [run for run in self._runs[r] if kept_by in ("", run["kept_by"])] for r in free}
+        if kept_by is None:
+            return []
+        for replica in [r for r, runs in found.items() if runs]:
             self._takers.setdefault(replica, set()).add(optimizer)
-        return [run for replica in free for run in self._runs[replica]]
+        return [run for runs in found.values() for run in runs]
 
 
 def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -170,7 +170,8 @@ def variable_classes() -> list[Any]:
     from tensorflow.python.ops import resource_variable_ops
 
     several = [values.DistributedVariable, values.SyncOnReadVariable, values.MirroredVariable, ps_values.AggregatingVariable]
-    return [resource_variable_ops.BaseResourceVariable, *several]
+    # TensorFlow gives the second one methods of its own, the first one's.
+    return [resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable, *several]
 
 
 PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -79,7 +79,7 @@ def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
         counts = [Counter(one.name for one in t.reports if one.host == 0) for t in (runs.topology, runs.reference)]
         for name in counts[0]:
             pairs = zip(counts, steps, (ours, theirs), strict=True)
-            if all(0 <= count[name] - made * size < size for count, made, size in pairs):
+            if all(abs(count[name] - made * size) < size for count, made, size in pairs):
                 # A metric of Keras counts all batches so far: its last result is that of the step.
                 how = "last" if name.startswith("metric/") else _how(runs, optimizer, ours / theirs)
                 found[name] = ((ours, theirs), how)

@@ -156,7 +156,7 @@ def test_every_variable_is_assigned_through_these_methods(host: Any) -> None:
             {"assign", "assign_add", "assign_sub"} <= set(vars(cls)) or cls.__name__ == "MirroredVariable" for cls in classes
         ] + [all(hasattr(cls, name) for name in ("aggregation", "synchronization", "dtype")) for cls in classes]
 
-    assert host(look) == [True] * 10
+    assert host(look) == [True] * 12
 
 
 def test_every_constant_of_a_graph_is_made_in_one_place_and_knows_the_line_of_the_program(host: Any) -> None:
