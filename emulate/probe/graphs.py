@@ -16,9 +16,10 @@ LARGE_BYTES = 8 << 20
 
 
 def install(probe: Probe) -> None:
-    """Wrap what makes the constants of graphs, and `Dataset.cache` and `map`."""
+    """Wrap what makes the constants of graphs, and `cache`, `enumerate` and `map` of datasets."""
     _wrap_constants(probe)
     _wrap_cache(probe)
+    remember_first_numbers()
     _wrap_map(probe)
 
 
@@ -79,3 +80,17 @@ def _wrap_map(probe: Probe) -> None:
         return dataset
 
     cls.map = map_
+
+
+def remember_first_numbers() -> None:
+    """Have each dataset know the number that its `enumerate` begins with."""
+    cls = upstream.dataset_class()
+    original = cls.enumerate
+
+    @functools.wraps(original)
+    def enumerate_(self: Any, start: Any = 0, *args: Any, **kwargs: Any) -> Any:
+        dataset = original(self, start, *args, **kwargs)
+        setattr(dataset, upstream.FIRST_NUMBER, str(start))
+        return dataset
+
+    cls.enumerate = enumerate_

@@ -5,6 +5,7 @@ A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -223,6 +224,12 @@ def dataset_class() -> Any:
 
 _DRAWS = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}
 """Operations that draw from a generator of their own, which their seeds start."""
+_STATELESS = ("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", "StatelessShuffle")
+"""Operations that draw from the seed that they are given."""
+
+
+FIRST_NUMBER = "_gpudist_first_number"
+"""What a dataset remembers of its `enumerate`."""
 
 
 def random_stages(dataset: Any) -> list[str]:
@@ -231,14 +238,36 @@ def random_stages(dataset: Any) -> list[str]:
     if type(dataset).__name__ == "_ShuffleDataset" and getattr(dataset, "_reshuffle_each_iteration", None) is not False:
         found.append("shuffle")
     stage = drawing_stage(dataset)
-    return found if stage is None else [*found, stage["stage"]]
+    return found if stage is None or not stage["seeds"] else [*found, stage["stage"]]
 
 
 def drawing_stage(dataset: Any) -> dict[str, Any] | None:
-    """The stage of a dataset whose own functions draw, with the seeds of their operations; None where none does."""
+    """The stage of a dataset whose own functions draw, None where none does.
+
+    Args:
+        dataset: A `tf.data.Dataset`.
+
+    Returns:
+        Its name; the seeds of what draws from a generator; where all draws come from the function's arguments alone, a
+        digest of the function, else nothing.
+    """
     for function in dataset._functions():
-        operations = [one for one in function.function.graph.get_operations() if one.type in _DRAWS]
-        if operations:
-            seeds = [[one.get_attr("seed"), one.get_attr("seed2")] for one in operations]
-            return {"stage": f"map({getattr(function._func, '__name__', 'a function')})", "seeds": seeds}
+        graph = function.function.graph
+        operations = graph.get_operations()
+        seeds = [[one.get_attr("seed"), one.get_attr("seed2")] for one in operations if one.type in _DRAWS]
+        pure = not seeds and not graph.captures and any(one.type.startswith(_STATELESS) for one in operations)
+        if seeds or pure:
+            name = f"map({getattr(function._func, '__name__', 'a function')})"
+            return {"stage": name, "seeds": seeds, "function": _digest_of(graph, dataset) if pure else ""}
     return None
+
+
+def _digest_of(graph: Any, dataset: Any) -> str:
+    """Of a function, and of the first number of what it is given: `Dataset.enumerate` may begin elsewhere on each host."""
+    state = hashlib.blake2b(graph.as_graph_def().SerializeToString(deterministic=True), digest_size=8)
+    waiting = list(dataset._inputs())
+    while waiting:
+        one = waiting.pop()
+        waiting += one._inputs()
+        state.update(str(getattr(one, FIRST_NUMBER, "")).encode())
+    return state.hexdigest()

@@ -48,15 +48,18 @@ def _moves(stream: dict[str, Any]) -> bool:
 
 
 def _stage(trace: Trace) -> str | None:
-    """A function of the pipeline whose operations have the same seeds on all hosts, because the program seeds them so."""
+    """A function of the pipeline that draws the same on all hosts: of its arguments, or with seeds that the program gives."""
     seeded = {host for host, event in trace.of("seeded") if event["generator"] == "tensorflow"}
     drawing = {host: event.get("drawing", ()) for host, event in trace.of("program")}
-    if len(seeded) < trace.num_hosts or len(drawing) < trace.num_hosts:
+    if len(drawing) < trace.num_hosts:
         return None
     common = [stage for stage in drawing[0] if all(stage in stages for stages in drawing.values())]
-    if not common:
-        return None
-    return f"{common[0]['stage']} draws with the seeds {_pairs(common[0]['seeds'])} on all {len(drawing)} hosts"
+    for stage in common:
+        if stage["function"]:
+            return f"{stage['stage']} draws what its arguments say, the place in the host's share, alike on all hosts"
+        if len(seeded) == trace.num_hosts:
+            return f"{stage['stage']} draws with the seeds {_pairs(stage['seeds'])} on all {len(drawing)} hosts"
+    return None
 
 
 def _pairs(seeds: Sequence[Sequence[int]]) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from emulate import graph_functions
 from emulate.cluster import Cluster
-from emulate.probe import upstream
+from emulate.probe import graphs, upstream
 from emulate.probe.replay import tell_replicas
 
 
@@ -194,6 +194,26 @@ def test_stages_of_a_pipeline_that_draw_are_seen(host: Any) -> None:
         return [upstream.random_stages(one) for one in (every, once)], isinstance(every, upstream.dataset_class())
 
     assert host(look) == ([["shuffle", "map(shift)"], []], True)
+
+
+def test_stages_that_draw_by_a_number_are_told_apart_by_function_and_first_number(fresh_host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        graphs.remember_first_numbers()
+
+        def stage(start: int, scale: float = 1.0) -> Any:
+            numbered = tf.data.Dataset.range(8).map(lambda x: x + 1).enumerate(start)
+            return upstream.drawing_stage(numbered.map(lambda i, x: scale * tf.random.stateless_normal([2], tf.stack([i, x]))))
+
+        plain = tf.data.Dataset.range(8).map(lambda x: x + 1)
+        return [stage(0), stage(0), stage(5), stage(0, 2.0)], upstream.drawing_stage(plain)
+
+    (one, same, elsewhere, other), plain = fresh_host(look)
+    assert one == same
+    assert (one["stage"], one["seeds"]) == ("map(<lambda>)", [])
+    assert len({stage["function"] for stage in (one, elsewhere, other)}) == 3
+    assert plain is None
 
 
 def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_scalers_of_losses(fresh_host: Any) -> None:

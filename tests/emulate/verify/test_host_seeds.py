@@ -139,7 +139,7 @@ def streams(host: int, *, seed: str = "5", moved: int = 11, other: str | None = 
 
 
 def drawing(host: int, *, other: int = 3, seeded: bool = True) -> list[dict[str, Any]]:
-    stage = {"stage": "map(noise)", "seeds": [[other if host else 3, 8]]}
+    stage = {"stage": "map(noise)", "seeds": [[other if host else 3, 8]], "function": ""}
     told = [{"event": "seeded", "generator": "tensorflow"}] if seeded else []
     return [{"event": "program", "drawing": [stage]}, *told]
 
@@ -162,6 +162,17 @@ def test_hosts_that_draw_the_same_numbers_for_different_rows_augment_alike(folde
     found = judge(Case(trained(folder, None), trained(folder, disturbed, told=drawing)))
     assert codes(found) == ["identical-augmentation"]
     assert found.causes[0].evidence.startswith("map(noise) draws with the seeds (3, 8) on all 2 hosts; ")
+
+
+def test_hosts_that_draw_by_the_place_in_their_share_augment_alike(folder: Folder) -> None:
+    def pure(host: int, other: str = "f") -> list[dict[str, Any]]:
+        stage = {"stage": "map(noise)", "seeds": [], "function": other if host else "f"}
+        return [{"event": "program", "drawing": [stage]}]
+
+    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=pure)))
+    assert codes(found) == ["identical-augmentation"]
+    assert "map(noise) draws what its arguments say, the place in the host's share" in found.causes[0].evidence
+    assert codes_of(folder, disturbed, lambda host: pure(host, "another")) == ["unexplained"]
 
 
 @pytest.mark.parametrize(
