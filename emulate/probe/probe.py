@@ -60,8 +60,7 @@ class Probe:
         self.names = Names()
         self.rounding = Rounding(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
-        self.streams = Streams() if several_hosts else None
-        self.recording = Recording(self.writer, steps=plan.steps, send=send, streams=self.streams)
+        self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
         self.facts |= {"apply_only": [], "constants": [], "cached": [], "drawing": []}
@@ -69,6 +68,7 @@ class Probe:
         self._strategies: set[int] = set()
         self.initial = InitialWeights(self)
         self.recording.at_end.append(self.initial.note_unseen)
+        self.streams = Streams(self.recording) if several_hosts else None
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()

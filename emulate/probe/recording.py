@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from emulate.probe.recorder import Key, Record
 from emulate.probe.slices import Shard, part_of
-from emulate.probe.streams import Streams
 from emulate.probe.trace import TraceWriter, digest
 
 Array = NDArray[Any]
@@ -28,26 +27,19 @@ class Recording:
         writer: The host's part of the trace.
         steps: The last wanted step (counted from 1), None for all.
         send: Sends an event to the supervisor.
-        streams: The generators that the program seeds, looked at after each step; None where nobody asks.
 
     Attributes:
+        at_step: Called after each step that was written.
         at_end: Called before the end is written.
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
     """
 
-    def __init__(
-        self,
-        writer: TraceWriter,
-        *,
-        steps: int | None,
-        send: Callable[[Mapping[str, Any]], None],
-        streams: Streams | None = None,
-    ) -> None:
+    def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
         self._writer = writer
-        self._streams = streams
         self._wanted = steps
         self._send = send
+        self.at_step: list[Callable[[], None]] = []
         self.at_end: list[Callable[[], None]] = []
         self.local_replicas = 1
         self.made_before: dict[str, int] = {}
@@ -134,12 +126,12 @@ class Recording:
         event["weights"] = self._weights(record, optimizer, index)
         event |= _objective(record)
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
-        if about.get("apply_only") and (runs := self._taped.take(optimizer, [replica])):
-            event |= _without_inputs(event) | _joined(runs)
-        elif (
-            "rows" in event and not event.get("tape") and (runs := self._taped.take(optimizer, [replica], about.get("kept_by")))
-        ):
-            event |= _without_inputs(event) | _joined([*runs, event])  # the last of several batches, and the update
+        if about.get("apply_only"):
+            runs = self._taped.take(optimizer, [replica])
+            event |= _without_inputs(event) | _joined(runs) if runs else {}
+        elif "rows" in event and not event.get("tape"):
+            runs = self._taped.take(optimizer, [replica], about.get("kept_by"))
+            event |= _without_inputs(event) | _joined([*runs, event]) if runs else {}  # the last of several batches
         self._place(event, about.get("kept_by"), fused="rows" in event or about.get("rows") == "none")
 
     def _place(self, event: dict[str, Any], kept_by: str | None, *, fused: bool) -> None:
@@ -167,8 +159,8 @@ class Recording:
             return
         if event["replica"] == min(self._last):
             self._send({"event": "progress", "step": event["step"] + 1})
-            if self._streams is not None:
-                self._streams.look()
+            for action in self.at_step:
+                action()
         self._notice_end(event["optimizer"])
 
     def _notice_end(self, optimizer: str) -> None:
@@ -185,8 +177,6 @@ class Recording:
         """Write what is held back, the final weights and the end."""
         for action in self.at_end:
             action()
-        if self._streams is not None:
-            self.write({"event": "streams", "streams": self._streams.found})
         for event in self._rowless.values():
             self.write(event)
         self._rowless.clear()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emulate.imports import when_imported
+from emulate.probe.recording import Recording
 from emulate.probe.trace import digest
 
 _MOST = 32
@@ -38,14 +39,21 @@ class _Stream:
 
 
 class Streams:
-    """Follows the generators of Python and NumPy that a program seeds."""
+    """Follows the generators of Python and NumPy that a program seeds.
 
-    def __init__(self) -> None:
+    Args:
+        recording: What writes of them.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self._known: dict[str, _Stream] = {}
 
     def install(self) -> None:
         """See every `numpy.random.default_rng` from now on; the global generators are told by `seeded`."""
         when_imported("numpy", self._wrap_default_rng)
+        self._recording.at_step.append(self.look)
+        self._recording.at_end.append(lambda: self._recording.write({"event": "streams", "streams": self.found}))
 
     def seeded(self, generator: str) -> None:
         """The program has seeded Python's or NumPy's global generator."""

@@ -20,7 +20,8 @@ Events (every one has `event`):
     strategy     name, replicas (num_replicas_in_sync), local (how many of them on this host)
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
-    step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, reduced, tape, free
+    step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, runs, reduced, tape,
+                 free
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emulate.probe.recording import Recording
 from emulate.probe.streams import Streams
 from emulate.probe.trace import Trace
 from emulate.topology import Topology
@@ -197,9 +198,13 @@ def test_hosts_that_draw_alike_and_keep_their_rows_as_they_are_do_not_augment(fo
     assert "identical-augmentation" not in codes_of(folder, lambda host: disturbed(0), streams)
 
 
-def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(np.random, "default_rng", np.random.default_rng)
-    followed = Streams()
+    made = folder.made()
+    recording = Recording(made.writer(), steps=None, send=lambda event: None)
+    followed = Streams(recording)
     followed.install()
     moving = np.random.default_rng(5)
     still = np.random.default_rng((5, 1))
@@ -216,4 +221,5 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(mon
     lines = [one for name, one in followed.found.items() if "default_rng" in name]
     assert [(one["seed"], one["moved"], one["looks"]) for one in lines] == [("5", 3, 4), ("(5, 1)", 0, 4)]
     assert (told["random"]["moved"], told["random"]["looks"]) == (1, 4)
+    made.trace()
     assert still.normal() == np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 1)))).normal()
