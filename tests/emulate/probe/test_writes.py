@@ -62,12 +62,10 @@ def test_checkpoints_and_models_are_told_with_the_hosts_that_wrote_them(run: Run
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.save(f"own-{host}/model.keras")
         model.save_weights("everyones.weights.h5" if host else "first.weights.h5")
-        if host == 0:
-            checkpoint.write("common")
-            Path("common-is-there").touch()
-        while not Path("common-is-there").exists():
-            pass
+        while host and not Path("common-is-there").exists():
+            pass  # at the same time one would take the other's files away
         checkpoint.write("common")
+        Path("common-is-there").touch()
         Path("no-model.txt").touch()
 
     result = run(program, "2x1")
