@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.probe.recorder import Key, Record
+from emulate.probe.applied_apart import MOST_RUNS, Taped, joined
+from emulate.probe.recorder import Record
+from emulate.probe.rows import num_rows, parts_of, row_names, row_positions
 from emulate.probe.slices import Shard, part_of
 from emulate.probe.trace import TraceWriter, digest
 
 Array = NDArray[Any]
 WEIGHT_ELEMENTS = 1 << 16
 TABLE_ELEMENTS = 1 << 22
-MOST_RUNS = 256
 
 
 class Recording:
@@ -128,10 +128,10 @@ class Recording:
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
         if about.get("apply_only"):
             runs = self._taped.take(optimizer, [replica])
-            event |= _without_inputs(event) | _joined(runs) if runs else {}
-        elif "rows" in event and not event.get("tape"):
-            runs = self._taped.take(optimizer, [replica], about.get("kept_by"))
-            event |= _without_inputs(event) | _joined([*runs, event]) if runs else {}  # the last of several batches
+            event |= _without_inputs(event) | joined(runs) if runs else {}
+        elif "rows" in event and not event.get("tape") and about.get("kept_by"):
+            runs = self._taped.take_kept(optimizer, replica, about["kept_by"])
+            event |= _without_inputs(event) | joined([*runs, event]) if runs else {}  # the last of several batches
         self._place(event, about.get("kept_by"), fused="rows" in event or about.get("rows") == "none")
 
     def _place(self, event: dict[str, Any], kept_by: str | None, *, fused: bool) -> None:
@@ -145,7 +145,7 @@ class Recording:
         if event.get("reduced"):
             runs = [run for _, pending in sorted(self._pending.items()) for run in pending]
             self._pending.clear()
-            event |= _joined(self._taped.take(event["optimizer"], None) or runs)
+            event |= joined(self._taped.take(event["optimizer"]) or runs)
             self._write_step(event)
             return
         self._rowless[replica] = event
@@ -175,11 +175,11 @@ class Recording:
 
     def close(self, reason: str) -> None:
         """Write what is held back, the final weights and the end."""
-        for action in self.at_end:
-            action()
         for event in self._rowless.values():
             self.write(event)
         self._rowless.clear()
+        for action in self.at_end:
+            action()
         for replica, event in sorted(self._last.items()):
             self.write({"event": "final", "replica": replica, "variables": event["weights"]})
         self.write({"event": "end", "reason": reason})
@@ -243,76 +243,14 @@ class Recording:
         }
 
     def _inputs(self, record: Record) -> dict[str, Any]:
-        parts = _grouped({key: value for key, value in record.values if key[0] == "input"})
-        ordered = [parts[position] for position in sorted(parts)]
-        places = row_positions({place: _num_rows(part) for place, part in enumerate(ordered)})
+        parts = parts_of({key: value for key, value in record.values if key[0] == "input"})
+        places = row_positions({place: num_rows(part) for place, part in enumerate(parts)})
         entry: dict[str, Any] = {"row_inputs": places, "inputs": []}
-        for part in ordered:
+        for part in parts:
             numbers = "dense" in part and part["dense"].dtype != object
             entry["inputs"].append(self._writer.array(_plain(part["dense"])) if numbers else None)
-        entry["rows"] = _row_names([ordered[place] for place in places])
+        entry["rows"] = row_names([parts[place] for place in places])
         return entry
-
-
-def row_positions(num_rows: Mapping[int, int | None]) -> list[int]:
-    """Which inputs are rows of the batch: those that share the most frequent leading dimension, the first of equals."""
-    counts = Counter(number for number in num_rows.values() if number is not None)
-    if not counts:
-        return []
-    most = counts.most_common(1)[0][0]
-    return [position for position, number in sorted(num_rows.items()) if number == most]
-
-
-class Taped:
-    """Runs in which gradients were taken and not applied: they belong to the step that applies them.
-
-    Several runs may be applied together (accumulation), and several optimizers may apply one run's gradients, each once.
-    """
-
-    def __init__(self) -> None:
-        self._runs: dict[int, list[dict[str, Any]]] = {}
-        self._takers: dict[int, set[str]] = {}
-
-    def add(self, replica: int, run: dict[str, Any], kept_by: str | None) -> None:
-        """A run made gradients, and kept them in variables if `kept_by` names the program's function that did."""
-        if self._takers.pop(replica, None):
-            self._runs.pop(replica)
-        kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
-        kept["kept_by"] = kept_by
-        self._runs.setdefault(replica, []).append(kept)
-        del self._runs[replica][:-MOST_RUNS]
-
-    def take(self, optimizer: str, replicas: list[int] | None, kept_by: str | None = "") -> list[dict[str, Any]]:
-        """The runs whose gradients an optimizer applies.
-
-        Args:
-            optimizer: Its name.
-            replicas: Whose runs; None stands for all replicas.
-            kept_by: Only runs in which this function of the program kept its gradients, none for None; any for "".
-
-        Returns:
-            The runs, replica after replica.
-        """
-        chosen = sorted(self._runs) if replicas is None else replicas
-        free = [r for r in chosen if r in self._runs and optimizer not in self._takers.get(r, set())]
-        found = {r: [run for run in self._runs[r] if kept_by in ("", run["kept_by"])] for r in free}
-        if kept_by is None:
-            return []
-        for replica in [r for r, runs in found.items() if runs]:
-            self._takers.setdefault(replica, set()).add(optimizer)
-        return [run for runs in found.values() for run in runs]
-
-
-def _joined(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows of several runs together, the sum of their objectives where all have one, and how many a replica made."""
-    if not runs:
-        return {}
-    joined: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}
-    joined["runs"] = max(Counter(run["replica"] for run in runs).values())
-    joined["draws"] = [draw for run in runs for draw in run.get("draws", [])]
-    if all("objective" in run for run in runs):
-        joined["objective"] = sum(run["objective"] for run in runs)
-    return joined
 
 
 def _without_inputs(event: dict[str, Any]) -> dict[str, Any]:
@@ -346,60 +284,3 @@ def _combined(rows: Array, values: Array) -> tuple[Array, Array]:
     combined = np.zeros((len(unique), *values.shape[1:]), values.dtype)
     np.add.at(combined, inverse.reshape(-1), values)
     return unique.astype(np.int64), combined
-
-
-def _grouped(values: Mapping[Key, Array]) -> dict[int, dict[str, Any]]:
-    parts: dict[int, dict[str, Any]] = {}
-    for key, value in values.items():
-        part = parts.setdefault(key[1], {})
-        if key[2] == "splits":
-            part.setdefault("splits", []).append(value)
-        else:
-            part[key[2]] = value
-    return parts
-
-
-def _num_rows(part: Mapping[str, Any]) -> int | None:
-    if "splits" in part:
-        return len(part["splits"][0]) - 1
-    if "indices" in part:
-        return int(part["shape"][0])
-    dense = part["dense"]
-    return int(dense.shape[0]) if dense.ndim else None
-
-
-def _row_names(parts: list[dict[str, Any]]) -> list[str]:
-    number = _num_rows(parts[0]) if parts else 0
-    return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
-
-
-def _row_name(pieces: list[bytes]) -> str:
-    state = hashlib.blake2b(digest_size=8)
-    for piece in pieces:
-        state.update(len(piece).to_bytes(8, "little"))
-        state.update(piece)
-    return state.hexdigest()
-
-
-def _row_bytes(part: Mapping[str, Any], i: int) -> bytes:
-    if "splits" in part:
-        return _ragged_row(part, i)
-    if "indices" in part:
-        chosen = part["indices"][:, 0] == i
-        return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
-    return _bytes(part["dense"][i])
-
-
-def _ragged_row(part: Mapping[str, Any], i: int) -> bytes:
-    low, high = i, i + 1
-    pieces = []
-    for splits in part["splits"]:
-        pieces.append((splits[low : high + 1] - splits[low]).tobytes())
-        low, high = int(splits[low]), int(splits[high])
-    return b"".join([*pieces, _bytes(part["values"][low:high])])
-
-
-def _bytes(array: Array) -> bytes:
-    if array.dtype == object:
-        return b"\0".join(bytes(item) if isinstance(item, bytes) else str(item).encode() for item in np.ravel(array))
-    return np.ascontiguousarray(array).tobytes()

@@ -12,7 +12,7 @@ import numpy as np
 
 from emulate.probe import upstream
 from emulate.probe.plan import Replay
-from emulate.probe.recording import row_positions
+from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Step, Trace
 
@@ -130,6 +130,9 @@ def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], rep
             copy.assign(value.astype(copy.dtype.as_numpy_dtype))
 
 
+_KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
+
+
 def tell_replicas(number: int) -> None:
     """Tell the program, and what scales losses for it, that there are so many replicas; TensorFlow itself knows better."""
     for cls in upstream.replica_counters():
@@ -145,9 +148,6 @@ def _wrap_counter(cls: Any, number: int) -> None:
         return original(self) if is_ours else number
 
     cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
-
-
-_KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
 
 
 class Rows:

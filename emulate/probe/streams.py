@@ -9,7 +9,7 @@ import functools
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,9 @@ class Streams:
 
     def seeded(self, generator: str) -> None:
         """The program has seeded Python's or NumPy's global generator."""
-        states = {"python": _python_state, "numpy": _numpy_state}
-        if generator in states:
-            state = states[generator]
-            self._known[{"python": "random", "numpy": "numpy.random"}[generator]] = _Stream(state(), state)
+        if generator in _GLOBAL:
+            name, state = _GLOBAL[generator]
+            self._known[name] = _Stream(state(), state)
 
     def look(self) -> None:
         """A step was made."""
@@ -103,3 +102,9 @@ def _numpy_state() -> str:
 
     state = np.random.get_state(legacy=False)["state"]
     return f"{digest(state['key'])}:{state['pos']}"
+
+
+_GLOBAL: Mapping[str, tuple[str, Callable[[], str]]] = {
+    "python": ("random", _python_state),
+    "numpy": ("numpy.random", _numpy_state),
+}

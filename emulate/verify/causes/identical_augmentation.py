@@ -55,7 +55,7 @@ def _stage(trace: Trace) -> str | None:
         return None
     common = [stage for stage in drawing[0] if all(stage in stages for stages in drawing.values())]
     for stage in common:
-        if stage["function"]:
+        if stage.get("function"):
             return f"{stage['stage']} draws what its arguments say, the place in the host's share, alike on all hosts"
         if len(seeded) == trace.num_hosts:
             return f"{stage['stage']} draws with the seeds {_pairs(stage['seeds'])} on all {len(drawing)} hosts"
