@@ -6,7 +6,6 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,7 +59,7 @@ def run(
         complain(choice.why)
     faults = parse_all(fault)
     check_for(faults, shape)
-    launch = partial(_launch, partial(_entry, found), shape, choice.kind, all_reduce.value, network.value, faults)
+    launch = partial(_launch, found, shape, choice.kind, all_reduce.value, network.value, faults)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -83,7 +82,7 @@ class _NeedsFreshProcess(Exception):
 
 
 def _launch(
-    entry: Callable[[Any], None],
+    program: Program,
     shape: Topology,
     device: str,
     all_reduce: str,
@@ -94,8 +93,9 @@ def _launch(
 ) -> int:
     from emulate.cluster import ClusterPlan, Preload
 
-    with Preload(imports=imports) as preload:
+    with Preload(imports=imports, modules=program.imports) as preload:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))  # so that it goes even when we are killed
+        entry = partial(_entry, program)
         plan = ClusterPlan(
             shape, entry, directory, device=device, all_reduce=all_reduce, network=network, cwd=Path.cwd(), echo=True
         )

@@ -23,7 +23,7 @@ from emulate.cluster import system
 from emulate.cluster.channel import Channel
 from emulate.cluster.isolation import Capability, find_capability
 from emulate.cluster.keeper import Wakeups, end_descendants, keep, wait_for_any
-from emulate.cluster.upstream import is_runtime_initialized
+from emulate.cluster.upstream import is_runtime_initialized, without_matplotlib
 from emulate.cluster.views import remove_tree
 
 _PATIENCE = 10.0
@@ -95,8 +95,9 @@ def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
 
 def _import_all(modules: tuple[str, ...]) -> None:
     gc.disable()
-    importlib.import_module("tensorflow")
-    importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
+    with without_matplotlib():
+        importlib.import_module("tensorflow")
+        importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
     for name in (*_LATE, *modules):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)

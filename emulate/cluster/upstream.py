@@ -1,15 +1,24 @@
-"""The one place of this package that touches private names of TensorFlow (2.21)."""
+"""The one place of this package that touches private names of TensorFlow (2.21) and Keras (3.15)."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import importlib.util
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _PATIENCE = 10.0
 _POLL = 0.005
+_DRAWS = {
+    "keras.src.visualization.plot_image_gallery": ("plt", "matplotlib.pyplot"),
+    "keras.src.visualization.plot_bounding_box_gallery": ("patches", "matplotlib.patches"),
+}
+"""What Keras imports of matplotlib: the module that does, its name there."""
 
 
 def is_runtime_initialized() -> bool:
@@ -57,3 +66,29 @@ def _wait_until_listening(address: str | None) -> None:
             time.sleep(_POLL)
         else:
             return
+
+
+@contextlib.contextmanager
+def without_matplotlib() -> Iterator[None]:
+    """Import Keras within: it loads matplotlib (0.3 s, 26 MB) for two functions that draw. They load it when they draw."""
+    if "matplotlib" in sys.modules or importlib.util.find_spec("matplotlib") is None:
+        yield
+        return
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["matplotlib"]
+        for module, (name, wanted) in _DRAWS.items():
+            if module in sys.modules:
+                setattr(sys.modules[module], name, _Later(wanted))
+
+
+class _Later:
+    """A module that is imported when something of it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)

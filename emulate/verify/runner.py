@@ -82,7 +82,7 @@ class Runner:
         self._lock = threading.Lock()
         self._written: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
-        self._preload = Preload() if preload is None else preload
+        self._preload = Preload(modules=settings.program.imports) if preload is None else preload
         self._own = self._preload if preload is None else None
         self._fresh: Preload | None = None
 

@@ -32,12 +32,13 @@ def uniform(low: float = -0.05, high: float = 0.05, seed: int = 0) -> Callable[[
     def rows(start: int, shape: tuple[int, ...]) -> NDArray[Any]:
         count, *rest = shape
         first, last = start // _PAGE, -(-(start + count) // _PAGE)
-        pages = [
-            np.random.Generator(np.random.Philox(key=[seed, page])).random((_PAGE, *rest), np.float32)
-            for page in range(first, last)
-        ]
-        drawn = np.concatenate(pages) if pages else np.zeros((0, *rest), np.float32)
+        drawn = np.empty(((last - first) * _PAGE, *rest), np.float32)
+        for page in range(first, last):
+            at = (page - first) * _PAGE
+            np.random.Generator(np.random.Philox(key=[seed, page])).random(out=drawn[at : at + _PAGE], dtype=np.float32)
+        drawn *= high - low
+        drawn += low
         offset = start - first * _PAGE
-        return np.asarray(low + (high - low) * drawn[offset : offset + count], np.float32)
+        return drawn[offset : offset + count]
 
     return rows

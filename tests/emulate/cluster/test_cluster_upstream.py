@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +83,25 @@ def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..
     leader, other = run("2x1", entry, loaded).values
     assert set(leader) == {None}
     assert set(other) == {"127.0.0.1:2222"}
+
+
+def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(run: Callable[..., Ran], loaded: Preload) -> None:
+    def entry(context: HostContext) -> Any:
+        import importlib
+        import os
+        import sys
+
+        import keras
+        import numpy as np
+
+        before = "matplotlib" in sys.modules
+        keras.visualization.plot_image_gallery(np.zeros((1, 8, 8, 3)), path="one.png")
+        boxes = importlib.import_module("keras.src.visualization.plot_bounding_box_gallery")  # itself it needs OpenCV
+        return before, os.path.getsize("one.png") > 0, type(boxes.patches.Patch(color="red")).__module__
+
+    assert run("1x1", entry, loaded).values == [(False, True, "matplotlib.patches")]
+
+
+def test_matplotlib_is_loaded_once_for_all_hosts_of_a_program_that_names_it(run: Callable[..., Ran]) -> None:
+    with Preload(modules=("matplotlib.pyplot",)) as preload:
+        assert run("1x1", lambda context: "matplotlib.pyplot" in sys.modules, preload).values == [True]

@@ -61,6 +61,12 @@ def test_a_script_elsewhere_has_two_folders(folder, tmp_path_factory, monkeypatc
     assert Program.find(str(folder / "train.py")).folders == (other, folder)
 
 
+def test_hosts_find_matplotlib_imported_where_the_program_names_it(folder):
+    (folder / "draws.py").write_text("import matplotlib.pyplot as plt\n")
+    found = [Program.find(target).imports for target in ("draws.py", "train.py", lambda: __import__("matplotlib"))]
+    assert found == [("matplotlib.pyplot",), (), ("matplotlib.pyplot",)]
+
+
 def test_a_path_object_is_a_script(folder):
     assert Program.find(folder / "train.py").kind == "script"
 
