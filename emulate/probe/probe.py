@@ -96,6 +96,7 @@ class Probe:
         self.initial.install()
         switches.install(self)
         reports.install_reduce(self)
+        reports.install_local_results(self)
         optimizers.install_tensorflow(self)
         if self.several_hosts:
             recording = self.recording

@@ -45,6 +45,7 @@ class Recording:
         self.made_before: dict[str, int] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
         self._reported: Counter[str] = Counter()
+        self._shared: set[str] = set()
         self._pending: dict[int, list[dict[str, Any]]] = {}
         self._taped = Taped()
         self._rowless: dict[int, dict[str, Any]] = {}
@@ -216,6 +217,12 @@ class Recording:
         self._reported[name] += 1
         if self._wanted is None or step < self._wanted * MOST_RUNS:  # a number may be reported for each run
             self.write({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "replica": None})
+
+    def shared(self, name: str) -> None:
+        """What is reported under a name is one replica's part of something that the program makes of several: no report."""
+        if name not in self._shared:
+            self._shared.add(name)
+            self.write({"event": "shared", "name": name})
 
     def _gradients(self, record: Record) -> dict[str, Any]:
         values = dict(record.values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
@@ -34,6 +35,49 @@ def install_reduce(probe: Probe) -> None:
         return result
 
     cls.reduce = reduce
+
+
+def install_local_results(probe: Probe) -> None:
+    """Wrap `Strategy.experimental_local_results`: a number that is taken of one replica alone is reported as it is."""
+    cls = upstream.strategy_class()
+    original = cls.experimental_local_results
+
+    @functools.wraps(original)
+    def experimental_local_results(self: Any, value: Any) -> Any:
+        results = original(self, value)
+        caller = _caller(sys._getframe(1))
+        if caller is None or bodies.current() is not None or any(hasattr(one, "assign") for one in results):
+            return results
+        parts = _OfReplicas(results)
+        parts.looked_at = functools.partial(_looked_at, probe, f"{caller}/local result", {})
+        return parts
+
+    cls.experimental_local_results = experimental_local_results
+
+
+class _OfReplicas(tuple[Any, ...]):  # noqa: SLOT001 (a tuple can have no slots that hold something)
+    """What each replica made. It tells which of them the program looks at: None for all."""
+
+    looked_at: Callable[[int | None, Any], None] | None = None
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        if self.looked_at is not None:
+            self.looked_at(key if isinstance(key, int) else None, found)
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.looked_at is not None:
+            self.looked_at(None, None)
+        return super().__iter__()
+
+
+def _looked_at(probe: Probe, name: str, seen: dict[int, None], key: int | None, value: Any) -> None:
+    if key is None or (seen and key not in seen):
+        probe.recording.shared(name)
+    elif not seen:
+        seen[key] = None
+        report_tensor(probe, value, "loss", name)
 
 
 def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:

@@ -27,6 +27,7 @@ Events (every one has `event`):
     streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on
     evaluation   replica, rows                                               a Strategy.run without an apply
     report       kind (loss or metric), name, step, value, replica           what the program itself reports
+    shared       name: what is reported under it is one replica's part of something that the program makes of several
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
     note         code, text
@@ -347,8 +348,11 @@ class Trace:
     @cached_property
     def reports(self) -> list[Report]:
         """What the program reported, host after host; a value that is not finite is NaN or infinite here too."""
+        shared = {event["name"] for _, event in self.of("shared")}
         return [
-            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica")) for host, e in self.of("report")
+            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica"))
+            for host, e in self.of("report")
+            if e["name"] not in shared
         ]
 
     def _step(self, host: int, event: Mapping[str, Any]) -> Step:

@@ -97,8 +97,8 @@ def _unreported(case: Case, verdict: str) -> list[str]:
 
 
 _UNREPORTED = (
-    "The loss that is trained was compared. What the program itself reports was not seen: only what Strategy.reduce returns "
-    "and Keras logs is, so a loss that is taken of one replica would pass."
+    "The loss that is trained was compared. What the program itself reports was not seen: only what Strategy.reduce returns, a "
+    "number of experimental_local_results that is taken alone, and what Keras logs are."
 )
 
 

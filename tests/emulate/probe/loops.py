@@ -23,6 +23,7 @@ def custom_loop(
     after: Any = None,
     epochs: int = 2,
     one_device: bool = False,
+    reported: Any = lambda strategy, losses: strategy.reduce("SUM", losses, axis=None),
 ) -> None:
     """The loop of TensorFlow's guide: per-example losses divided by the global batch, SUM over the replicas."""
     import keras
@@ -45,7 +46,7 @@ def custom_loop(
 
     @tf.function(jit_compile=True if jit else None)
     def train(x: Any, y: Any) -> Any:
-        return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+        return reported(strategy, strategy.run(step, args=(x, y)))
 
     for x, y in strategy.experimental_distribute_dataset(data):
         train(x, y)

@@ -63,6 +63,31 @@ def test_what_the_program_reduces_is_reported_once_a_step_and_what_keras_reduces
     assert abs(trace.reports[0].value - objective) < 1e-6
 
 
+def test_a_number_that_is_taken_of_one_replica_alone_is_reported_as_it_is(recorded: Any) -> None:
+    trace = recorded(functools.partial(custom_loop, reported=lambda s, losses: s.experimental_local_results(losses)[0]))
+    assert [(one.kind, one.name, one.step) for one in trace.reports][:2] == [
+        ("loss", "train/local result", k) for k in range(2)
+    ]
+    assert abs(trace.reports[0].value - trace.steps("sgd")[0][0].objective) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        lambda parts: sum(parts),
+        lambda parts: parts[0] + parts[1],
+        lambda parts: __import__("tensorflow").add_n(parts),
+        lambda parts: __import__("tensorflow").reduce_sum(__import__("tensorflow").stack(parts)),
+    ],
+    ids=["sum", "indices", "add_n", "stack"],
+)
+def test_a_number_that_is_made_of_all_replicas_is_not_taken_for_that_of_one(recorded: Any, whole: Any) -> None:
+    def reported(strategy: Any, losses: Any) -> Any:
+        return whole(strategy.experimental_local_results(losses))
+
+    assert recorded(functools.partial(custom_loop, reported=reported)).reports == []
+
+
 def test_what_is_reduced_under_a_strategy_of_one_device_is_reported_too(recorded: Any) -> None:
     trace = recorded(lambda: custom_loop(one_device=True), "1x1")
     assert [(one.name, one.step) for one in trace.reports][:2] == [("train/reduce", 0), ("train/reduce", 1)]
