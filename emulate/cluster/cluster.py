@@ -15,7 +15,7 @@ from typing import Any, NoReturn, final
 
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.explain import Follower, explain_hang
-from emulate.cluster.failures import first_cause, patience_after
+from emulate.cluster.failures import first_cause, patience_after, telling
 from emulate.cluster.host import HostContext
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
 from emulate.cluster.parent import Preload
@@ -288,6 +288,6 @@ def _last_output(running: RunningCluster, host: int) -> str:
     shown = ""
     for name in ("stdout", "stderr"):
         path = running.plan.directory / f"host-{host}" / name
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-20:] if path.exists() else []
-        shown += f"\n{name} of the host:{os.linesep}" + os.linesep.join(lines) if any(lines) else ""
+        lines = telling(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else []
+        shown += f"\n{name} of the host:{os.linesep}" + os.linesep.join(lines) if lines else ""
     return shown

@@ -19,6 +19,15 @@ PEER_SECONDS = 1.0
 SAVING_SECONDS = 10.0
 """How long the others may take to leave after one has left in order."""
 
+_CHATTER = re.compile(
+    r"I\d{4} \d\d:\d\d:\d|/job:\w+/replica:\d+/task:\d+$|WARNING: All log messages before absl|E\d{4}.*failed call to cuInit"
+)
+
+
+def telling(text: str, most: int = 20) -> list[str]:
+    """The last lines of what a host wrote, without TensorFlow's that say that all is well, or that there is no GPU."""
+    return [line for line in text.splitlines() if line.strip() and not _CHATTER.match(line)][-most:]
+
 
 def has_failed(outcome: HostOutcome) -> bool:
     """Whether this is no end that a program is to have."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import pickle
 import re
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from json import dumps  # by name: a test may put something else in its place
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -55,7 +55,7 @@ class HostContext:
     def send(self, event: Mapping[str, Any]) -> None:
         """Tell the supervisor something that JSON can say; from any thread."""
         with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
-            self._channel.send(EVENT, json.dumps(event, separators=(",", ":")).encode())
+            self._channel.send(EVENT, dumps(event, separators=(",", ":")).encode())
 
     def answer(self, event: Mapping[str, Any]) -> None:
         """As `send`, for what pickle can say: the supervisor unpickles it."""

@@ -65,8 +65,7 @@ class Round:
         self._stragglers = None if patience is None or with_servers else Stragglers(cluster.running, patience)
 
     def hurry(self, grace: float | None = None) -> None:
-        """The hosts that are not done get only so many seconds more."""
-        self._cluster.reject("a job was cut short because one host was done for")
+        """The hosts that are not done get only so many seconds more; where all use them well, the cluster stays."""
         self._shorten(self._grace if grace is None else min(grace, self._grace))
 
     def allow(self, seconds: float) -> None:

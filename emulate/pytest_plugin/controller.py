@@ -83,7 +83,10 @@ class Controller:
         if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._reports(item, nextitem, topology):
+        reports = self._reports(item, nextitem, topology)
+        if (late := upstream.tear_down(item, nextitem)) is not None:
+            reports.append(late)  # fixtures of earlier tests beside the hosts, which ended with this one
+        for report in reports:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -93,7 +96,7 @@ class Controller:
         topology = topology_of(item)
         if topology is not None:
             item.user_properties.append((TOPOLOGY, str(topology)))
-        elif item.get_closest_marker(NAME) is not None and not is_of_framework(item):
+        elif item.get_closest_marker(NAME) is not None and not is_of_framework(item) and not upstream.is_doctest(item):
             pytest.fail(
                 f"A mark {NAME} stands on a test function, a class or a module. Received: one on {item.nodeid}, where pytest "
                 "does not look for it before it makes tests (in pytest.param(marks=...), say). "
@@ -142,6 +145,7 @@ class Controller:
         from emulate.pytest_plugin.host import run_test
         from emulate.pytest_plugin.watch import START_SECONDS, Watch
 
+        started = time.time()
         plan = self._plan(item, nextitem, topology, wanted)
         deadline = wanted.deadline or self.settings.deadline
         with self.clusters.lease(topology) as lease:
@@ -158,9 +162,11 @@ class Controller:
             runs = [watch.run_of(host, results[host]) for host in trainers]
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
-        reports = merge(item, runs, deadline, self.settings.patience)
+        reports = merge(item, runs, deadline, self.settings.patience, started)
         device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
         properties = self._properties(topology, device, verdict_of(reports)) + news
+        if self._config.getoption("setuponly", False):
+            properties = [(TOPOLOGY, str(topology))]  # nothing ran there that could pass
         return watch.late_reports() + finished(reports, properties, self._note(reports))
 
     def _news(self, notes: list[str]) -> list[tuple[str, object]]:
@@ -177,11 +183,11 @@ class Controller:
     def _obey(self, item: pytest.Item, runs: list[HostRun]) -> None:
         """What a host wants of the whole run."""
         for run in runs:
-            if isinstance(run.result.value, Ended):
-                if run.result.value.exit_reason is not None:
-                    pytest.exit(f"{run.result.value.exit_reason} ({run.name} of {item.nodeid})")
-                if run.result.value.stop:
-                    item.session.shouldstop = run.result.value.stop
+            if isinstance(ended := run.result.value, Ended):
+                if ended.exit_reason is not None:
+                    pytest.exit(f"{ended.exit_reason} ({run.name} of {item.nodeid})", ended.exit_code)
+                if ended.stop:
+                    item.session.shouldstop = ended.stop
 
     def _properties(self, topology: Topology, device: str, verdict: str, reason: str = "") -> list[tuple[str, object]]:
         found: list[tuple[str, object]] = [(TOPOLOGY, str(topology)), (DEVICE, device), (VERDICT, verdict)]
@@ -243,13 +249,14 @@ class Controller:
         from emulate.cluster import Cluster
 
         with self._beside(item, topology) as preload:
-            options: dict[str, Any] = {"device": self.settings.device, "timeout": self._deadline(item)}
+            options: dict[str, Any] = {"device": self.settings.device, "timeout": self.deadline_of(item)}
             with Cluster(topology, preload=preload, **options) as made:
                 item.user_properties += [(DEVICE, EMULATED if made.device == "cpu" else made.device)]
                 yield made
                 item.user_properties += self._news(made.notes)
 
-    def _deadline(self, item: pytest.Item) -> float:
+    def deadline_of(self, item: pytest.Item) -> float:
+        """The seconds that what a test does on hosts may take."""
         wanted = wanted_by(item)
         return (wanted.deadline if wanted is not None else None) or self.settings.deadline
 

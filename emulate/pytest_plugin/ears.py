@@ -99,6 +99,7 @@ class _Ears:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
+        __tracebackhide__ = True
         self._note_change(fixturedef)
         return (yield)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -111,7 +110,7 @@ class Host:
                 say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
-            return Ended(device_in_use(), exit_reason=str(leave.msg))
+            return Ended(device_in_use(), exit_reason=str(leave.msg), exit_code=leave.returncode)
         finally:
             upstream.stop_capturing(self._config)
             if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
@@ -142,11 +141,8 @@ class Host:
             self._tear_down(last, item)
 
     def _tear_down(self, last: pytest.Item, keep: pytest.Item | None) -> None:
-        start = time.time()
-        call = pytest.CallInfo.from_call(lambda: upstream.tear_down(self._session, keep), "teardown")
-        if call.excinfo is not None:
-            report = pytest.TestReport.from_item_and_call(last, call)
-            report.start = start
+        report = upstream.tear_down(last, keep)
+        if report is not None:
             self.send_report(report)
 
     def _following(self, plan: TestPlan, item: pytest.Item) -> Any:
@@ -168,7 +164,8 @@ class Host:
 
     def send_report(self, report: pytest.TestReport) -> None:
         """Tell the controller."""
-        self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
+        if upstream.subtest_name(report) is None:
+            self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
         self._context.send(dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:

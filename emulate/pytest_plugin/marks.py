@@ -90,9 +90,11 @@ def _shown(mark: pytest.Mark) -> str:
 def parametrize(metafunc: pytest.Metafunc) -> None:
     """Make one test for each topology that the marks of a function name."""
     try:
-        wanted = wanted_by(metafunc.definition)
+        wanted, wrong = wanted_by(metafunc.definition), None
     except WrongUse as error:
-        pytest.fail(f"{metafunc.definition.nodeid}: {error}", pytrace=False)
+        wanted, wrong = None, error
+    if wrong is not None:  # said here, so that pytest does not tell of two errors
+        pytest.fail(f"{metafunc.definition.nodeid}: {wrong}", pytrace=False)
     if wanted is not None:
         # pytest parametrizes only what a function asks for; whether this one asks for anything does not matter.
         metafunc.fixturenames.append(PARAMETER)

@@ -1,11 +1,15 @@
-"""The cluster as a test on one of its hosts sees it: who it is, and where the hosts meet."""
+"""The cluster as a test on one of its hosts sees it: who it is, and where the hosts meet.
+
+Functions are imported by name: a test may put others in their place while hosts meet.
+"""
 
 from __future__ import annotations
 
-import os
-import pickle
 import time
+from os import replace
+from os.path import exists
 from pathlib import Path
+from pickle import dumps, loads
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import WrongUse
@@ -67,16 +71,16 @@ class HostCluster:
         self._meetings += 1
         folder.mkdir(parents=True, exist_ok=True)
         mine = folder / f".{self.host}"
-        mine.write_bytes(pickle.dumps(value))
-        os.replace(mine, folder / str(self.host))
+        mine.write_bytes(dumps(value))
+        replace(mine, folder / str(self.host))
         paths = [folder / str(host) for host in range(self.num_hosts)]
-        while not all(path.exists() for path in paths):  # the test's deadline ends this
+        while not all(exists(path) for path in paths):  # the test's deadline ends this
             self._check_presence(paths)
             time.sleep(0.002)
-        return [pickle.loads(path.read_bytes()) for path in paths]
+        return [loads(path.read_bytes()) for path in paths]
 
     def _check_presence(self, paths: list[Path]) -> None:
-        gone = [host for host in range(self.num_hosts) if (self._folder / f"left-{host}").exists() and not paths[host].exists()]
+        gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
         if gone:
             raise WrongUse(
                 f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from emulate.cluster.failures import telling
 from emulate.pytest_plugin import upstream
 
 if TYPE_CHECKING:
     from emulate.pool import HostResult
 
 _MACHINERY = re.compile(r'  File "[^"]*/(_pytest|pluggy|unittest)/')
-_CHATTER = re.compile(r"I\d{4} \d\d:\d\d:\d|/job:\w+/replica:\d+/task:\d+$|WARNING: All log messages before absl")
-_PHASES = ("setup", "call", "teardown")
+_OURS = re.compile(_MACHINERY.pattern + r'|  File "[^"]*/emulate/|  File "<string>|Extension modules:')
+PHASES = ("setup", "call", "teardown")
 _WORDS = {"setup": "setting the test up", "call": "running the test", "teardown": "tearing the test down"}
+
+
+_Failure = tuple[list[str], Any, str]
+"""Names of hosts, what is shown of their failure, and its message."""
 
 
 @dataclass
@@ -28,9 +36,11 @@ class HostRun:
     Attributes:
         host: The host's number.
         name: What messages call it.
-        reports: What its pytest reported.
+        reports: What its pytest reported of the phases.
         result: How its job ended.
         captured: For a host that was not done: what its pytest had captured of the phase it was in.
+        subtests: What its pytest reported of subtests.
+        phases: What a test consists of; no call with `--setup-only`.
     """
 
     host: int
@@ -38,6 +48,8 @@ class HostRun:
     reports: list[pytest.TestReport]
     result: HostResult
     captured: list[tuple[str, str]] = field(default_factory=list)
+    subtests: list[pytest.TestReport] = field(default_factory=list)
+    phases: tuple[str, ...] = PHASES
 
     def report(self, phase: str) -> pytest.TestReport | None:
         """What it reported of a phase."""
@@ -51,7 +63,7 @@ class HostRun:
     @property
     def is_passed(self) -> bool:
         """Whether nothing went wrong here."""
-        return self.result.status == "returned" and all(one.passed for one in self.reports)
+        return self.result.status == "returned" and all(one.passed for one in [*self.reports, *self.subtests])
 
     @property
     def is_cause(self) -> bool:
@@ -67,30 +79,38 @@ class HostRun:
         seen = {one.when for one in self.reports}
         if self.reports and self.reports[0].when == "setup" and not self.reports[0].passed:
             seen.add("call")
-        return next((phase for phase in _PHASES if phase not in seen), None)
+        return next((phase for phase in self.phases if phase not in seen), None)
 
 
-def merge(item: pytest.Item, runs: list[HostRun], deadline: float, patience: float) -> list[pytest.TestReport]:
-    """One report for each phase.
+def merge(
+    item: pytest.Item, runs: list[HostRun], deadline: float, patience: float, started: float | None = None
+) -> list[pytest.TestReport]:
+    """One report for each phase, and for each subtest.
 
     Args:
         item: The test.
         runs: How it went on each host.
         deadline: The seconds it had.
         patience: The seconds that a host may wait for one that is done with it.
+        started: When it was begun, by `time.time`; now unless given.
 
     Returns:
-        Reports of setup, call (unless the setup failed) and teardown.
+        Reports of setup, of the subtests and the call (unless the setup failed or is all that is wanted), and of the teardown.
     """
-    merger = _Merger(item, runs, deadline, patience)
+    merger = _Merger(item, runs, deadline, patience, time.time() if started is None else started)
     reports = [merger.phase("setup")]
-    if reports[0].passed:
-        reports.append(merger.phase("call"))
+    if reports[0].passed and "call" in runs[0].phases:
+        subtests, call = merger.subtests(), merger.phase("call")
+        failed = sum(one.failed for one in subtests)
+        if failed and call.passed:
+            call.outcome, call.longrepr = "failed", f"contains {failed} failed subtest{'s' if failed > 1 else ''}"
+        reports += [*subtests, call]
     return [*reports, merger.phase("teardown")]
 
 
 class _Merger:
-    def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float, patience: float) -> None:
+    def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float, patience: float, started: float) -> None:
+        self._since = started
         self._item = item
         self._runs = runs
         self._deadline = deadline
@@ -110,8 +130,38 @@ class _Merger:
         if failing or broken:
             self._fail(merged, phase, failing, broken)
         elif reports:
-            self._agree(merged, phase, reports)
+            self._agree(merged, reports)
+        self._has_failed |= merged.failed
+        if broken and not reports:
+            merged.start, merged.stop = self._since, time.time()
+            merged.duration = merged.stop - merged.start
+        self._since = merged.stop
         merged.sections = _shared_sections(self._sections(phase, reports), len(self._runs))
+        return merged
+
+    def subtests(self) -> list[pytest.TestReport]:
+        """The reports of the subtests; one that a test has several times is told apart by its number."""
+        found: dict[tuple[str | None, int], list[tuple[HostRun, pytest.TestReport]]] = {}
+        for run in self._runs:
+            seen: Counter[str | None] = Counter()
+            for report in run.subtests:
+                name = upstream.subtest_name(report)
+                found.setdefault((name, seen[name]), []).append((run, report))
+                seen[name] += 1
+        return [self._subtest(reports) for reports in found.values()]
+
+    def _subtest(self, reports: list[tuple[HostRun, pytest.TestReport]]) -> pytest.TestReport:
+        merged = copy.copy(reports[0][1])
+        merged.nodeid, merged.location = self._item.nodeid, self._item.location
+        failing = [(run, report) for run, report in reports if report.failed]
+        if failing:
+            groups = _by_failure([(run, report.longrepr) for run, report in failing])
+            others = [pair for pair in reports if pair not in failing]
+            self._tell(merged, groups, _joined(others, lambda report: _kind(report) + _reason(report)))
+        else:
+            self._agree(merged, reports)
+        written = [(run.name, title, text) for run, report in reports for title, text in report.sections]
+        merged.sections = _shared_sections(written, len(self._runs))
         return merged
 
     def _sections(self, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> list[tuple[str, str, str]]:
@@ -138,7 +188,7 @@ class _Merger:
         merged.user_properties = _shared_properties(self._runs, reports)
         return merged
 
-    def _agree(self, merged: pytest.TestReport, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> None:
+    def _agree(self, merged: pytest.TestReport, reports: list[tuple[HostRun, pytest.TestReport]]) -> None:
         """All hosts passed, or all skipped, or all failed as expected; else that is the failure."""
         kinds = {_kind(report) for _, report in reports}
         first = reports[0][1]
@@ -155,6 +205,9 @@ class _Merger:
 
     def _fail(self, merged: pytest.TestReport, phase: str, failing: list[HostRun], broken: list[HostRun]) -> None:
         groups = self._groups(phase, failing, broken)
+        self._tell(merged, groups, self._rest(phase, [name for names, _, _ in groups for name in names]))
+
+    def _tell(self, merged: pytest.TestReport, groups: list[_Failure], rest: str) -> None:
         names, longrepr, message = groups[0]
         on = _names(names, len(self._runs))
         if not hasattr(longrepr, "addsection"):
@@ -163,8 +216,7 @@ class _Merger:
             longrepr.reprcrash.message = f"{on}: {longrepr.reprcrash.message}"
         for others, text, _ in groups[1:]:
             longrepr.addsection(f"{_names(others, len(self._runs))}, otherwise", str(text).strip("\n"), "-")
-        involved = [name for names, _, _ in groups for name in names]
-        if rest := self._rest(phase, involved):
+        if rest:
             longrepr.addsection("the other hosts", rest, "-")
         self._set_failed(merged, f"on {on}" if len(self._runs) > 1 else "", longrepr)
 
@@ -172,21 +224,18 @@ class _Merger:
         path, line, name = merged.location
         merged.location = (path, line, f"{name} {where}".rstrip())
         merged.outcome, merged.longrepr = "failed", longrepr
-        self._has_failed = True
 
-    def _groups(self, phase: str, failing: list[HostRun], broken: list[HostRun]) -> list[tuple[list[str], Any, str]]:
-        """Hosts with the same failure together: those that left by themselves first, else who failed first."""
+    def _groups(self, phase: str, failing: list[HostRun], broken: list[HostRun]) -> list[_Failure]:
+        """Those that left by themselves first, else who failed first."""
         left = [run for run in broken if run.result.status not in ("ended", "timeout")]
         late = [run for run in broken if run.result.status == "timeout"]
         ended = [run for run in broken if run.result.status == "ended"]
         order = [*left, *sorted(failing, key=lambda run: run.stop_of(phase)), *late, *ended]
-        found: dict[str, tuple[list[str], Any, str]] = {}
+        shown: list[tuple[HostRun, Any]] = []
         for run in order:
             report = run.report(phase) if run in failing else None
-            shown = report.longrepr if report is not None else self._left(run, phase)
-            message = getattr(getattr(shown, "reprcrash", None), "message", None) or str(shown).strip().splitlines()[0]
-            found.setdefault(_alike(str(shown)), ([], shown, message))[0].append(run.name)
-        return list(found.values())
+            shown.append((run, report.longrepr if report is not None else self._left(run, phase)))
+        return _by_failure(shown)
 
     def _left(self, run: HostRun, phase: str) -> str:
         """How a host ended that did not report."""
@@ -233,6 +282,15 @@ class _Merger:
 
     def _place(self) -> tuple[str, int]:
         return self._item.location[0], (self._item.location[1] or 0) + 1
+
+
+def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
+    """Hosts with the same failure together."""
+    found: dict[str, _Failure] = {}
+    for run, longrepr in shown:
+        message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or str(longrepr).strip().splitlines()[0]
+        found.setdefault(_alike(str(longrepr)), ([], longrepr, message))[0].append(run.name)
+    return list(found.values())
 
 
 def _empty(item: pytest.Item, phase: str) -> pytest.TestReport:
@@ -289,9 +347,11 @@ def _stack(run: HostRun) -> str:
 
 
 def _tail(output: str) -> str:
-    """The end of what a host wrote beside pytest, without TensorFlow's reports that all is well."""
-    lines = [line for line in output.rstrip().splitlines() if line.strip() and not _CHATTER.match(line)]
-    return "\n".join(lines[-20:])
+    """The end of what a host wrote beside pytest, without TensorFlow's reports that all is well; of Python's dump the head."""
+    at = output.find("Fatal Python error:")
+    if at >= 0:
+        return "\n".join([line for line in telling(output[at:], len(output)) if not _OURS.match(line)][:20])
+    return "\n".join(telling(output))
 
 
 def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[tuple[str, str]]:

@@ -149,4 +149,12 @@ def settings(config: pytest.Config) -> Settings:
         if value is None and (text := str(config.getini(ini)).strip()):
             value = _of(f"The ini setting {ini}", ini, convert, rule)(text)
         values[name.replace("-", "_")] = default if value is None else value
-    return Settings(strict=bool(config.getoption("gpudist_strict") or config.getini("gpudist_strict")), **values)
+    return Settings(strict=bool(config.getoption("gpudist_strict") or _strict(config)), **values)
+
+
+def _strict(config: pytest.Config) -> bool:
+    try:
+        return bool(config.getini("gpudist_strict"))
+    except (ValueError, pytest.UsageError) as error:  # as pytest's version has it
+        text = str(error).rpartition(" ")[2]
+    raise pytest.UsageError(f"The ini setting gpudist_strict must be true or false. Received: gpudist_strict={text}.")

@@ -46,7 +46,7 @@ class Programs:
 
         wanted = topology or topology_of(self._item) or "1x4"
         asked = self._controller.settings
-        options = {"device": asked.device, "seed": asked.seed, "timeout": asked.deadline, **options}
+        options = {"device": asked.device, "seed": asked.seed, "timeout": self._controller.deadline_of(self._item), **options}
         with self._controller.verifying(self._item) as preload:
             verdict = verify(program, wanted, preload=preload, **options)
         self._note(verdict)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emulate.topology import Topology
 
 
-def multiply(collector: pytest.Collector, report: pytest.CollectReport) -> None:
+def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectReport) -> None:
     """Put one test for each of its topologies in the place of each test of a class of unittest.
 
     Args:
@@ -48,13 +48,14 @@ def _per_topology(test: Any) -> list[Any]:
     ]
 
 
-def _refuse_lost_marks(collector: pytest.Collector) -> None:
-    """A decorator that returns nothing (parameterized.expand) leaves a mark above it without a test."""
+def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
+    """A decorator that returns nothing (parameterized.expand) leaves a mark above it where a test should be."""
     for name, value in list(vars(getattr(collector, "obj", None) or object).items()):
-        if isinstance(value, pytest.MarkDecorator) and value.name == NAME and name != "pytestmark":
+        if isinstance(value, pytest.MarkDecorator) and value.name == NAME and collector.funcnamefilter(name):
             raise WrongUse(
-                f"A mark stands on a test. Received: {collector.nodeid}::{name}, which is only the mark, because the decorator "
-                "below it returns no test. Write @pytest.mark.topology(...) below @parameterized.expand(...)."
+                f"A mark stands on a test. Received: {collector.nodeid}::{name}, which is only the mark: the decorator below "
+                "it returns no test, or a name like a test's was given to a mark. Write @pytest.mark.topology(...) below "
+                "@parameterized.expand(...), or name the mark otherwise."
             )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from emulate.errors import WrongUse
 
 
 def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Path]) -> pytest.Config:
@@ -74,9 +77,16 @@ def items_of(session: pytest.Session, collector: pytest.Collector) -> list[pytes
     return items
 
 
-def tear_down(session: pytest.Session, keep: pytest.Item | None) -> None:
-    """Tear down what is set up and not needed by the test `keep`."""
-    session._setupstate.teardown_exact(keep)
+def tear_down(item: pytest.Item, keep: pytest.Item | None) -> pytest.TestReport | None:
+    """Tear down what is set up and not needed by the test `keep`; what went wrong, as a report of the test `item`."""
+    start = time.time()
+    leaves = (pytest.exit.Exception, KeyboardInterrupt)
+    call = pytest.CallInfo.from_call(lambda: item.session._setupstate.teardown_exact(keep), "teardown", reraise=leaves)
+    if call.excinfo is None:
+        return None
+    report = pytest.TestReport.from_item_and_call(item, call)
+    report.start = start
+    return report
 
 
 def is_torn_down(session: pytest.Session) -> bool:
@@ -100,7 +110,13 @@ def terminal_writer(stream: Any) -> Any:
 
 def base_folder(config: pytest.Config) -> Path:
     """Where the temporary folders of this run lie."""
-    return Path(config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    factory = getattr(config, "_tmp_path_factory", None)
+    if factory is None:
+        raise WrongUse(
+            "Hosts have their folders in pytest's temporary one. Received: a run without its plugin tmpdir. "
+            "Leave out -p no:tmpdir."
+        )
+    return Path(factory.getbasetemp())
 
 
 def fixture_request(item: pytest.Item) -> Any:
@@ -115,6 +131,19 @@ def failure(text: str, path: str, line: int, message: str) -> Any:
     return ReprExceptionInfo(
         reprtraceback=ReprTracebackNative([f"{text}\n"]), reprcrash=ReprFileLocation(path=path, lineno=line, message=message)
     )
+
+
+def subtest_name(report: pytest.TestReport) -> str | None:
+    """What identifies a subtest (unittest's `subTest`, the fixture `subtests`) within its test; None for a phase of a test."""
+    context = getattr(report, "context", None)
+    return None if context is None else f"{context.msg} {sorted(context.kwargs.items())}"
+
+
+def is_doctest(item: pytest.Item) -> bool:
+    """Whether it is an example in a docstring: it asks for no strategy, whatever mark its module has."""
+    from _pytest.doctest import DoctestItem
+
+    return isinstance(item, DoctestItem)
 
 
 def is_test_case(collector: pytest.Collector) -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.pytest_plugin.merge import HostRun
+from emulate.pytest_plugin import upstream
+from emulate.pytest_plugin.merge import PHASES, HostRun
 from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, REPORT, WARNING, Received, load_report, load_warning
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class Watch:
         if report.nodeid != self._nodeid:
             self.received[host].late.append(report)
             return
+        if upstream.subtest_name(report) is not None:
+            self.received[host].subtests.append(report)  # its host goes on after it
+            return
         self.received[host].reports.append(report)
         raised = report.failed or (report.skipped and hasattr(report, "wasxfail"))
         if raised and len(self.received) > 1:
@@ -93,7 +97,10 @@ class Watch:
 
     def run_of(self, host: int, result: HostResult) -> HostRun:
         """How the test went on one host."""
-        return HostRun(host, self._lease.names[host], self.received[host].reports, result, self._captured(host, result))
+        said = self.received[host]
+        phases = tuple(one for one in PHASES if one != "call" or not self._config.getoption("setuponly", False))
+        captured = self._captured(host, result)
+        return HostRun(host, self._lease.names[host], said.reports, result, captured, said.subtests, phases)
 
     def _captured(self, host: int, result: HostResult) -> list[tuple[str, str]]:
         """What a host that was not done had written in its last phase, as sections of a report."""

@@ -20,6 +20,9 @@ CAPTURED = "gpudist-captured"
 READY = "gpudist-ready"
 
 
+_dumps = json.dumps  # a test may put something else in its place while it is told of
+
+
 @dataclass(frozen=True)
 class SessionPlan:
     """What a host needs to start a pytest like the one that directs it.
@@ -75,11 +78,13 @@ class Ended:
     Attributes:
         device: What the test ran on: `emulated`, or the kind of a real device.
         exit_reason: What `pytest.exit` was called with, None where it was not.
+        exit_code: The exit code that it was given.
         stop: Why the host's session should stop, where it said so.
     """
 
     device: str
     exit_reason: str | None = None
+    exit_code: int | None = None
     stop: str = ""
 
 
@@ -88,12 +93,14 @@ class Received:
     """What arrived from one host.
 
     Attributes:
-        reports: The reports of the test, in order.
+        reports: The reports of the test's phases, in order.
+        subtests: Those of its subtests.
         late: Reports of an earlier test, torn down now.
         captured: The files with what the host's pytest has captured of its present phase.
     """
 
     reports: list[pytest.TestReport] = field(default_factory=list)
+    subtests: list[pytest.TestReport] = field(default_factory=list)
     late: list[pytest.TestReport] = field(default_factory=list)
     captured: list[Path] = field(default_factory=list)
 
@@ -101,7 +108,7 @@ class Received:
 def dump_report(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
     """A report as an event."""
     data = config.hook.pytest_report_to_serializable(config=config, report=report)
-    return {"event": REPORT, "report": json.dumps(data, default=repr)}
+    return {"event": REPORT, "report": _dumps(data, default=repr)}
 
 
 def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestReport:

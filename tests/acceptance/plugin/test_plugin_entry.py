@@ -52,9 +52,14 @@ def test_an_option_that_cannot_be_meant_is_refused_by_its_name(suite: pytest.Pyt
     assert message in result.stderr.str() + result.stdout.str()
 
 
-def test_an_ini_setting_that_cannot_be_meant_is_refused_by_its_name(suite: pytest.Pytester) -> None:
-    result = suite.runpytest_inprocess("-o", "gpudist_deadline=soon")
-    message = "The ini setting gpudist_deadline must be a positive number of seconds. Received: gpudist_deadline='soon'."
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [("deadline=soon", "must be a positive number of seconds"), ("strict=maybe", "must be true or false")],
+)
+def test_an_ini_setting_that_cannot_be_meant_is_refused_by_its_name(suite: pytest.Pytester, setting: str, rule: str) -> None:
+    result = suite.runpytest_inprocess("-o", f"gpudist_{setting}")
+    name, _, value = setting.partition("=")
+    message = f"The ini setting gpudist_{name} {rule}. Received: gpudist_{name}={value!r}."
     assert message in result.stderr.str() + result.stdout.str()
 
 
@@ -99,7 +104,9 @@ def test_a_mark_above_parameterized_expand_which_python_loses_is_an_error(suite:
             def test_one(self, x): pass
     """)
     result = suite.runpytest_inprocess("--collect-only")
-    assert "Write @pytest.mark.topology(...) below @parameterized.expand(...)." in result.stdout.str()
+    assert (
+        "Write @pytest.mark.topology(...) below @parameterized.expand(...), or name the mark otherwise." in result.stdout.str()
+    )
     assert result.ret == pytest.ExitCode.INTERRUPTED
 
 

@@ -134,3 +134,21 @@ def test_what_the_plugin_takes_from_pytest_and_absl_is_there() -> None:
     assert callable(unittest.TestCaseFunction._getinstance)
     assert callable(unittest.TestCaseFunction._getobj)
     assert callable(parameterized._ParameterizedTestIter.__iter__)
+
+
+def test_a_test_that_hung_took_as_long_as_it_did(item: pytest.Item) -> None:
+    hung = host(0, report(item, "setup", stop=time.time() - 7), status="timeout")
+    call = merge(item, [hung], 5, 5, started=time.time() - 8)[1]
+    assert call.failed
+    assert call.duration >= 7
+
+
+def test_of_a_dump_of_pythons_own_the_head_is_shown(item: pytest.Item) -> None:
+    dump = ["Fatal Python error: Segmentation fault", "", "Current thread 0x1 (most recent call first):"]
+    dump += ['  File "/home/me/test_it.py", line 3 in test_it', '  File "/x/_pytest/python.py", line 1 in runtest']
+    dump += [f'  File "/x/emulate/pool/{k}.py", line 1 in run' for k in range(30)] + ["Extension modules: a, b"]
+    killed = host(0, report(item, "setup"), status="killed", code=-11, output="before\n" + "\n".join(dump))
+    text = str(merge(item, [killed], 5, 5)[1].longrepr)
+    assert "Segmentation fault" in text
+    assert "test_it.py" in text
+    assert not any(word in text for word in ("before", "_pytest", "emulate", "Extension"))
