@@ -5,6 +5,7 @@ Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstre
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -51,11 +52,22 @@ def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Cal
     """Autograph as `Strategy.run` applies it: as in the calling context, or enabled, or not at all."""
     api = load("tensorflow.python.autograph.impl.api")
     ctx = load("tensorflow.python.autograph.core.ag_ctx")
-    if enabled is None:
-        return api.tf_convert(function, ctx.control_status_ctx(), convert_by_default=False)  # type: ignore[no-any-return]
-    if not enabled:
+    if enabled is False:
         return function
-    return api.tf_convert(function, ctx.ControlStatusCtx(status=ctx.Status.ENABLED))  # type: ignore[no-any-return]
+    here = ctx.control_status_ctx() if enabled is None else ctx.ControlStatusCtx(status=ctx.Status.ENABLED)
+    converted = api.tf_convert(function, here, convert_by_default=enabled is True)
+    return converted if converted is not function else _in_context(function, ctx.ControlStatusCtx, here)
+
+
+def _in_context(function: Callable[..., Any], context: Any, here: Any) -> Callable[..., Any]:
+    """What autograph has made already (a function in a tf.function) has what it calls converted only where it is enabled."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with context(status=here.status, options=here.options):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ _bypass = threading.local()
 
 
 def install(probe: Probe) -> None:
-    """Wrap the ops behind uniform and normal draws."""
+    """Wrap the ops behind uniform, normal and categorical draws."""
     for module, name, distribution in upstream.random_ops():
         _wrap(probe, module, name, distribution)
     _leave_creation_alone()
@@ -48,6 +49,7 @@ def _leave_creation_alone() -> None:
 
 def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
     original = getattr(module, name)
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -59,10 +61,13 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         if not probe.plan.keyed_draws:
             value = original(*args, **kwargs)
             if body.is_here():
-                body.draws.append(_sample(value))
+                body.draws.append(_sample(value, body.replica))
             return value
+        given = signature.bind(*args, **kwargs).arguments
         template = original(*args, **kwargs)
-        return _keyed(probe, body, template, place, distribution)
+        if distribution == "categorical":
+            return _categorical(probe, body, template, place, given)
+        return _keyed(probe, body, template, place, distribution, given)
 
     setattr(module, name, draw)
 
@@ -78,10 +83,14 @@ def unwatched() -> Iterator[None]:
         _bypass.on = outer
 
 
-def _sample(value: Any) -> Any:
+def _sample(value: Any, replica: int) -> Any:
+    """Some of what was drawn. A few whole numbers may be the same on two replicas by chance: they stand for their own alone."""
     import tensorflow as tf
 
-    return tf.reshape(value, [-1])[:SAMPLE]
+    sample = tf.reshape(value, [-1])[:SAMPLE]
+    if value.dtype.is_floating:
+        return sample
+    return tf.concat([tf.constant([replica], tf.int64), tf.cast(sample, tf.int64)], 0)
 
 
 def key_rows(probe: Probe, body: bodies.Body) -> None:
@@ -127,30 +136,56 @@ def _mix(bits: Any) -> Any:
     return bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
 
 
-def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribution: str) -> Any:
+def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribution: str, given: dict[str, Any]) -> Any:
     """A draw with the template's shape and type that depends on seed, place and row alone."""
     import tensorflow as tf
 
-    shape = tf.shape(template)
+    bits = _bits(probe, body, tf.shape(template), place)
+    drawn = _integer(bits, given, template.dtype) if distribution == "integer" else _shaped(bits, distribution, template.dtype)
+    drawn.set_shape(template.shape)
+    return drawn
+
+
+def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, given: dict[str, Any]) -> Any:
+    """Classes, by adding Gumbel noise to the logits (Gumbel 1954) and taking the largest; the template is (rows, samples)."""
+    import tensorflow as tf
+
+    logits = tf.cast(given["logits"], tf.float32)
+    shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
+    uniform = _shaped(_bits(probe, body, shape, place), "uniform", tf.float32) * (1.0 - 2e-7) + 1e-7
+    drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
+    drawn.set_shape(template.shape)
+    return drawn
+
+
+def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int) -> Any:
+    """Random bits of a shape: of the rows where its first dimension is the batch's, else of the place alone."""
+    import tensorflow as tf
+
     salt = tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
-    size = tf.size(template)
-    number = tf.shape(body.row_keys)[0] if body.row_keys is not None and template.shape.rank else tf.constant(-1)
+    size = tf.reduce_prod(shape)
+
+    def by_place() -> Any:
+        return _mix(_mix(tf.cast(tf.range(size), tf.uint32)) + salt)
+
+    if body.row_keys is None or not shape.shape[0]:
+        return tf.reshape(by_place(), shape)
+    number = tf.shape(body.row_keys)[0]
 
     def by_row() -> Any:
         columns = tf.cast(tf.range(size // tf.maximum(number, 1)), tf.uint32)
         return tf.reshape(_mix(_mix(body.row_keys + salt)[:, None] + _mix(columns)[None, :]), [-1])
 
-    def by_place() -> Any:
-        return _mix(_mix(tf.cast(tf.range(size), tf.uint32)) + salt)
+    matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
+    return tf.reshape(tf.cond(matches, by_row, by_place), shape)
 
-    if body.row_keys is None or not template.shape.rank:
-        bits = by_place()
-    else:
-        matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
-        bits = tf.cond(matches, by_row, by_place)
-    drawn = _shaped(tf.reshape(bits, shape), distribution, template.dtype)
-    drawn.set_shape(template.shape)
-    return drawn
+
+def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
+    """From minval to maxval - 1."""
+    import tensorflow as tf
+
+    low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
+    return tf.cast(low + tf.math.floormod(tf.cast(bits, tf.int64), high - low), dtype)
 
 
 def _shaped(bits: Any, distribution: str, dtype: Any) -> Any:

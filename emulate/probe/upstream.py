@@ -135,11 +135,20 @@ def batchnorm_classes() -> list[Any]:
     return found
 
 
+def seed_module() -> Any:
+    """The module whose `get_seed` makes an operation's two seeds of the global one and its own (TF 2.21)."""
+    return load("tensorflow.python.framework.random_seed")
+
+
 def random_ops() -> list[tuple[Any, str, str]]:
-    """(module, function, distribution) of the ops behind every uniform and normal draw (TF 2.21)."""
+    """(module, function, distribution) of the ops behind every uniform, normal and categorical draw (TF 2.21)."""
     plain = load("tensorflow.python.ops.gen_random_ops")
     stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
     return [
+        (plain, "random_uniform_int", "integer"),
+        (plain, "multinomial", "categorical"),
+        (stateless, "stateless_random_uniform_int_v2", "integer"),
+        (load("tensorflow.python.ops.gen_stateless_random_ops"), "stateless_multinomial", "categorical"),
         (plain, "random_uniform", "uniform"),
         (plain, "random_standard_normal", "normal"),
         (plain, "truncated_normal", "truncated"),

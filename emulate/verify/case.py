@@ -12,6 +12,7 @@ from emulate.verify.arithmetic import Explanation, Fit, explain
 from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.order import is_in_order
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Finding
@@ -63,6 +64,11 @@ def _none() -> Sequence[Trace]:
     return ()
 
 
+def _inputs(places: Sequence[int]) -> str:
+    numbers = ", ".join(str(place + 1) for place in places)
+    return f"input {numbers}" if len(places) == 1 else f"inputs {numbers}"
+
+
 def _not_made() -> RunResult | None:
     return None
 
@@ -82,6 +88,7 @@ class Case:
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
         outcome: How the run ended.
         recovery: What became of the program with faults.
+        in_order: Whether the order of the rows in a batch matters to the program.
     """
 
     def __init__(
@@ -98,7 +105,9 @@ class Case:
         own_seeds: Callable[[], RunResult | None] = _not_made,
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
+        in_order: bool = False,
     ) -> None:
+        self._in_order = in_order
         self.reference = reference
         self.topology = topology
         self.noise = noise
@@ -175,12 +184,19 @@ class Case:
     def _start(self) -> None:
         self._base = self.comparison
         ledger = self.ledger
+        if ledger is not None and ledger.by:
+            self.notes.append(
+                f"rows were told apart by {_inputs(ledger.by)} of the step alone: the other inputs differ, as what a program "
+                "computes with its model and hands to the step does"
+            )
         if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
             self._replay(0, "the initial weights differ from the reference's")
         elif ledger is not None and ledger.grows and self.plain is self.reference:
             self._replay(0, "the batch grows with the replicas")
         elif ledger is not None and ledger.first_apart is not None and ledger.first_apart < ledger.num_steps:
             self._replay(ledger.first_apart, "the rows differ from the reference's")
+        elif self._in_order and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
+            self._replay(0, "the order of the rows matters, and is another one here")
 
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""

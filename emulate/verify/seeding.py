@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import Any, final
 
 from emulate.imports import when_imported
+from emulate.probe import upstream
 
 GENERATORS = ("python", "numpy", "tensorflow")
 """The global generators: who seeds all of them depends on no seed of ours."""
 
+_LARGEST = 2**31 - 1
+"""What TensorFlow takes seeds modulo."""
 _HOSTS_APART = 1_000_003
 """How far the seeds of neighbouring hosts lie from each other where each has its own."""
 
@@ -63,6 +66,23 @@ class Seeding:
 
         tf.random.set_seed(self._own)
         self._listen(tf.random, "set_seed", "tensorflow")
+        if self._own != self._seed:
+            self._leave_seeded_operations()
+
+    def _leave_seeded_operations(self) -> None:
+        """An operation with a seed of its own draws the same on all hosts where nobody has set a global one."""
+        module = upstream.seed_module()
+        original = module.get_seed
+
+        @functools.wraps(original)
+        def get_seed(op_seed: Any) -> Any:
+            first, second = original(op_seed)
+            if op_seed is None or first != self._own % _LARGEST:
+                return first, second
+            first = self._seed % _LARGEST
+            return (0, _LARGEST) if first == 0 and isinstance(second, int) and second == 0 else (first, second)
+
+        module.get_seed = get_seed
 
     def _seed_keras(self, package: str) -> None:
         import numpy as np

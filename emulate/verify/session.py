@@ -17,6 +17,7 @@ from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
 from emulate.verify.judge import judge
 from emulate.verify.ledger import ledgers
+from emulate.verify.order import order_matters
 from emulate.verify.precision import rounding_units
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
@@ -26,6 +27,10 @@ from emulate.verify.verdict import Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
+_ORDER = (
+    "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
+    "alone, their rows in order, and may be too low."
+)
 SERVED_SECONDS = 60.0
 """How long a program with parameter servers, whose steps are not counted, is run."""
 
@@ -90,13 +95,18 @@ class Session:
         self._yardsticks.apply_only = Facts.of(reference.trace).apply_only
         repeat = self._yardsticks.again()
         base = Variation(keyed_draws=_draws_numbers(reference))
-        self._yardsticks.with_noise(base)
+        yardstick = self._yardsticks.with_noise(base)
         runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
         compared = [self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None for topology in topologies]
+        notes = _unseen(reference)
+        traces = yardstick.traces()
+        if traces is not None and order_matters(*traces, self._yardsticks.rounding):
+            self._yardsticks.leave_rows_in_order()
+            notes.append(_ORDER)
         judged = [
             self._judge_one(run.result(), keyed, base, reference, repeat) for run, keyed in zip(runs, compared, strict=True)
         ]
-        return _summary(reference, repeat), judged, _unseen(reference)
+        return _summary(reference, repeat), judged, notes
 
     def _without_us(self, reference: RunResult) -> list[str]:
         """Whether a program that raises on one device also fails without emulation and recording."""
@@ -149,6 +159,7 @@ class Session:
             own_seeds=lambda: self._with_own_seeds(run, base),
             outcome=_outcome(run, reference),
             recovery=recovery,
+            in_order=not self._yardsticks.permutes,
         )
         judged = judge(case, self._allow).fill(_shell(run))
         return judged if recovery is None else _with_faults(judged, recovery)

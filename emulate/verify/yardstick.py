@@ -91,11 +91,13 @@ class Yardsticks:
         seed: The seed of the verification.
         rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
+        permutes: Whether noise runs have the rows of each batch in another order.
     """
 
     def __init__(self, runner: Runner, seed: int) -> None:
         self.rounding = 1.0
         self.apply_only: tuple[str, ...] = ()
+        self.permutes = True
         self._runner = runner
         self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
@@ -114,6 +116,12 @@ class Yardsticks:
         if not yardstick.noise:
             yardstick.noise = [self._noise(variation, k + 1, 1.0) for k in range(NOISE_RUNS)]
         return yardstick
+
+    def leave_rows_in_order(self) -> None:
+        """The order of the rows matters to this program: noise runs from now on differ by rounding alone."""
+        self.permutes = False
+        for yardstick in self._known.values():
+            yardstick.noise = []
 
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""
@@ -140,12 +148,13 @@ class Yardsticks:
     def _noise(self, variation: Variation, number: int, ulps: float, summands: Path | None = None) -> Future[RunResult]:
         plan = replace(
             variation.plan(self.seed),
-            permute=True,
+            permute=self.permutes,
             perturb=ulps * self.rounding,
             noise_seed=number,
             short=self.rounding > 1,
             summands=summands,
             apply_only=self.apply_only,
         )
-        name = f"noise {number}" if summands is None else f"noise {number} for {summands.name}"
+        name = f"noise {number}" if self.permutes else f"noise {number} in order"
+        name = name if summands is None else f"{name} for {summands.name}"
         return self._runner.start(variation.label(name), REFERENCE, plan, reference=True)

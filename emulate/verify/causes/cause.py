@@ -12,11 +12,19 @@ from emulate.verify.verdict import Finding
 
 @dataclass(frozen=True)
 class Sign:
-    """What a cause saw in a case: one sentence, the numbers, and the fix where it is more special than the cause's own."""
+    """What a cause saw in a case.
+
+    Attributes:
+        summary: One sentence.
+        evidence: The numbers.
+        fix: Where it is more special than the cause's own.
+        advice: Whether here, as with a cause that is advice, the same model is trained all the same.
+    """
 
     summary: str
     evidence: str
     fix: str | None = None
+    advice: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Cause:
         sign = self.search(case)
         if sign is None:
             return None
-        return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design, advice=self.advice)
+        advice = self.advice or sign.advice
+        return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design, advice=advice)
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:

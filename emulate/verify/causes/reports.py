@@ -73,13 +73,35 @@ def _search_metric(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
+    passing = _is_progress_alone(case)
     case.explain(lambda point: point.measure.key.kind == "metric")
-    return Sign(
-        f"The metric {m.key.tensor} is not that of all replicas together.",
+    told = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
-        f"({_factors(wrong)}), while the "
-        f"gradients, weights and losses of these steps agree",
+        f"({_factors(wrong)}), while the gradients, weights and losses of these steps agree"
     )
+    if passing:
+        return Sign(
+            f"The metric {m.key.tensor} is the mean of the replicas' while an epoch goes on; that of the epoch is right.",
+            told,
+            "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's.",
+            advice=True,
+        )
+    unseen = m.key.tensor.startswith("batch/")
+    return Sign(f"The metric {m.key.tensor} is not that of all replicas together.", told, _NO_EPOCH if unseen else None)
+
+
+_NO_EPOCH = (
+    "Look at the epoch's: a run past its end (--steps) tells whether only what Keras logs after each batch differs, which it\n"
+    "averages over the replicas. Else make the metric in strategy.scope(), with state that adds up over the replicas."
+)
+
+
+def _is_progress_alone(case: Case) -> bool:
+    """Whether only what Keras logs of metrics within an epoch differs, and what it logs of the epoch was seen to agree."""
+    metrics = [point.measure.key.tensor for point in case.base.points if point.measure.key.kind == "metric"]
+    wrong = {point.measure.key.tensor for point in case.left() if point.measure.key.kind == "metric"}
+    epochs = {name.replace("batch/", "epoch/", 1) for name in wrong}
+    return all(name.startswith("batch/") for name in wrong) and epochs <= set(metrics) - wrong
 
 
 LOSS_REPORT = Cause(

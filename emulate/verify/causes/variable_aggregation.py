@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arithmetic import ROUND, one_factor
 from emulate.verify.arrays import Floats, aligned, is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
-from emulate.verify.gradients import state_before, state_of
+from emulate.verify.gradients import names_of, state_before, state_of, weight_of, weights_before
 from emulate.verify.measure import complete
+from emulate.verify.noise import Key
 
 
 def _search(case: Case) -> Sign | None:
-    points = [point for point in case.base.exceeding if point.measure.key.kind == "variable"]
+    points = [point for point in case.base.exceeding if _is_assigned(case, point)]
     if not points:
         return None
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
-    early = case.base.first_step("initial-weight", "gradient", "weight")
+    trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not _is_assigned(case, point)]
+    early = min((point.measure.step for point in trained), default=None)
     # A counter follows from no gradient; all else may.
     if early is not None and (early < step or (early == step and not all(_counts(case, point) for point in first))):
         return None
@@ -27,7 +30,7 @@ def _search(case: Case) -> Sign | None:
     factor = _factor(case, first)
     if early is not None:
         case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from then on", at=("variable",))
-    case.explain(lambda point: point.measure.key.kind == "variable")
+    case.explain(lambda point: _is_assigned(case, point))
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
         for point in first[:1]
@@ -44,8 +47,30 @@ def _search(case: Case) -> Sign | None:
     )
 
 
+_TRAINED = ("initial-weight", "gradient", "weight")
+
+
+def _is_assigned(case: Case, point: Point) -> bool:
+    """Whether it is of a variable that the step assigns: one of the program's own, or a layer's that no gradient trains."""
+    key = point.measure.key
+    if key.kind != "weight":
+        return key.kind == "variable"
+    steps = complete(case.base.runs.reference, key.optimizer)
+    return bool(steps) and key.tensor not in names_of(steps[0]) and key.tensor not in case.facts.batchnorm
+
+
+def _value(trace: Trace, key: Key, step: int) -> StoredArray | None:
+    one = complete(trace, key.optimizer)[step]
+    return weight_of(one, key.tensor) if key.kind == "weight" else state_of(one, key.tensor)
+
+
+def _before(trace: Trace, key: Key, step: int) -> StoredArray | None:
+    before = weights_before if key.kind == "weight" else state_before
+    return before(trace, key.optimizer, step, key.tensor)
+
+
 def _counts(case: Case, point: Point) -> bool:
-    value = state_of(complete(case.base.runs.reference, point.measure.key.optimizer)[point.step], point.measure.key.tensor)
+    value = _value(case.base.runs.reference, point.measure.key, point.step)
     return value is not None and not is_numeric(value)
 
 
@@ -55,10 +80,10 @@ def _factor(case: Case, points: list[Point]) -> float | None:
     changes: list[tuple[Floats, Floats]] = []
     for point in points:
         key, step = point.measure.key, point.step
-        ours, theirs = (state_of(complete(trace, key.optimizer)[step], key.tensor) for trace in (runs.topology, runs.reference))
+        ours, theirs = (_value(trace, key, step) for trace in (runs.topology, runs.reference))
         if ours is None or theirs is None:
             continue
-        before = state_before(runs.reference, key.optimizer, step, key.tensor)
+        before = _before(runs.reference, key, step)
         if before is None and is_numeric(theirs):
             continue
         values = aligned([ours, theirs, *([before] if before is not None else [])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from emulate.cluster import HostContext, Preload
@@ -85,7 +86,11 @@ def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..
     assert set(other) == {"127.0.0.1:2222"}
 
 
-def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(run: Callable[..., Ran], loaded: Preload) -> None:
+def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(
+    run: Callable[..., Ran], loaded: Preload, tmp_path: Path
+) -> None:
+    picture = str(tmp_path / "one.png")
+
     def entry(context: HostContext) -> Any:
         import importlib
         import os
@@ -95,9 +100,9 @@ def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(run: Callable[..
         import numpy as np
 
         before = "matplotlib" in sys.modules
-        keras.visualization.plot_image_gallery(np.zeros((1, 8, 8, 3)), path="one.png")
+        keras.visualization.plot_image_gallery(np.zeros((1, 8, 8, 3)), path=picture)
         boxes = importlib.import_module("keras.src.visualization.plot_bounding_box_gallery")  # itself it needs OpenCV
-        return before, os.path.getsize("one.png") > 0, type(boxes.patches.Patch(color="red")).__module__
+        return before, os.path.getsize(picture) > 0, type(boxes.patches.Patch(color="red")).__module__
 
     assert run("1x1", entry, loaded).values == [(False, True, "matplotlib.patches")]
 

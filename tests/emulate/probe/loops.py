@@ -100,3 +100,66 @@ def assigning_loop(*, eager: bool = False, apart: bool = False) -> None:
         train(x, y)
         if apart:
             update()
+
+
+def corrupting_loop() -> None:
+    """A step that draws whole numbers for its rows: how often each is counted, and which of its features is left out."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH).repeat(2)
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([6, 3]), name="weights")
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weights])
+
+    def step(x: Any, y: Any) -> None:
+        times = tf.cast(tf.random.uniform([tf.shape(x)[0]], 1, 5, tf.int32), tf.float32)
+        hidden = tf.random.categorical(x, 1)[:, 0]
+        kept = x * (1 - tf.one_hot(hidden, 6))
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, kept @ weights)
+            loss = tf.reduce_sum(times * losses) / BATCH
+        optimizer.apply([tape.gradient(loss, weights)], [weights])
+
+    @tf.function
+    def train(x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y))
+
+    for x, y in strategy.experimental_distribute_dataset(data):
+        train(x, y)
+
+
+def nested_loop() -> None:
+    """A step that stands within the tf.function, and calls a function whose loop only autograph can make.
+
+    (Autograph evaluates annotations; where a function was sent by value their names are not there.)
+    """
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+    with strategy.scope():
+        weights = tf.Variable(tf.eye(6), name="weights")
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weights])
+
+    def forward(x, times):  # type: ignore[no-untyped-def]
+        for _ in tf.range(times):
+            x = tf.tanh(x @ weights)
+        return x
+
+    @tf.function
+    def train(x):  # type: ignore[no-untyped-def]
+        def step(x):  # type: ignore[no-untyped-def]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(forward(x, tf.constant(3)) ** 2) / BATCH
+            optimizer.apply([tape.gradient(loss, weights)], [weights])
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
+
+    for x, _ in strategy.experimental_distribute_dataset(data):
+        train(x)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe import Replay, Trace
-from tests.emulate.probe.loops import BATCH, arrays, custom_loop
+from tests.emulate.probe.loops import BATCH, arrays, corrupting_loop, custom_loop, nested_loop
 
 
 def _gradients(trace: Trace, index: int) -> dict[str, Any]:
@@ -73,6 +73,23 @@ def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorde
     three = recorded(program, "1x3", keyed_draws=True)
     _same(one, permuted)
     _same(one, three)
+
+
+def test_keyed_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:
+    one = recorded(corrupting_loop, "1x1", reference=True, keyed_draws=True)
+    _same(one, recorded(corrupting_loop, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3))
+    _same(one, recorded(corrupting_loop, "1x3", keyed_draws=True))
+    untouched = recorded(corrupting_loop, "1x1", reference=True)
+    kernels = [trace.steps("sgd")[0][0].gradients["weights"].read() for trace in (one, untouched)]
+    assert abs(kernels[0] - kernels[1]).max() > 1e-3
+    for step in recorded(corrupting_loop).steps("sgd"):
+        assert len(step[0].draws) == 2
+        assert not set(step[0].draws) & set(step[1].draws)  # a few numbers may be the same by chance: they are never compared
+
+
+def test_a_function_within_a_tf_function_has_what_it_calls_converted_by_autograph(recorded: Any) -> None:
+    one, two = recorded(nested_loop, "1x1", reference=True), recorded(nested_loop)
+    _same(one, two)
 
 
 def test_untouched_draws_are_recorded_and_keras_draws_the_same_on_every_replica(recorded: Any) -> None:

@@ -61,6 +61,7 @@ class Made:
         keep: bool = True,
         tape: bool = False,
         runs: int = 1,
+        inputs: Sequence[Any] = (),
     ) -> None:
         writer = self.writer(host)
         stored = {name: writer.array(np.asarray(value), share=self.share) for name, value in gradients.items()}
@@ -70,7 +71,8 @@ class Made:
             "step": index,
             "replica": replica,
             "rows": None if rows is None else list(rows),
-            "inputs": [],
+            "inputs": [writer.array(np.asarray(value)) for value in inputs],
+            "row_inputs": list(range(len(inputs))),
             "gradients": stored,
             "weights": self.variables(host, weights, frozen, keep),
             "objective": objective,

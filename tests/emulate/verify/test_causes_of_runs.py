@@ -393,3 +393,23 @@ def test_weights_that_move_by_one_factor_where_gradients_agree_are_told_with_it(
     assert codes(found) == ["unexplained"]
     assert "the weights change by 4 times" in found.causes[0].summary
     assert "update of the reference = 4.0000" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize(("epoch", "verdict"), [(0.5, "equivalent"), (0.7, "divergent"), (None, "divergent")])
+def test_a_metric_that_keras_averages_within_an_epoch_alone_is_advice(
+    folder: Folder, epoch: float | None, verdict: str
+) -> None:
+    def reporting(step: Any, within: float, of_epoch: float | None) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            made.report("metric", "batch/auc", k, within)
+            if of_epoch is not None and k == 2:
+                made.report("metric", "epoch/auc", 0, of_epoch)
+
+        return report
+
+    one = loop(folder.made(), reporting(right_reference, 0.4, None if epoch is None else 0.5))
+    four = loop(folder.made("1x4"), reporting(right_topology, 0.3, epoch))
+    found = judge(Case(one, four))
+    assert (found.verdict, codes(found)) == (verdict, ["metric-aggregation"])
+    assert found.causes[0].advice == (verdict == "equivalent")

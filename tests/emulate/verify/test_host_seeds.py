@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -223,3 +226,23 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
     assert (told["random"]["moved"], told["random"]["looks"]) == (1, 4)
     made.trace()
     assert still.normal() == np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 1)))).normal()
+
+
+def test_an_operation_with_a_seed_of_its_own_draws_alike_on_hosts_whose_global_seed_is_ours() -> None:
+    code = """
+import sys
+from emulate.verify.seeding import Seeding
+Seeding(5, host=int(sys.argv[1]) if sys.argv[1] else None).install()
+import tensorflow as tf
+if sys.argv[2]:
+    tf.random.set_seed(int(sys.argv[2]))
+rows = tf.data.Dataset.range(9)
+print([[int(row) for row in rows.shuffle(9, seed=seed)] for seed in (1, None)])
+"""
+    runs = [("", ""), ("0", ""), ("1", ""), ("0", "7"), ("1", "7")]
+    processes = [subprocess.Popen([sys.executable, "-c", code, *run], stdout=subprocess.PIPE, text=True) for run in runs]
+    alike, first, second, told, told_too = (ast.literal_eval(process.communicate()[0]) for process in processes)
+    assert alike == first
+    assert second[0] == first[0]
+    assert second[1] != first[1]
+    assert told == told_too

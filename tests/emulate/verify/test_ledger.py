@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.verify.ledger import Ledger
+from emulate.probe.rows import row_names
+from emulate.probe.trace import Trace
+from emulate.verify.ledger import Ledger, ledgers
 from emulate.verify.verdict import Samples
+from tests.emulate.verify.cases import Folder
 
 
 def ledger(reference: list[str], topology: list[list[str]], hosts: list[int] | None = None) -> Ledger:
@@ -120,3 +124,32 @@ def test_a_run_that_ends_before_the_reference_lost_the_rows_of_the_rest() -> Non
     assert found.sizes(2) == (0, 2)
     assert found.samples == Samples(6, 4, 2, 0)
     assert not found.is_same
+
+
+def computed(folder: Folder, replicas: int, *, off: float = 0.0, later: float = 0.0, labels: bool = False) -> Trace:
+    """Two steps with an input of data (or labels) and one that the model computes: `off` in the first step, `later` then."""
+    made = folder.made(f"1x{replicas}")
+    for k in range(2):
+        data = np.arange(16, dtype="f4").reshape(8, 2) + 100 * k
+        values = np.linspace(1, 2, 8, dtype="f4") * np.float32(1 + (off, later)[k])
+        data = data[:, :1] % 2 if labels else data
+        for r in range(replicas):
+            part = slice(8 // replicas * r, 8 // replicas * (r + 1))
+            inputs = [data[part], values[part]]
+            rows = row_names([{"dense": array} for array in inputs])
+            made.step(k, {"w": np.ones(2, "f4")}, {"w": np.ones(2, "f4")}, replica=r, rows=rows, inputs=inputs)
+    return made.trace()
+
+
+def test_rows_with_an_input_that_the_model_computes_are_told_apart_by_the_others(folder: Folder) -> None:
+    one = computed(folder, 1)
+    found = ledgers(one, computed(folder, 2, off=1e-6, later=0.5))["sgd"]
+    assert found.is_same
+    assert found.by == (0,)
+    assert ledgers(one, computed(folder, 2))["sgd"].by == ()
+
+
+def test_rows_with_other_contents_are_other_rows_though_a_part_of_them_agrees(folder: Folder) -> None:
+    assert ledgers(computed(folder, 1), computed(folder, 2, off=0.1))["sgd"].first_apart == 0
+    labels = computed(folder, 1, labels=True)
+    assert ledgers(labels, computed(folder, 2, off=1e-6, labels=True))["sgd"].first_apart == 0

@@ -66,3 +66,27 @@ def test_gradients_that_depend_on_a_counter_follow_from_it(folder: Folder) -> No
     found = judged(folder, times=4.0, scale=4.0, counts=True)
     assert codes(found) == ["variable-aggregation"]
     assert "count is 4, 1 on one device" in found.causes[0].evidence
+
+
+def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Folder) -> None:
+    def made(replicas: int, times: float) -> Trace:
+        def step(made: Made, k: int) -> None:
+            weights = np.ones(16, "f4")
+            for one in GRADIENTS[: k + 1]:
+                weights = weights - np.float32(0.1) * one.sum(axis=0, dtype="f4")
+            scale = np.full(4, 1 + times * (k + 1), "f4")
+            for r in range(replicas):
+                part = GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                values = {"w": weights, "scale": scale}
+                made.step(k, {"w": part}, values, replica=r, rows=rows, objective=1 / replicas, frozen=["scale"])
+
+        trace = folder.made(f"1x{replicas}")
+        for r in range(replicas):
+            trace.initial({"w": np.ones(16, "f4"), "scale": np.ones(4, "f4")}, r, frozen=["scale"])
+        return loop(trace, step, weights=16)
+
+    found = judge(Case(made(1, 1.0), made(4, 4.0)))
+    assert codes(found) == ["variable-aggregation"]
+    assert "scale is added up: a step changes it 4 times" in found.causes[0].summary
+    assert judge(Case(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"

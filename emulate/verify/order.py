@@ -1,0 +1,78 @@
+"""Whether a program's training depends on the order of the rows in a batch.
+
+Most does not: permuting the rows of a batch is the same training, rounded otherwise, which is what the noise floor is made of.
+A step that mixes each row with its neighbour, or keeps something of a batch by place for the next one (a queue, the states of
+streams), trains another model then, and the difference is none of rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulate.probe.trace import StoredArray, Trace
+from emulate.verify.arrays import aligned, eps_of, is_numeric, largest
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weights_before
+from emulate.verify.ledger import Ledger
+from emulate.verify.measure import complete
+
+_STEPS = 8
+"""So many of the first steps are looked at."""
+_SAME = 1e-5
+"""Weights that differ by no more are the same; what is far off then is no consequence of theirs."""
+_FAR = 1e4
+"""Rounding does not change most gradients by so many units, in none of several runs less."""
+_FAR_OBJECTIVE = 1e3
+"""Nor the loss by so many: units that fall on the other side of a kink hardly change it."""
+
+
+def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> bool:
+    """Whether runs whose rows were permuted trained otherwise from the same weights on.
+
+    Args:
+        reference: The run on one device.
+        permuted: The same with the rows of each batch permuted, each differently.
+        units: How many units in the last place of its gradients' dtype the program's own rounding is.
+
+    Returns:
+        True where in one of the first steps the weights before it agree, and the loss and most gradients of all runs do not.
+    """
+    return bool(permuted) and any(
+        all(_is_other(reference, one, optimizer, k, units) for one in permuted)
+        for optimizer in reference.optimizers
+        for k in range(min(_STEPS, *(len(complete(trace, optimizer)) for trace in (reference, *permuted))))
+    )
+
+
+def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: float) -> bool:
+    theirs, ours = complete(reference, optimizer)[k], complete(permuted, optimizer)[k]
+    eps = units * max((eps_of(array.dtype) for array in theirs[min(theirs)].gradients.values()), default=eps_of("<f4"))
+    if not _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
+        return False
+    names = names_of(theirs)
+    before = [tuple(weights_before(trace, optimizer, k, name) for trace in (permuted, reference)) for name in names]
+    if max((_apart(*pair) for pair in before), default=0.0) > _SAME:
+        return False
+    changes = [_apart(*(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs))) for name in names]
+    return bool(changes) and float(np.median(changes)) > _FAR * eps
+
+
+def _objective_is_far(ours: StepOfAll, theirs: StepOfAll, limit: float) -> bool:
+    values = objective(ours), objective(theirs)
+    return values[0] is None or values[1] is None or abs(values[0] - values[1]) > limit * abs(values[1])
+
+
+def _apart(one: StoredArray | None, other: StoredArray | None) -> float:
+    """The largest difference, relative to the largest element; 0 where it is not known."""
+    if one is None or other is None or not is_numeric(other) or one.shape != other.shape:
+        return 0.0
+    ours, theirs = aligned([one, other])
+    scale = largest(theirs)
+    return largest(ours - theirs) / scale if scale else 0.0
+
+
+def is_in_order(ledger: Ledger) -> bool:
+    """Whether the rows of all replicas, one after the other, come in the reference's order in every step."""
+    pairs = zip(ledger.expected, ledger.topology, strict=False)
+    return all(tuple(row for _, rows in sorted(step.items()) for row in rows) == expected for expected, step in pairs)

@@ -1,0 +1,55 @@
+"""Whether the order of the rows matters is seen in runs whose rows were permuted, and rounding is not taken for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emulate.probe.trace import Trace
+from emulate.verify.ledger import Ledger
+from emulate.verify.order import is_in_order, order_matters
+from tests.emulate.verify.cases import Folder
+
+GRADIENTS = np.random.default_rng(1).normal(size=(12, 2, 32)).astype("f4")
+"""By step and tensor."""
+
+
+def trained(folder: Folder, *, seed: int = 0, off: float = 0.0, at: int = 0, loss: float | None = None) -> Trace:
+    """Steps whose gradients are `off` from step `at` on, the loss by as much unless said, the weights from then on."""
+    made = folder.made()
+    made.initial({"a": np.ones(32, "f4"), "b": np.ones(32, "f4")})
+    change = np.random.default_rng(seed).uniform(0.5, 1.0, GRADIENTS.shape).astype("f4") * np.float32(off)
+    weights = np.ones((2, 32), "f4")
+    for k, gradients in enumerate(GRADIENTS):
+        now = gradients * (1 + (change[k] if k >= at else 0))
+        weights = weights - np.float32(0.1) * now
+        objective = 1.0 + ((off if loss is None else loss) if k >= at else 0.0)
+        made.step(k, dict(zip("ab", now, strict=True)), dict(zip("ab", weights, strict=True)), objective=objective)
+    return made.trace()
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_gradients_that_are_others_at_the_same_weights_depend_on_the_order(folder: Folder, at: int) -> None:
+    permuted = [trained(folder, seed=k, off=0.1, at=at) for k in (1, 2, 3)]
+    assert order_matters(trained(folder), permuted, 1.0)
+
+
+def test_rounding_is_no_order(folder: Folder) -> None:
+    assert not order_matters(trained(folder), [trained(folder, seed=k, off=1e-6) for k in (1, 2, 3)], 1.0)
+    assert not order_matters(trained(folder), [trained(folder, seed=k, off=0.1) for k in (1, 2, 3)], 8192.0)
+    assert not order_matters(trained(folder), [], 1.0)
+
+
+def test_a_unit_on_the_other_side_of_its_kink_is_no_order(folder: Folder) -> None:
+    one_of_three = [trained(folder, off=0.1, at=2), trained(folder, off=1e-6), trained(folder, off=1e-6)]
+    assert not order_matters(trained(folder), one_of_three, 1.0)
+    all_of_them = [trained(folder, seed=k, off=0.1, at=2, loss=1e-6) for k in (1, 2, 3)]
+    assert not order_matters(trained(folder), all_of_them, 1.0)
+
+
+def test_rows_are_in_order_when_the_replicas_have_them_one_after_the_other() -> None:
+    def dealt(*replicas: str) -> Ledger:
+        return Ledger("sgd", (tuple("abcd"),), (dict(enumerate(map(tuple, replicas))),), {0: 0, 1: 0})
+
+    assert is_in_order(dealt("ab", "cd"))
+    assert not is_in_order(dealt("ac", "bd"))
