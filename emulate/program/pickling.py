@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -30,7 +32,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     if module is not None:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(target))
+        return bytes(cloudpickle.dumps(_Sent(target, _names_of_annotations(target))))
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
         raise WrongUse(
             f"A callable must be sendable to another process. Received: program={name!r}, which refers to something "
@@ -43,11 +45,53 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
 
 
 def _module_to_copy(target: Any) -> ModuleType | None:
-    inner = inspect.unwrap(getattr(target, "func", target))
-    module = sys.modules.get(getattr(inner, "__module__", None) or "")
+    module = sys.modules.get(getattr(_inner(target), "__module__", None) or "")
     if module is None or module.__name__ == "__main__":  # __main__ goes by value anyway
         return None
     from cloudpickle import list_registry_pickle_by_value
 
     is_known = module.__name__ in list_registry_pickle_by_value()
     return None if is_known or not getattr(module, "__file__", None) else module
+
+
+class _Sent:
+    """A callable with what annotations in its module name: no code refers to it, so it would stay; autograph evaluates it."""
+
+    def __init__(self, target: Any, names: Mapping[str, Any]) -> None:
+        self._sent = target, names
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, self._sent
+
+
+def _received(target: Any, names: Mapping[str, Any]) -> Any:
+    known = getattr(_inner(target), "__globals__", {})
+    for name, value in names.items():
+        known.setdefault(name, value)
+    return target
+
+
+def _inner(target: Any) -> Any:
+    return inspect.unwrap(getattr(target, "func", target))
+
+
+def _names_of_annotations(target: Any) -> dict[str, Any]:
+    """Classes and modules from elsewhere that a callable's module names in annotations."""
+    module = sys.modules.get(getattr(_inner(target), "__module__", None) or "")
+    found = {name: getattr(module, name) for name in _annotated(module) if hasattr(module, name)} if module is not None else {}
+    return {name: value for name, value in found.items() if _is_from_elsewhere(value, getattr(module, "__name__", ""))}
+
+
+@functools.lru_cache(maxsize=64)
+def _annotated(module: ModuleType) -> tuple[str, ...]:
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):  # typed into a console
+        return ()
+    annotations = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
+    return tuple(sorted({part.id for one in annotations if one for part in ast.walk(one) if isinstance(part, ast.Name)}))
+
+
+def _is_from_elsewhere(value: Any, module: str) -> bool:
+    own = getattr(value, "__module__", module) == module
+    return isinstance(value, ModuleType) or (not own and (isinstance(value, type) or type(value).__module__ == "typing"))

@@ -133,6 +133,13 @@ class Ledger:
         ours, theirs = self._counts
         return self.first_apart is not None and ours == theirs
 
+    @property
+    def is_cut_within_an_epoch(self) -> bool:
+        """Whether both runs saw the same rows, and the last step lies within an epoch: some came once more, here others."""
+        ours, theirs = self._counts
+        uneven = [max(counts.values(), default=0) - min(counts.values(), default=0) for counts in (ours, theirs)]
+        return set(ours) == set(theirs) and ours.total() == theirs.total() and uneven == [1, 1]
+
     @cached_property
     def repeated_in_step(self) -> int:
         """Rows that several replicas consumed in the same step, more often than the reference has them in a step."""

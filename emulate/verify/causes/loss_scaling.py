@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
+from emulate.verify.causes.replicas_apart import explains_a_sum
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""
+_ALIKE, _ABOUT = 0.8, 0.2
+"""Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
 """The weights hide a factor when they are less than this part of the step away."""
 
@@ -36,8 +41,10 @@ def _describe(scale: float, replicas: int) -> tuple[str, bool]:
 
 def _search_scaling(case: Case) -> Sign | None:
     fits = _fits(case, replicated=False)
-    if not fits or case.has("accumulation"):
+    if case.has("accumulation"):
         return None
+    if not fits:
+        return _about(case)
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
     case.explain_fits(fits, lambda point: mixed or abs(point.factor / scale - 1) < 10 * ROUND)
@@ -52,6 +59,28 @@ def _search_scaling(case: Case) -> Sign | None:
         evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     return Sign(f"The gradient of every variable is {words}.", evidence + (hidden if _is_hidden(case, fits[0]) else ""))
+
+
+def _about(case: Case) -> Sign | None:
+    """The number of replicas as a factor where rows depend on each other besides, so that none is exact."""
+    first = case.base.first_step("gradient")
+    optimizer = next((name for name, step in case.explanation.unexplained if step == first), None)
+    if first is None or optimizer is None:
+        return None
+    views = case.base.views(optimizer, first)
+    both = sum(float(np.dot(view.total, view.reference)) for view in views)
+    sizes = [sum(norm(value) ** 2 for value in found) for found in ([v.total for v in views], [v.reference for v in views])]
+    if not all(sizes) or both / np.sqrt(sizes[0] * sizes[1]) < _ALIKE:
+        return None
+    factor = both / sizes[1]
+    if abs(factor / case.num_replicas - 1) > _ABOUT or not explains_a_sum(case, first):
+        return None
+    return Sign(
+        f"The gradients are about {case.num_replicas} times too large, the number of replicas: each replica's loss is divided "
+        "by its own rows, and the replicas are added up.",
+        f"In step {first} the sum of the local gradients lies along the reference's and is {factor:.2f} times as long; what "
+        "one device gives on the rows of one replica after the other, added up, is the same (a row's loss depends on others)",
+    )
 
 
 def _is_hidden(case: Case, fit: Fit) -> bool:

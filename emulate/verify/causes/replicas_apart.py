@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison
 
 NOTE = "gradients, weights and losses were compared with the reference on the rows of one replica after the other"
+
+
+_SUMS = ("replicas-summed", "replicas")
+_REPORTED = ("loss", "metric")
+_TRAINED = ("initial-weight", "gradient", "weight", "variable")
+
+
+def _is_possible(case: Case) -> bool:
+    ledger = case.ledger
+    return case.num_replicas > 1 and ledger is not None and not ledger.grows and ledger.first_apart is None
 
 
 def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:
@@ -20,20 +32,30 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     Returns:
         What agrees with it, in words; None where it does not explain them, or where grouping matters otherwise than asked.
     """
-    ledger = case.ledger
-    if case.num_replicas < 2 or ledger is None or ledger.grows or ledger.first_apart is not None:
+    if not _is_possible(case):
         return None
-    for switch in ("replicas-summed", "replicas"):
+    for switch in _SUMS:
         again = case.switched(switch)
         if again is None or not _explains(again, step):
             continue
         if _explains(case.switched(f"{switch}-regrouped"), step) == grouping_matters:
             return None
+        if (
+            not again.is_equivalent_but_for_kinks
+            and again.first_step("initial-weight", "gradient", "weight", "variable") is None
+        ):
+            again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
+            case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
         case.rebase(again)
         case.notes.append(NOTE)
         told = f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
         return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
+
+
+def explains_a_sum(case: Case, step: int) -> bool:
+    """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
+    return _is_possible(case) and any(_explains(case.switched(switch), step) for switch in _SUMS)
 
 
 def _explains(again: Comparison | None, step: int) -> bool:

@@ -20,7 +20,7 @@ def _search_repeated(case: Case) -> Sign | None:
         return None
     if ledger.repeated_in_step:
         return _shared(ledger)
-    if ledger.samples.repeated and not ledger.lost:
+    if ledger.samples.repeated and not ledger.lost and not ledger.is_cut_within_an_epoch:
         return Sign(
             f"Rows are consumed more often than on one device: {ledger.samples.repeated} too many in {ledger.num_steps} steps.",
             _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
@@ -61,13 +61,17 @@ def _search_missing(case: Case) -> Sign | None:
 
 def _search_reordered(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or ledger.repeated_in_step or ledger.lost > 0 or (ledger.samples.repeated and not ledger.foreign):
+    if ledger is None or ledger.repeated_in_step or ledger.lost > 0:
+        return None
+    if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
     if not ledger.is_reordered and ledger.foreign > 0.9 * ledger.samples.seen:
         return None
+    beyond = f"; {ledger.foreign} rows come from beyond the steps that one device recorded"
+    cut = "; the last step lies within an epoch, so some rows came once more than others, on one device too"
     return Sign(
         f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.",
-        _four_numbers(ledger) + f"; {ledger.foreign} rows come from beyond the steps that one device recorded",
+        _four_numbers(ledger) + (cut if ledger.is_cut_within_an_epoch else beyond),
     )
 
 

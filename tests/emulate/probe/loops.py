@@ -132,10 +132,7 @@ def corrupting_loop() -> None:
 
 
 def nested_loop() -> None:
-    """A step that stands within the tf.function, and calls a function whose loop only autograph can make.
-
-    (Autograph evaluates annotations; where a function was sent by value their names are not there.)
-    """
+    """A step within the tf.function that calls a function whose loop only autograph can make; it evaluates annotations."""
     import keras
     import tensorflow as tf
 
@@ -146,14 +143,14 @@ def nested_loop() -> None:
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build([weights])
 
-    def forward(x, times):  # type: ignore[no-untyped-def]
+    def forward(x: Any, times: Any) -> Any:
         for _ in tf.range(times):
             x = tf.tanh(x @ weights)
         return x
 
     @tf.function
-    def train(x):  # type: ignore[no-untyped-def]
-        def step(x):  # type: ignore[no-untyped-def]
+    def train(x: Any) -> Any:
+        def step(x: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(forward(x, tf.constant(3)) ** 2) / BATCH
             optimizer.apply([tape.gradient(loss, weights)], [weights])

@@ -126,6 +126,12 @@ def test_a_run_that_ends_before_the_reference_lost_the_rows_of_the_rest() -> Non
     assert not found.is_same
 
 
+def test_rows_of_an_epoch_that_the_last_step_cuts_are_not_seen_too_often() -> None:
+    assert ledger(["abcd", "efab"], [["ab", "ef"], ["cd", "ef"]]).is_cut_within_an_epoch
+    assert not ledger(["abcd", "efgh"], [["ab", "ef"], ["cd", "ef"]]).is_cut_within_an_epoch
+    assert not ledger(["abcd", "efab"], [["ab", "ab"], ["ab", "cd"]]).is_cut_within_an_epoch
+
+
 def computed(folder: Folder, replicas: int, *, off: float = 0.0, later: float = 0.0, labels: bool = False) -> Trace:
     """Two steps with an input of data (or labels) and one that the model computes: `off` in the first step, `later` then."""
     made = folder.made(f"1x{replicas}")

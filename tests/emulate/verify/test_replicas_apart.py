@@ -18,7 +18,7 @@ PARTS = np.random.default_rng(2).normal(size=(3, 4, 32)).astype("f4")
 """What each replica's rows give alone: no weighted sum of them is the whole."""
 
 
-def trained(folder: Folder, locals_: Array, objective: float = 1.0) -> Trace:
+def trained(folder: Folder, locals_: Array, objective: float = 1.0, reported: float | None = None) -> Trace:
     """A run with these local gradients: step, replica, element."""
 
     def step(made: Made, k: int) -> None:
@@ -27,6 +27,8 @@ def trained(folder: Folder, locals_: Array, objective: float = 1.0) -> Trace:
         for r in range(replicas):
             rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
             made.step(k, {"w": locals_[k, r]}, {"w": after}, replica=r, rows=rows, objective=objective / replicas)
+        if reported is not None:
+            made.report("loss", "train/reduce", k, reported)
 
     return loop(folder.made(f"1x{locals_.shape[1]}"), step, weights=32)
 
@@ -79,3 +81,28 @@ def test_what_differs_besides_from_a_later_step_on_is_told(folder: Folder) -> No
     found = judged(folder, "replicas-summed", other)
     assert codes(found) == ["unexplained", "in-batch-negatives"]  # what is by design comes last
     assert "w differs from step 2 on" in found.causes[1].evidence
+
+
+def test_rows_that_couple_do_not_hide_that_the_gradients_are_as_many_times_too_large_as_there_are_replicas(
+    folder: Folder,
+) -> None:
+    parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # each replica's mean is much like that of the whole batch
+    again = Rerun(trained(folder, parts.sum(axis=1, keepdims=True), 4.0), trained(folder, parts, 4.0))
+    case = Case(
+        trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
+    )
+    found = judge(case)
+    assert codes(found) == ["loss-scaling", "in-batch-negatives"]
+    assert "about 4 times too large" in found.causes[0].summary
+
+
+def test_what_one_device_reports_of_one_replica_after_the_other_is_not_compared(folder: Folder) -> None:
+    topology = trained(folder, PARTS, 1.3, reported=0.7)
+    again = Rerun(trained(folder, PARTS.sum(axis=1, keepdims=True), 1.3, reported=2.8), topology)
+    case = Case(
+        trained(folder, WHOLE[:, None], reported=0.5), topology, rerun=lambda asked: again if asked == "replicas" else None
+    )
+    found = judge(case, ["in-batch-negatives"])
+    assert codes(found) == ["in-batch-negatives"]
+    assert found.verdict == "equivalent"
+    assert any(one.startswith("losses and metrics") for one in found.not_compared)
