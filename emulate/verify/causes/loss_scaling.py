@@ -15,6 +15,13 @@ from emulate.verify.measure import complete
 
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""
+_GROWS = (
+    "The batch grows with the replicas, and what the loss is divided by does not. Give each replica its part, in\n"
+    "distribute_datasets_from_function:\n"
+    "    dataset.batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))\n"
+    "or, if the batch is meant to grow, divide by its rows:\n"
+    "    loss = tf.reduce_sum(per_example_loss) / (PER_REPLICA_BATCH_SIZE * strategy.num_replicas_in_sync)"
+)
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
@@ -58,7 +65,9 @@ def _search_scaling(case: Case) -> Sign | None:
         names = names_in_words(list(dict.fromkeys(apart)))
         evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
-    return Sign(f"The gradient of every variable is {words}.", evidence + (hidden if _is_hidden(case, fits[0]) else ""))
+    evidence += hidden if _is_hidden(case, fits[0]) else ""
+    grows = case.ledger is not None and case.ledger.grows
+    return Sign(f"The gradient of every variable is {words}.", evidence, _GROWS if grows else None)
 
 
 def _about(case: Case) -> Sign | None:

@@ -181,7 +181,7 @@ INITIAL_WEIGHTS = Cause(
     evidence="Bits of every variable before the first step, over replicas and hosts and against the reference.",
     fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: "
     "keras.utils.set_random_seed(SEED), the same "
-    "SEED everywhere.",
+    "SEED everywhere. A checkpoint, or weights of another model, must be loaded on every host, before the first step.",
     search=_search_initial,
 )
 

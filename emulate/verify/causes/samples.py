@@ -51,12 +51,24 @@ def _search_missing(case: Case) -> Sign | None:
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
     k = ledger.first_apart or 0
     seen, expected = ledger.sizes(k)
+    only_fewer_steps = ledger.ended and k == len(ledger.topology)
+    if only_fewer_steps:  # Keras's logs are of an epoch so far, and epochs begin elsewhere
+        case.explain(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
         f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen.",
         f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.hosts)} replicas and {expected} on one device. "
         + _four_numbers(ledger),
+        _TOO_FEW_STEPS if only_fewer_steps else None,
     )
+
+
+_TOO_FEW_STEPS = (
+    "Every step has the rows of one device's, there are only fewer steps. Count steps in global batches, whatever the number "
+    "of replicas:\n"
+    "    steps_per_epoch = NUMBER_OF_ROWS // GLOBAL_BATCH_SIZE\n"
+    "and give no host a shard of data that the strategy shards too."
+)
 
 
 def _search_reordered(case: Case) -> Sign | None:
@@ -121,6 +133,7 @@ REORDERED = Cause(
     evidence="The identity of every row: the same rows over the recorded steps, in other steps.",
     fix="Shuffle and batch before sharding, with one seed on all hosts; shard by data, not by file:\n"
     "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"
-    "or accept it with --allow samples-reordered.",
+    "(in distribute_datasets_from_function: dataset.shard(...) of the shuffled rows, by row and not by file), or accept it "
+    "with --allow samples-reordered.",
     search=_search_reordered,
 )
