@@ -10,7 +10,7 @@ from typing import Any
 
 _KINDS = (FunctionType, BuiltinFunctionType, type)
 _LARGE = ("tensorflow", "keras", "numpy", "tf_keras")
-_PUBLIC = ("tensorflow._api.v2.", "keras.api.", "keras._tf_keras.", "numpy.random", "numpy.linalg", "tensorflow.keras")
+_PUBLIC = ("tensorflow._api.v2.", "tensorflow.keras", "keras.", "numpy.random", "numpy.linalg")
 _INNER = ("tensorflow.python", "keras.src", "tf_keras.src", "__internal__", ".compat.", "raw_ops", "numpy.")
 
 
@@ -68,7 +68,8 @@ def _functions(holder: Any) -> dict[str, Any]:
     items = list(vars(holder).items())
     if isinstance(holder, type):
         return {name: value for name, value in items if callable(value) or isinstance(value, property)}
-    return {name: value for name, value in items if isinstance(value, _KINDS)}
+    of_numpy = holder.__name__.partition(".")[0] == "numpy"  # whose functions are objects of kinds of their own
+    return {name: value for name, value in items if isinstance(value, _KINDS) or (of_numpy and callable(value))}
 
 
 def _holders() -> Iterator[tuple[str, Any]]:

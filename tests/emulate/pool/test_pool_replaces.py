@@ -71,6 +71,15 @@ def leave_patch(context: HostContext) -> None:
     keras.Model.fit = lambda self: None
 
 
+def leave_patched_functions(context: HostContext) -> None:
+    import keras
+    import numpy as np
+
+    keras.optimizers.SGD.update_step = lambda *args: None
+    np.mean = lambda *args: 0.0
+    np.random.rand = lambda *args: 0.0
+
+
 def leave_patched_module(context: HostContext) -> None:
     os.path.exists = lambda path: True  # type: ignore[assignment, misc]
 
@@ -117,6 +126,7 @@ def leave_split(context: HostContext) -> None:
         (leave_child, "child processes are still there"),
         (leave_builtin, "it changed the builtins mine"),
         (leave_patch, r"it replaced keras\.\S*Model\.fit"),
+        (leave_patched_functions, r"it replaced keras\S*SGD.update_step, numpy.mean, numpy.random.rand"),
         (leave_patched_module, r"it replaced .*path\.exists"),
         (leave_setting, "it changed tf.debugging.enable_check_numerics"),
         (leave_graph_mode, "disable_eager_execution|eager execution is off"),
