@@ -56,7 +56,8 @@ def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Cal
         return function
     here = ctx.control_status_ctx() if enabled is None else ctx.ControlStatusCtx(status=ctx.Status.ENABLED)
     converted = api.tf_convert(function, here, convert_by_default=enabled is True)
-    return converted if converted is not function else _in_context(function, ctx.ControlStatusCtx, here)
+    as_it_is = converted is function and not is_function(function)
+    return _in_context(function, ctx.ControlStatusCtx, here) if as_it_is else converted
 
 
 def _in_context(function: Callable[..., Any], context: Any, here: Any) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """A program starts and ends as Python itself would have it."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -32,7 +33,8 @@ def run(command, folder):
 
 
 def start(folder, *command):
-    return run(["-c", START, *command], folder).replace('  File "<string>", line 6, in <module>\n', "")
+    # Python 3.13 shows the lines of a -c too.
+    return re.sub(r'  File "<string>", line 6, in <module>\n( {4,}.*\n)*', "", run(["-c", START, *command], folder))
 
 
 TELLS = """
