@@ -67,6 +67,7 @@ def test_a_wrong_loss_does_not_hide_in_rows_that_are_mixed_by_place(write: Calla
     assert any("depends on the order of the rows" in note for note in verdict.notes), render(verdict)
 
 
+@pytest.mark.slow
 def test_what_is_kept_by_place_for_the_next_batch_is_equivalent_where_it_is_right(
     write: Callable[..., Path], preload: Preload
 ) -> None:
