@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json import dumps, loads  # by name: a test may put something else in its place
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,6 @@ WARNING = "gpudist-warning"
 OUTPUT = "gpudist-output"
 CAPTURED = "gpudist-captured"
 READY = "gpudist-ready"
-
-
-_dumps = json.dumps  # a test may put something else in its place while it is told of
 
 
 @dataclass(frozen=True)
@@ -108,12 +105,12 @@ class Received:
 def dump_report(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
     """A report as an event."""
     data = config.hook.pytest_report_to_serializable(config=config, report=report)
-    return {"event": REPORT, "report": _dumps(data, default=repr)}
+    return {"event": REPORT, "report": dumps(data, default=repr)}
 
 
 def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestReport:
     """The report in an event; JSON knows no tuples."""
-    data = json.loads(event["report"])
+    data = loads(event["report"])
     data["location"] = tuple(data["location"])
     data["sections"] = [tuple(one) for one in data["sections"]]
     data["user_properties"] = [tuple(one) for one in data["user_properties"]]
