@@ -88,7 +88,7 @@ class Case:
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
         outcome: How the run ended.
         recovery: What became of the program with faults.
-        in_order: Whether the order of the rows in a batch matters to the program.
+        order_matters: Whether the order of the rows in a batch matters to the program.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class Case:
         own_seeds: Callable[[], RunResult | None] = _not_made,
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
-        in_order: bool = False,
+        order_matters: bool = False,
     ) -> None:
-        self._in_order = in_order
+        self._order_matters = order_matters
         self.reference = reference
         self.topology = topology
         self.noise = noise
@@ -195,7 +195,7 @@ class Case:
             self._replay(0, "the batch grows with the replicas")
         elif ledger is not None and ledger.first_apart is not None and ledger.first_apart < ledger.num_steps:
             self._replay(ledger.first_apart, "the rows differ from the reference's")
-        elif self._in_order and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
+        elif self._order_matters and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
             self._replay(0, "the order of the rows matters, and is another one here")
 
     def _replay(self, step: int, why: str) -> None:

@@ -288,7 +288,8 @@ def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None
         names, array = _names(one, data), one.inputs[place]
         if names is None or array is None or not array.is_complete:
             return None
-        rows += list(zip(names, array.read().reshape(len(names), -1).astype(np.float64), strict=True))
+        width = int(np.prod(array.shape[1:], dtype=np.int64))  # a replica may have no rows
+        rows += list(zip(names, array.read().reshape(len(names), width).astype(np.float64), strict=True))
     return np.array([values for _, values in sorted(rows, key=lambda row: row[0])])
 
 

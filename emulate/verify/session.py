@@ -159,7 +159,7 @@ class Session:
             own_seeds=lambda: self._with_own_seeds(run, base),
             outcome=_outcome(run, reference),
             recovery=recovery,
-            in_order=not self._yardsticks.permutes,
+            order_matters=not self._yardsticks.permutes,
         )
         judged = judge(case, self._allow).fill(_shell(run))
         return judged if recovery is None else _with_faults(judged, recovery)

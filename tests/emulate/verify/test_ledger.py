@@ -139,8 +139,9 @@ def computed(folder: Folder, replicas: int, *, off: float = 0.0, later: float = 
         data = np.arange(16, dtype="f4").reshape(8, 2) + 100 * k
         values = np.linspace(1, 2, 8, dtype="f4") * np.float32(1 + (off, later)[k])
         data = data[:, :1] % 2 if labels else data
+        each = -(-8 // replicas)  # of 5 replicas the last has no rows
         for r in range(replicas):
-            part = slice(8 // replicas * r, 8 // replicas * (r + 1))
+            part = slice(each * r, each * (r + 1))
             inputs = [data[part], values[part]]
             rows = row_names([{"dense": array} for array in inputs])
             made.step(k, {"w": np.ones(2, "f4")}, {"w": np.ones(2, "f4")}, replica=r, rows=rows, inputs=inputs)
@@ -152,6 +153,7 @@ def test_rows_with_an_input_that_the_model_computes_are_told_apart_by_the_others
     found = ledgers(one, computed(folder, 2, off=1e-6, later=0.5))["sgd"]
     assert found.is_same
     assert found.by == (0,)
+    assert ledgers(one, computed(folder, 5, off=1e-6))["sgd"].by == (0,)
     assert ledgers(one, computed(folder, 2))["sgd"].by == ()
 
 
