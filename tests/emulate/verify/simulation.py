@@ -54,6 +54,7 @@ class Problem:
         local: (weights, x, y, global batch, replicas) -> local gradient and objective.
         combine: The gradient that is applied, from the local ones.
         shards: (rows of the batch, replicas) -> rows of each replica.
+        kink: Units are on from here on: as if rounding had taken a hair's breadth from each, where it is not 0.
     """
 
     seed: int = 0
@@ -72,6 +73,7 @@ class Problem:
     clip_first: bool = False
     reported: Callable[[list[float], int], float] = lambda losses, n: float(np.sum(losses))
     shards: Callable[[Array, int], list[Array]] = lambda rows, n: list(np.array_split(rows, n))
+    kink: float = 0.0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
@@ -96,7 +98,7 @@ class Problem:
         for i in range(layers):
             inputs.append(h)
             z = h @ weights[f"dense_{i}/kernel"] + weights[f"dense_{i}/bias"]
-            h = self._activate(z) if i < layers - 1 else z
+            h = self.activate(z) if i < layers - 1 else z
         p = np.exp(h - h.max(axis=1, keepdims=True)) if len(rows) else h
         p = p / p.sum(axis=1, keepdims=True)
         at = np.arange(len(rows))
@@ -115,8 +117,9 @@ class Problem:
                 d = ((d @ kernel.T) * self._slope(inputs[i])).astype(self.dtype)
         return {name: found[name] for name in weights}, loss
 
-    def _activate(self, z: Array) -> Array:
-        return np.maximum(z, 0) if self.activation == "relu" else np.tanh(z)
+    def activate(self, z: Array) -> Array:
+        """What a hidden layer makes of its sums."""
+        return np.where(z > self.kink, z, np.zeros_like(z)) if self.activation == "relu" else np.tanh(z)
 
     def _slope(self, h: Array) -> Array:
         return (h > 0).astype(self.dtype) if self.activation == "relu" else 1 - h * h
