@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
@@ -76,7 +77,31 @@ def _search_identical(case: Case) -> Sign | None:
                 f"In {len(same)} of {len(shared)} steps with random draws all {number} {who} drew bit for bit the same numbers "
                 f"(digest {min(same[0])}); independent draws never agree",
             )
-    return None
+    return _search_some(steps, where)
+
+
+def _search_some(steps: Sequence[StepOfAll], where: str) -> Sign | None:
+    """Some replicas that draw alike: what is drawn for a shard of another size has another shape."""
+    drawing = [step for step in steps if any(one.draws for one in step.values())]
+    alike = [groups for step in drawing if (groups := _groups(step))]
+    if not alike:
+        return None
+    digest, group = min(alike[0].items(), key=lambda found: (-len(found[1]), found[1]))
+    who = ", ".join(str(replica) for replica in group)
+    return Sign(
+        f"Replicas {who} draw the same random numbers{where}: row i of each one's shard gets the same mask.",
+        f"In {len(alike)} of {len(drawing)} steps with random draws some replicas drew bit for bit the same numbers (first "
+        f"replicas {who}, digest {digest}); independent draws never agree. For shards of another size other numbers are drawn",
+    )
+
+
+def _groups(step: StepOfAll) -> dict[str, list[int]]:
+    """By draw that more than one replica made, those replicas."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for replica, one in sorted(step.items()):
+        for draw in dict.fromkeys(one.draws):
+            found[draw].append(replica)
+    return {draw: replicas for draw, replicas in found.items() if len(replicas) > 1}
 
 
 def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
@@ -109,7 +134,8 @@ IDENTICAL_DROPOUT = Cause(
     "starts equal and "
     "advances equally), and tf.random the same on every worker that was seeded alike, so the noise of a batch is not "
     "independent over its rows. The strategy does this by design.",
-    evidence="The random draws of a step are bit for bit the same on all replicas, or on all hosts, of the untouched run.",
+    evidence="The random draws of a step are bit for bit the same on all replicas, on all hosts, or on some replicas of the "
+    "untouched run.",
     fix="Draw from a generator that the strategy splits: in scope, tf.random.Generator.from_seed(SEED), and in the layer\n"
     "    mask = generator.uniform(tf.shape(x)) >= rate\n"
     "or accept it with --allow identical-dropout.",

@@ -256,6 +256,20 @@ def test_hosts_that_draw_alike_for_replicas_that_do_not_are_found_out_too(
     assert all("all 2 hosts drew" in cause.evidence for cause in found.causes)
 
 
+def test_replicas_whose_shards_are_as_large_are_found_to_draw_alike_beside_one_that_has_fewer_rows(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            draws = [f"mask-{k}-{'of fewer' if r == 3 else 'of all'}"]
+            weights = {"w": weights_after(k)}
+            made.step(k, {"w": LOCALS[k, r]}, weights, replica=r, rows=rows, objective=0.25, draws=draws)
+
+    found = judge(hand_made(folder, topology))
+    assert codes(found) == ["identical-dropout"]
+    assert found.causes[0].summary.startswith("Replicas 0, 1, 2 draw the same random numbers")
+    assert "In 3 of 3 steps" in found.causes[0].evidence
+
+
 def test_a_strategy_with_fewer_replicas_than_devices_is_missing_some(folder: Folder) -> None:
     reference = loop(folder.made(), right_reference)
     topology = loop(folder.made("1x4"), right_reference, replicas=2)
