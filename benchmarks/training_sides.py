@@ -137,8 +137,8 @@ def pipeline() -> tuple[float, float]:
     return mine / number, by_hand / number
 
 
-def sharded() -> tuple[float, float]:
-    """Peak bytes of this process with a table of 1 GB in slices, after lookups and updates; and bytes of the table."""
+def sharded() -> tuple[float, float, float]:
+    """Peak bytes of this process with a table of 1 GB in slices, after lookups and updates; before; and bytes of the table."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -146,6 +146,7 @@ def sharded() -> tuple[float, float]:
     import gpudist_core as gd
 
     strategy = _strategy()
+    before = _peak()
     rows, dim = 3_906_250, 64  # 1.0 GB of float32
     with strategy.scope():
         layers = [keras.Input((4,), dtype="int64"), gd.ShardedEmbedding(rows, dim, strategy), keras.layers.Flatten()]
@@ -156,4 +157,8 @@ def sharded() -> tuple[float, float]:
     data = gd.Pipeline.from_arrays((ids, np.arange(512) % 2), global_batch_size=64)
     for batch in data.distribute(strategy):
         tf.debugging.assert_all_finite(step(batch), "loss")
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024), float(rows * dim * 4)
+    return _peak(), before, float(rows * dim * 4)
+
+
+def _peak() -> float:
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,28 @@ from numpy.typing import NDArray
 from gpudist_core.static.sources import rows_per_piece
 
 Array = NDArray[Any]
+
+APART = 64 << 20
+"""Bytes of address space that are set apart for what is small."""
+_is_apart = threading.Event()
+
+
+def set_apart(size: int) -> None:
+    """Let what is small have a place of its own before something large is allocated in this process for the first time.
+
+    TensorFlow's allocator on CPU takes memory in regions, each as large as twice the last one, and touches 8 bytes of books for
+    each 256 of a region. A large tensor fills its region, so the first small tensor after it (a piece to write, a batch) takes
+    one of its own, of up to twice that size: 32 MiB of books beside a table of 1 GB.
+
+    Args:
+        size: Bytes of the largest tensor to come on one device.
+    """
+    import tensorflow as tf
+
+    if size > APART and not _is_apart.is_set():
+        _is_apart.set()
+        with tf.init_scope(), tf.device("CPU:0"):
+            tf.raw_ops.Empty(shape=[APART], dtype=tf.uint8, init=False)
 
 
 def write(variable: Any, begin: tuple[int, ...], values: Array) -> None:

@@ -49,6 +49,7 @@ class Replicated:
         self._first, devices = _devices(strategy)
         size = int(np.prod(source.shape, dtype=np.int64)) * source.dtype.itemsize
         check_room(dict.fromkeys(devices, size), _TOO_LARGE)
+        memory.set_apart(size)
         self.copies = tuple(
             upstream.plain_variable(lambda: tf.zeros(source.shape, source.dtype), device=device, name=name)
             for device in devices

@@ -359,6 +359,7 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
     lay = info.slice_shape(shape)
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
     check_room(dict.fromkeys(strategy.extended.parameter_devices if in_one_piece else replicas.devices, size), _TOO_LARGE)
+    memory.set_apart(size)
     each_its_own = info.total_replicas > 1
     own = upstream.unmirrored(strategy, lambda: tf.zeros(lay, source.dtype)) if each_its_own else contextlib.nullcontext()
     with strategy.scope(), own:
