@@ -63,14 +63,23 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _forget_own_folder()
     try:
+        code = _run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `gpudist ... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 1
+    return code
+
+
+def _run(args: Sequence[str] | None) -> int:
+    try:
         app(args=None if args is None else list(args), prog_name="gpudist")
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `gpudist ... | head`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        return 1
+    except BrokenPipeError:
+        raise
     except Exception:
         return _own_fault()
     return 0

@@ -26,7 +26,9 @@ def test_beside(cluster):
 
 def test_where_hosts_share_the_network_the_summary_says_once_what_protects_them(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    arguments = json.dumps(["-q", "-p", "no:cacheprovider", "-p", "xdist", "-n", "2", str(tmp_path)])
+    arguments = json.dumps(
+        ["-q", "-p", "no:cacheprovider", "-p", "xdist", "-n", "2", "--basetemp", str(tmp_path / "temporary"), str(tmp_path)]
+    )
     command = f"import pytest, sys; sys.exit(pytest.main({arguments}))"
     root = str(Path(__file__).parents[3])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

@@ -76,15 +76,17 @@ def test_a_wrong_use_ends_with_2(args, tmp_path):
     assert b"Traceback" not in done.stderr
 
 
-def test_a_closed_pipe_is_no_fault(tmp_path):
+@pytest.mark.parametrize("command", ["causes", "faults"])
+def test_a_closed_pipe_is_no_fault(tmp_path, command):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
         done = subprocess.run(
-            [sys.executable, "-m", "emulate", "causes"],
+            [sys.executable, "-m", "emulate", command],
             cwd=tmp_path,
             stdout=pipe,
             stderr=subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             timeout=60,
             check=False,
         )

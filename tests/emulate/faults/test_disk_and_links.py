@@ -19,6 +19,7 @@ from emulate.cluster.plan import ClusterPlan
 from emulate.errors import Unavailable
 from emulate.faults import check_disk, parse_all
 from emulate.topology import Topology
+from tests.emulate.faults.needs import needs_links
 
 Make = Callable[..., Cluster]
 
@@ -50,6 +51,7 @@ def test_a_full_disk_refuses_new_files_on_that_host_alone_and_files_can_be_read(
     ]
 
 
+@needs_links
 def test_what_hosts_send_takes_as_long_as_the_link_says(cluster: Make) -> None:
     def meet() -> float:
         import json

@@ -14,6 +14,7 @@ import pytest
 from emulate import Cluster
 from emulate.errors import Hung, ProgramFailed, WrongUse
 from emulate.faults import PHASES
+from tests.emulate.faults.needs import needs_links
 
 PROGRAM = str(Path(__file__).parents[3] / "fixtures" / "recoveries" / "checkpoints.py")
 Make = Callable[..., Cluster]
@@ -61,8 +62,8 @@ def test_killed_in_any_phase_it_ends_with_the_same_weights(cluster: Make, undist
         ("stop:host=1,step=4,seconds=0.5", 0),
         pytest.param("slow:host=0,step=3,seconds=0.05", 0, marks=pytest.mark.slow),
         pytest.param("late:host=1,seconds=1", 0, marks=pytest.mark.slow),
-        pytest.param("link:latency=2ms,loss=1%", 0, marks=pytest.mark.slow),
-        pytest.param("disconnect:host=1,step=4,seconds=0.5", 0, marks=pytest.mark.slow),
+        pytest.param("link:latency=2ms,loss=1%", 0, marks=[pytest.mark.slow, needs_links]),
+        pytest.param("disconnect:host=1,step=4,seconds=0.5", 0, marks=[pytest.mark.slow, needs_links]),
         ("fill-disk:host=0,step=2", 1),
     ],
 )
