@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.cluster import system
+from emulate.cluster.links import why_no_devices
 from emulate.cluster.views import Views
 
 
@@ -114,18 +115,21 @@ def describe_isolation() -> dict[str, dict[str, Any]]:
     """What this system lets clusters isolate, and what protects the ports of their hosts.
 
     Returns:
-        For `own_network` and `copy_on_write`: `available` and, where not, `why`; for `own_network` also `ports`.
+        For `own_network`, `copy_on_write` and `faults_of_links`: `available` and, where not, `why`; for `own_network` also
+        `ports`.
 
     Example:
         >>> sorted(describe_isolation())
-        ['copy_on_write', 'own_network']
+        ['copy_on_write', 'faults_of_links', 'own_network']
     """
     found = find_capability()
+    no_links = found.network or why_no_devices()
     inside = "The ports of several hosts are in a network of their own, which nobody reaches from outside."
     ports = _UNPROTECTED if found.network else inside
     return {
         "own_network": {"available": not found.network, "why": found.network or None, "ports": ports},
         "copy_on_write": {"available": not found.overlay, "why": found.overlay or None},
+        "faults_of_links": {"available": not no_links, "why": no_links or None},
     }
 
 

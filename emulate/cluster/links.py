@@ -21,6 +21,7 @@ from emulate.cluster import system
 from emulate.errors import Unavailable
 from emulate.faults import Board, Fault, Link
 
+_TUN = "/dev/net/tun"
 _DEVICE = b"eth0"
 _NETWORK = "10.77.0."
 _MASK, _MTU = "255.255.255.0", 9000
@@ -66,7 +67,7 @@ class Links:
         except OSError as error:
             raise Unavailable(
                 "Links that can be cut, slowed down or lossy need TUN devices. Received: "
-                f"{error.filename or '/dev/net/tun'}: {error.strerror}. In a container allow the device "
+                f"{error.filename or _TUN}: {error.strerror}. In a container allow the device "
                 "(docker run --device /dev/net/tun), or leave faults of links out."
             ) from None
         return links
@@ -108,10 +109,19 @@ def _coming_back() -> Iterator[None]:
         os.close(home)
 
 
+def why_no_devices() -> str:
+    """Why the system has no TUN devices for us; empty where it has."""
+    try:
+        os.close(os.open(_TUN, os.O_RDWR | os.O_NONBLOCK))
+    except OSError as error:
+        return f"{_TUN}: {error.strerror}"
+    return ""
+
+
 def _make_device(own: str) -> int:
     import fcntl
 
-    fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fd = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", _DEVICE, _IFF_TUN | _IFF_NO_PI))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for request, text in ((_SIOCSIFADDR, own), (_SIOCSIFNETMASK, _MASK)):

@@ -143,6 +143,7 @@ def test_one_host_has_no_ports_and_needs_no_note(run: Run) -> None:
 def test_what_protects_the_ports_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "emulate.cluster.isolation.find_capability"
     monkeypatch.setattr(module, lambda: Capability(0, "", "it is refused"))
+    monkeypatch.setattr("emulate.cluster.isolation.why_no_devices", lambda: "/dev/net/tun: Permission denied")
     assert describe_isolation() == {
         "own_network": {
             "available": True,
@@ -150,6 +151,7 @@ def test_what_protects_the_ports_is_described(monkeypatch: pytest.MonkeyPatch) -
             "ports": "The ports of several hosts are in a network of their own, which nobody reaches from outside.",
         },
         "copy_on_write": {"available": False, "why": "it is refused"},
+        "faults_of_links": {"available": False, "why": "/dev/net/tun: Permission denied"},
     }
     monkeypatch.setattr(module, lambda: Capability(None, "Operation not permitted", ""))
     assert "authenticates nobody" in describe_isolation()["own_network"]["ports"]
