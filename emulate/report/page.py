@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 Span = tuple[str, str]
+_PLAIN = str.maketrans({"✔": "+", "✘": "x"})
+"""What stands for a mark where the stream cannot have it: a question mark is one of its own."""
 PLAIN_WIDTH = 100
 _WIDEST = 120
 _CODE = 4  # a line indented by this much is code, or a table: it is not wrapped
@@ -86,7 +88,7 @@ class Page:
 
         console = Console(file=stream, highlight=False)
         for line in self.lines:
-            console.print(Text.assemble(*line), soft_wrap=True)
+            console.print(Text.assemble(*((_encodable(text, stream), style) for text, style in line)), soft_wrap=True)
 
 
 def width_of(stream: TextIO) -> int:
@@ -100,4 +102,8 @@ def width_of(stream: TextIO) -> int:
 
 def _encodable(text: str, stream: TextIO) -> str:
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    return text.encode(encoding, "replace").decode(encoding)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    return text

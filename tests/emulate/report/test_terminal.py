@@ -1,6 +1,7 @@
 """The verdict on a terminal: read in ten seconds, complete below, the same words when piped."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -184,11 +185,15 @@ def test_a_pipe_gets_no_colour_and_a_terminal_does(made):
     assert "\x1b[" in screen.getvalue()
 
 
-def test_a_stream_that_knows_ascii_alone_gets_the_verdict_all_the_same(made):
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_stream_that_knows_ascii_alone_gets_the_verdict_all_the_same(made, is_terminal, monkeypatch):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    show(made.verdict(made.equivalent()), stream)
-    assert b"?  1x4       equivalent" in raw.getvalue()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
+    show(made.verdict(made.equivalent(), made.divergent()), stream)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", raw.getvalue().decode("ascii"))
+    assert re.search("[+]  1x4 +equivalent", text)
+    assert re.search("x  1x4 +divergent", text)
 
 
 numbers = st.none() | st.floats()
