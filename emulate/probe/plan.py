@@ -17,15 +17,16 @@ class Replay:
         trace: Folder of the trace whose rows are taken.
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
-        summed: The sum of the shares' gradients is applied, not their mean, and the program is told that there are as many
-            replicas as shares: what it divides by their number it divides here too.
+        summed: The sum of the shares' gradients is applied, not their mean.
         regrouped: Each share gets rows of all replicas, as many as its own.
+        told: How many replicas the program is told that there are: what it divides by their number it divides here too.
     """
 
     trace: Path
     shares: int = 1
     summed: bool = False
     regrouped: bool = False
+    told: int = 1
 
 
 @dataclass(frozen=True)

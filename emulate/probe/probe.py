@@ -86,8 +86,8 @@ class Probe:
         when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
 
     def _install_tensorflow(self) -> None:
-        if self.plan.replay is not None and self.plan.replay.summed:
-            replay.tell_replicas(self.plan.replay.shares)
+        if self.plan.replay is not None and self.plan.replay.told > 1:
+            replay.tell_replicas(self.plan.replay.told)
         runs.install(self)
         tapes.install(self)
         assignments.install(self)

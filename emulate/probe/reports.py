@@ -89,21 +89,29 @@ def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
     probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
 
 
+_PASSING = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
+
+
 def _caller(frame: Any) -> str | None:
-    """The program's function that calls; None where TensorFlow or Keras themselves do. Autograph may stand between."""
+    """The program's function that calls, `lambda` for one without a name that TensorFlow calls.
+
+    None where TensorFlow or Keras themselves do. Autograph may stand between.
+    """
+    nameless = None
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         name = str(frame.f_code.co_name).removeprefix("tf__")
-        passing = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
-        between = module.startswith(passing) or name in (
-            "<listcomp>",
-            "<genexpr>",
-            "<lambda>",
+        passing = module.startswith(
+            ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
         )
-        if not between:
-            return None if module.startswith(("tensorflow.", "keras.", "tf_keras.")) else name.strip("<>")
+        theirs = module.startswith(("tensorflow.", "keras.", "tf_keras."))
+        if not passing and theirs:
+            return nameless
+        if not passing and name not in ("<listcomp>", "<genexpr>", "<lambda>"):
+            return name.strip("<>")
+        nameless = nameless if passing else "lambda"
         frame = frame.f_back
-    return None
+    return nameless
 
 
 def install_keras(probe: Probe, package: str) -> None:

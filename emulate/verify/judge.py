@@ -34,6 +34,15 @@ class Judgement:
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
 
+    def advised_by(self, other: Judgement) -> Judgement:
+        """This, with what another one found that the strategy does by design: here one device does the same."""
+        known = {cause.code for cause in self.causes}
+        found = [replace(one, advice=True) for one in other.causes if one.by_design and one.code not in known]
+        if not found:
+            return self
+        note = f"{', '.join(one.code for one in found)}: what a replica does with its own rows, one device was made to do too"
+        return replace(self, causes=(*self.causes, *found), notes=(*self.notes, note))
+
     def fill(self, run: Run) -> Run:
         """The run with these fields; its own notes come first."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -15,8 +15,9 @@ from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.causes.cause import last_line
 from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
-from emulate.verify.judge import judge
+from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledger import ledgers
+from emulate.verify.noise import FACTOR
 from emulate.verify.order import order_matters
 from emulate.verify.precision import rounding_units
 from emulate.verify.recovery import Recovery
@@ -141,27 +142,32 @@ class Session:
         assert reference.trace is not None
         compared = trace_of(keyed) or run.trace or self._runner.empty_trace(run)
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
-        if run.status == "ok" and growth > 1:
-            base = self._explaining(run, base, compared, growth)
+        bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
-        if compared.num_steps:
-            traces = self._yardsticks.with_noise(base).traces() or traces
         recovery = self._recovery(run)
-        case = Case(
-            traces[0],
-            compared,
-            traces[1],
-            plain=reference.trace,
-            repeat=trace_of(repeat),
-            untouched=run.trace,
-            rerun=lambda switch: self._rerun(switch, run, compared, base),
-            confirm=lambda: self._yardsticks.confirming(base, compared),
-            own_seeds=lambda: self._with_own_seeds(run, base),
-            outcome=_outcome(run, reference),
-            recovery=recovery,
-            order_matters=not self._yardsticks.permutes,
-        )
-        judged = judge(case, self._allow).fill(_shell(run))
+
+        def judged_on(base: Variation) -> Judgement:
+            used = (self._yardsticks.with_noise(base).traces() if compared.num_steps else None) or traces
+            case = Case(
+                used[0],
+                compared,
+                used[1],
+                plain=reference.trace,
+                repeat=trace_of(repeat),
+                untouched=run.trace,
+                rerun=lambda switch: self._rerun(switch, run, compared, base),
+                confirm=lambda: self._yardsticks.confirming(base, compared),
+                own_seeds=lambda: self._with_own_seeds(run, base),
+                outcome=_outcome(run, reference),
+                recovery=recovery,
+                order_matters=not self._yardsticks.permutes,
+            )
+            return judge(case, self._allow)
+
+        judgement = judged_on(bases[0])
+        if len(bases) > 1 and not _is_a_fault_of_each_replica(judgement):
+            judgement = judged_on(bases[1]).advised_by(judgement)
+        judged = judgement.fill(_shell(run))
         return judged if recovery is None else _with_faults(judged, recovery)
 
     def _recovery(self, run: RunResult) -> Recovery | None:
@@ -183,30 +189,49 @@ class Session:
         run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
         run.status, run.reason, run.failure = written.status, written.reason, written.failure
 
-    def _explaining(self, run: RunResult, base: Variation, topology: Trace, growth: int) -> Variation:
-        """Of the union of the replicas' rows and one share after the other, what explains the run better."""
-        ways = [replace(base, replay=Replay(topology.directory, shares)) for shares in (1, growth)]
-        yardsticks = [self._yardsticks.with_noise(way) for way in ways]
-        misfits = [_misfit(yardstick, topology) for yardstick in yardsticks]
-        if min(misfits) == float("inf"):
+    def _explaining(self, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
+        """Of the union of the replicas' rows and one share after the other, what explains the run better.
+
+        One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
+        first, so that it is looked for what the shares would hide.
+        """
+        union, shares = (replace(base, replay=Replay(topology.directory, number)) for number in (1, growth))
+        yardsticks = {way: self._yardsticks.with_noise(way) for way in (union, shares)}
+        misfits = {way: _misfit(yardsticks[way], topology) for way in yardsticks}
+        if min(misfits.values()) == float("inf"):
             run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
-            return base
+            return [base]
         run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
-        if misfits[0] <= misfits[1] and _is_larger(yardsticks[1], topology, growth):
-            run.notes.append("The loss is divided by a number that does not grow with it.")
-            return ways[1]
-        return ways[misfits.index(min(misfits))]
+        if misfits[union] <= misfits[shares]:
+            if _is_larger(yardsticks[shares], topology, growth):
+                run.notes.append("The loss is divided by a number that does not grow with it.")
+                return [shares]
+            return [union]
+        if misfits[union] <= FACTOR or not self._grouping_matters(shares):
+            return [shares]
+        told = replace(base, replay=Replay(topology.directory, told=len(topology.replicas)))
+        return [min((union, told), key=lambda way: _objective_off(self._yardsticks.with_noise(way), topology)), shares]
+
+    def _grouping_matters(self, shares: Variation) -> bool:
+        """Whether the gradients of one share after the other depend on which rows are together in a share."""
+        assert shares.replay is not None
+        traces = self._yardsticks.with_noise(shares).traces()
+        dealt = self._yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()
+        if traces is None or dealt is None:
+            return False
+        return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
 
     def _rerun(self, switch: str, run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
         """Both sides again with one suspect switched off, or the reference on the topology's rows: all, or each replica's."""
         if run.status != "ok":
             return None
+        number = len(compared.replicas)
         replays = {
             "replay": Replay(compared.directory),
-            "replicas": Replay(compared.directory, len(compared.replicas)),
-            "replicas-summed": Replay(compared.directory, len(compared.replicas), summed=True),
-            "replicas-regrouped": Replay(compared.directory, len(compared.replicas), regrouped=True),
-            "replicas-summed-regrouped": Replay(compared.directory, len(compared.replicas), summed=True, regrouped=True),
+            "replicas": Replay(compared.directory, number),
+            "replicas-summed": Replay(compared.directory, number, summed=True, told=number),
+            "replicas-regrouped": Replay(compared.directory, number, regrouped=True),
+            "replicas-summed-regrouped": Replay(compared.directory, number, summed=True, regrouped=True, told=number),
         }
         if switch in replays:
             traces = self._yardsticks.with_noise(replace(base, replay=replays[switch])).traces()
@@ -236,6 +261,12 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
         return judge(case, self._allow).fill(_shell(run))
+
+
+def _is_a_fault_of_each_replica(judgement: Judgement) -> bool:
+    """Whether something decides that the strategy does not do on purpose, and that has a name."""
+    deciding = [cause for cause in judgement.causes if not (cause.allowed or cause.advice)]
+    return any(not cause.by_design and cause.code != "unexplained" for cause in deciding)
 
 
 def _with_faults(judged: Run, recovery: Recovery) -> Run:
@@ -276,6 +307,15 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
     if worst is None:
         return float("inf")
     return worst.error / max(worst.noise, 1e-300)
+
+
+def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
+    """How far the first sum of the local objectives is from the reference's, in parts of that: clipping does not hide it."""
+    traces = yardstick.traces()
+    first = next(iter(compare(traces[0], topology, traces[1]).objectives), None) if traces is not None else None
+    if first is None or not first.measure.reference_value:
+        return float("inf")
+    return first.measure.error / abs(first.measure.reference_value)
 
 
 def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:

@@ -51,7 +51,9 @@ class Variation:
         parts += ["own seeds"] if self.own_seeds else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
-            parts.append(f"{what} of {self.replay.trace.name}")
+            regrouped = " regrouped" if self.replay.regrouped else ""
+            told = f" told {self.replay.told}" if self.replay.told > 1 else ""
+            parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}")
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:

@@ -116,4 +116,8 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
         finding = cause.look(case)
         if finding is not None:
             case.found.append(replace(finding, allowed=finding.code in allow))
+    for cause in _CAUSES if case.has(IN_BATCH_NEGATIVES.code) else ():
+        finding = cause.look_behind(case)
+        if finding is not None:
+            case.found.append(replace(finding, allowed=finding.code in allow))
     return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))

@@ -42,6 +42,8 @@ class Cause:
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is told and does not decide.
+        behind: Looks at a case once a row's loss is found to depend on the others of its replica: the reference does then all
+            that a replica does with its own rows, and this cause with it.
     """
 
     code: str
@@ -54,12 +56,19 @@ class Cause:
     runs_that_ended: bool = False
     completed: bool = True
     advice: bool = False
+    behind: Callable[[Case], Sign | None] | None = None
 
     def look(self, case: Case) -> Finding | None:
         """The finding, where this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
             return None
-        sign = self.search(case)
+        return self._finding(self.search(case))
+
+    def look_behind(self, case: Case) -> Finding | None:
+        """The finding, where this cause is seen behind a row's loss that depends on the others of its replica."""
+        return None if self.behind is None or case.has(self.code) else self._finding(self.behind(case))
+
+    def _finding(self, sign: Sign | None) -> Finding | None:
         if sign is None:
             return None
         advice = self.advice or sign.advice

@@ -11,6 +11,7 @@ from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.compare import compare
 from emulate.verify.gradients import GradientView
 
 _SEEN = 1e-6
@@ -146,6 +147,25 @@ def _by_hand(case: Case) -> Sign | None:
     )
 
 
+def _behind(case: Case) -> Sign | None:
+    """What enters the optimizer is clipped, and the loss is not: on each replica, as all that it does with its own rows."""
+    again = case.switched("no-clipping") if case.facts.clip_calls else None
+    if again is None:
+        return None
+    found = compare(again.runs.topology, case.topology)
+    first = found.first_step("gradient")
+    if first is None or any(point.exceeds for point in found.objectives if point.step <= first):
+        return None
+    most = max(p.measure.relative for p in found.points if p.measure.key.kind == "gradient" and p.step == first)
+    if most <= _SEEN:
+        return None
+    return Sign(
+        _SUMMARY,
+        f"In step {first} the loss is the same with clipping switched off, and the gradients that enter the optimizer are "
+        f"{most:.2%} (L2) away; one device on the rows of one replica after the other clips them too",
+    )
+
+
 def _whole(gradients: Mapping[str, Floats]) -> float:
     return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
 
@@ -184,4 +204,5 @@ CLIP_BEFORE_REDUCE = Cause(
     "agrees once clipping is switched off.",
     fix=cure("global_clipnorm"),
     search=_search,
+    behind=_behind,
 )

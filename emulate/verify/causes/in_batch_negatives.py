@@ -16,6 +16,10 @@ def _search(case: Case) -> Sign | None:
     if agrees is None:
         return None
     m = before.measure
+    case.unreachable.append(
+        "what each replica does once beside it (a count of its own rows, a term of the loss that no row is in): one device on "
+        "the rows of one replica after the other does it too"
+    )
     return Sign(
         "The loss of a row depends on the other rows of its batch, and each replica sees only its own rows.",
         f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, {before.ratio:.0f} times the noise floor; {agrees}",

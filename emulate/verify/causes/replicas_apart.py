@@ -17,7 +17,7 @@ _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 def _is_possible(case: Case) -> bool:
     ledger = case.ledger
-    return case.num_replicas > 1 and ledger is not None and not ledger.grows and ledger.first_apart is None
+    return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart is None)
 
 
 def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = True) -> str | None:

@@ -167,4 +167,4 @@ def _mean_loop() -> None:
 
 def test_a_program_on_one_replicas_rows_after_the_other_divides_by_their_number(recorded: Any) -> None:
     two = recorded(_mean_loop)
-    _same(two, recorded(_mean_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True)))
+    _same(two, recorded(_mean_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True, told=2)))
