@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -45,7 +46,7 @@ class StepFunction:
         self._results: Results | None = None
         self._plan: dict[str, tuple[Any, Any]] = {}
 
-    def __call__(self, iterator: Iterator[Any]) -> Logs:
+    def __call__(self, iterator: Iterator[Any]) -> dict[str, Any]:
         """Train or test on as many batches as one execution has, or as there are.
 
         Args:
@@ -65,7 +66,9 @@ class StepFunction:
         if outputs is None:
             raise StopIteration
         values, sums = outputs
-        return Logs([*self._plan, *values], lambda: self._read(values, sums))
+        logs = Logs([*self._plan, *values], lambda: self._read(values, sums))
+        # train_on_batch and test_on_batch hand over a generator and look at the logs at once, Keras 3.12 not as at a mapping.
+        return logs.copy() if inspect.isgenerator(iterator) else logs
 
     def _read(self, values: dict[str, Any], sums: list[Any]) -> dict[str, Any]:
         results = self.results()

@@ -2,11 +2,16 @@
 
 Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the
 others in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
+
+Keras 3.12, the last for Python 3.10, adds up an activity regulariser over the rows of a batch, where 3.15 takes the mean. A
+step of ours takes all losses of inputs as means, so there such a sum becomes what has the right sum over the replicas.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+from types import FrameType
 from typing import Any
 
 from gpudist_core import share as shares
@@ -18,6 +23,7 @@ def install() -> None:
     from keras.src import tree
     from keras.src.layers.layer import Layer
 
+    adds_up_rows = _adds_up_rows()
     add, own, clear = Layer.add_loss, Layer._get_own_losses, Layer._clear_losses
 
     @functools.wraps(add)
@@ -25,6 +31,8 @@ def install() -> None:
         kept = _kept()
         if kept is None:
             return add(self, loss)
+        if adds_up_rows and _is_of_activities(sys._getframe(1)):
+            loss = tree.map_structure(_as_mean, loss)
         kept.setdefault(id(self), []).extend(tree.flatten(loss))
         return None
 
@@ -44,6 +52,31 @@ def install() -> None:
                 layer._clear_losses()
 
     Layer.add_loss, Layer._get_own_losses, Layer._clear_losses = add_loss, get_own_losses, clear_losses
+
+
+def _adds_up_rows() -> bool:
+    """Whether an activity regulariser of two rows is twice that of one."""
+    import tensorflow as tf
+    from keras import layers
+
+    with tf.init_scope():
+        layer = layers.Identity(activity_regularizer=tf.reduce_sum, dtype="float32")
+        layer(tf.ones([2, 1]))
+        return bool(float(layer.losses[0]) == 2.0)
+
+
+def _is_of_activities(caller: FrameType) -> bool:
+    """Whether Keras itself adds the loss, of what a layer has just returned."""
+    return caller.f_code.co_name == "__call__" and caller.f_globals.get("__name__") == "keras.src.layers.layer"
+
+
+def _as_mean(loss: Any) -> Any:
+    """A sum over this replica's rows as if each row of the global batch had this replica's mean."""
+    import tensorflow as tf
+
+    share = shares.current()
+    assert share is not None
+    return loss * tf.cast(tf.math.divide_no_nan(share.total, tf.cast(share.rows, tf.float32)), loss.dtype)
 
 
 def _kept() -> dict[int, list[Any]] | None:

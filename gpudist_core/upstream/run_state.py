@@ -39,7 +39,8 @@ def keras_global_generator(make: bool = False) -> Any:
 
     if make:
         return seed_generator.global_seed_generator()
-    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    # Keras 3.12, the last for Python 3.10, has no name for the name.
+    return global_state.get_global_attribute(getattr(seed_generator, "GLOBAL_SEED_GENERATOR", "global_seed_generator"))
 
 
 def flat_layers(model: Any) -> list[Any]:

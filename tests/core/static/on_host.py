@@ -225,6 +225,8 @@ def coupled() -> dict[str, str]:
         "Muon, AdamW for embeddings": keras.optimizers.Muon,
         "Adam": keras.optimizers.Adam,
     }
+    if keras.__version__.startswith("3.12."):  # its Muon knows no variables of replicas
+        kinds = {name: kind for name, kind in kinds.items() if not name.startswith("Muon")}
     for name, kind in kinds.items():
         with where.scope():
             model = keras.Sequential([keras.Input((), dtype="int64"), gd.ShardedEmbedding(11, 3, where, name="table")])

