@@ -228,6 +228,7 @@ class Session:
         number = len(compared.replicas)
         replays = {
             "replay": Replay(compared.directory),
+            "told": Replay(compared.directory, told=number),
             "replicas": Replay(compared.directory, number),
             "replicas-summed": Replay(compared.directory, number, summed=True, told=number),
             "replicas-regrouped": Replay(compared.directory, number, regrouped=True),

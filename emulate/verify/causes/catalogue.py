@@ -13,6 +13,7 @@ from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
 from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
+from emulate.verify.causes.depends_on_replicas import DEPENDS_ON_REPLICAS
 from emulate.verify.causes.endings import (
     COLLECTIVE_MISMATCH,
     COLLECTIVE_ORDER,
@@ -67,6 +68,7 @@ _CAUSES: tuple[Cause, ...] = (
     DOUBLE_ALL_REDUCE,
     LOSS_SCALING,
     UNEVEN_BATCH,
+    DEPENDS_ON_REPLICAS,
     REGULARIZATION,
     LOCAL_NORMALIZATION,
     IN_BATCH_NEGATIVES,

@@ -22,6 +22,12 @@ _GROWS = (
     "or, if the batch is meant to grow, divide by its rows:\n"
     "    loss = tf.reduce_sum(per_example_loss) / (PER_REPLICA_BATCH_SIZE * strategy.num_replicas_in_sync)"
 )
+_ONCE_TOO_OFTEN = (
+    "Add up, and divide once. A variable that collects gradients adds up with\n"
+    "    tf.Variable(zeros, trainable=False, aggregation=tf.VariableAggregation.SUM)\n"
+    "(MEAN divides by the number of replicas already), and ReduceOp.SUM does where ReduceOp.MEAN divides; or leave out the "
+    "program's own division."
+)
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
@@ -111,6 +117,14 @@ def _search_twice(case: Case) -> Sign | None:
     if not fits or (case.ledger is not None and case.ledger.identical_replicas):
         return None
     case.explain_fits(fits)
+    if fits[0].scale < 1:
+        return Sign(
+            "Gradients are divided by the number of replicas once too often, by the program and where they are averaged: "
+            f"{1 / fits[0].scale:.4f} times too small.",
+            f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
+            f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference",
+            _ONCE_TOO_OFTEN,
+        )
     return Sign(
         f"Gradients are added up twice, by the program and again by the optimizer: {fits[0].scale:.4f} times too large.",
         f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "

@@ -15,7 +15,8 @@ _REPORTED = ("loss", "metric")
 _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 
-def _is_possible(case: Case) -> bool:
+def is_possible(case: Case) -> bool:
+    """Whether one device can be given the rows of the replicas: those of one device, or more by the number of replicas."""
     ledger = case.ledger
     return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart is None)
 
@@ -32,13 +33,13 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     Returns:
         What agrees with it, in words; None where it does not explain them, or where grouping matters otherwise than asked.
     """
-    if not _is_possible(case):
+    if not is_possible(case):
         return None
     for switch in _SUMS:
         again = case.switched(switch)
-        if again is None or not _explains(again, step):
+        if again is None or not explains_up_to(again, step):
             continue
-        if _explains(case.switched(f"{switch}-regrouped"), step) == grouping_matters:
+        if explains_up_to(case.switched(f"{switch}-regrouped"), step) == grouping_matters:
             return None
         if (
             not again.is_equivalent_but_for_kinks
@@ -55,10 +56,10 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
 
 def explains_a_sum(case: Case, step: int) -> bool:
     """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
-    return _is_possible(case) and any(_explains(case.switched(switch), step) for switch in _SUMS)
+    return is_possible(case) and any(explains_up_to(case.switched(switch), step) for switch in _SUMS)
 
 
-def _explains(again: Comparison | None, step: int) -> bool:
+def explains_up_to(again: Comparison | None, step: int) -> bool:
     """Whether the gradients agree up to, and in, the step in which they differed."""
     if again is None:
         return False

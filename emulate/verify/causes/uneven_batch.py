@@ -45,6 +45,15 @@ def _search_weighted(case: Case) -> Sign | None:
     case.explain_fits(fits)
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
+    if not _are_counts(first):
+        return Sign(
+            "Each replica's gradient has a factor of its own that no count gives: a function of the replica's own loss (a "
+            "root, a logarithm, a ratio), where one device has that of the whole batch.",
+            f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by "
+            f"{shares}, which do not add up to {len(first.shares)} as parts of one count do, it is the reference's for all "
+            f"tensors within {max(fit.after for fit in fits):.1f} times the noise floor",
+            _OF_ALL,
+        )
     return Sign(
         "Each replica divides its loss by a count of its own (tokens, mask, weights) instead of the count over all replicas.",
         f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by "
@@ -52,6 +61,20 @@ def _search_weighted(case: Case) -> Sign | None:
         f"reference's for all tensors within {max(fit.after for fit in fits):.1f} times the noise floor; the rows are even",
     )
 
+
+def _are_counts(fit: Fit) -> bool:
+    """Whether the weights are parts of one count: they add up to the replicas' number, or to 1 where nothing divides by it."""
+    whole = sum(fit.shares.values())
+    return any(abs(whole / one - 1) < _OFF for one in (1.0, float(len(fit.shares))))
+
+
+_OFF = 1e-2
+"""How far a sum of fitted weights may be off."""
+_OF_ALL = (
+    "Take the function of what all replicas have together. Of a root, say, with the local sum of squares `part`:\n"
+    "    whole = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(part))\n"
+    "    loss = part / (2 * tf.sqrt(whole))   # its gradient, added up over the replicas, is that of sqrt(whole)"
+)
 
 UNEVEN_BATCH = Cause(
     code="uneven-batch",

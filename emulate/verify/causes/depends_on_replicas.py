@@ -1,0 +1,54 @@
+"""A step that computes something else where there are more replicas."""
+
+from __future__ import annotations
+
+from emulate.verify.arithmetic import explain
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.replicas_apart import explains_up_to, is_possible
+from emulate.verify.compare import Comparison
+
+
+def _search(case: Case) -> Sign | None:
+    first = case.base.first_step("gradient")
+    if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
+        return None
+    told = case.switched("told")
+    how = _how(told, first) if told is not None else None
+    if told is None or how is None:
+        return None
+    before = case.base.exceeding[0]
+    case.rebase(told)
+    if case.explanation.scaled:
+        case.explain_fits(case.explanation.scaled)
+    return Sign(
+        f"The step computes with the number of replicas ({case.num_replicas}) more than the loss is divided by: for the same "
+        "rows and weights it has other gradients where there are more of them.",
+        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, {before.ratio:.0f} times the "
+        f"noise floor; one device on the same rows, told that there are {case.num_replicas} replicas, {how}",
+    )
+
+
+def _how(told: Comparison, step: int) -> str | None:
+    """In which way one device that is told the number has the same gradients: as they are, or but for what divides the loss."""
+    if explains_up_to(told, step):
+        return "has the same gradients"
+    found = explain(told)
+    fits = [fit for fit in found.scaled if fit.step == step and not (fit.decay or fit.shares)]
+    if not fits or any(unexplained == step for _, unexplained in found.unexplained):
+        return None
+    return f"has the same gradients but for one factor, {fits[0].scale:.4g}, by which it divides the loss"
+
+
+DEPENDS_ON_REPLICAS = Cause(
+    code="depends-on-replicas",
+    title="the step depends on the number of replicas",
+    meaning="What a row contributes is computed with num_replicas_in_sync: a label smoothing, a temperature, a margin, "
+    "statistics of a part of the data. On more replicas it is another loss.",
+    evidence="One device that is told the number of replicas has the replicas' gradients on the same rows; told that it is "
+    "alone it has not.",
+    fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
+    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE   # nothing in per_example_loss knows how many there are\n"
+    "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",
+    search=_search,
+)
