@@ -61,7 +61,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         if not probe.plan.keyed_draws:
             value = original(*args, **kwargs)
             if body.is_here():
-                body.draws.append(_sample(value, body.replica))
+                body.draws.append(_sample(value, None if _is_of_rows(body, value) else body.replica))
             return value
         given = signature.bind(*args, **kwargs).arguments
         template = original(*args, **kwargs)
@@ -83,14 +83,32 @@ def unwatched() -> Iterator[None]:
         _bypass.on = outer
 
 
-def _sample(value: Any, replica: int) -> Any:
-    """Some of what was drawn. A few whole numbers may be the same on two replicas by chance: they stand for their own alone."""
+def _is_of_rows(body: bodies.Body, value: Any) -> bool:
+    """Whether a draw that is the same on two replicas says something of their rows.
+
+    A few whole numbers may be the same by chance, and what is drawn for a weight (the noise of a private gradient) is to be.
+    """
+    return bool(value.dtype.is_floating) and not _is_of_a_weight(body, value)
+
+
+def _is_of_a_weight(body: bodies.Body, value: Any) -> bool:
+    """Whether the step itself, no layer of a model, draws in the very shape of a weight that it trains."""
+    if body.layer_depth or not value.shape.rank or not value.shape.is_fully_defined():
+        return False
+    taped = [variable for _, variables in body.tape for variable in variables]
+    weights = [*taped, *(weight for model in body.models.values() for weight in getattr(model, "trainable_variables", ()))]
+    return any(tuple(weight.shape) == tuple(value.shape) for weight in weights)
+
+
+def _sample(value: Any, owner: int | None) -> Any:
+    """Some of what was drawn; with an owner it is the same on no other replica."""
     import tensorflow as tf
 
     sample = tf.reshape(value, [-1])[:SAMPLE]
-    if value.dtype.is_floating:
+    if owner is None:
         return sample
-    return tf.concat([tf.constant([replica], tf.int64), tf.cast(sample, tf.int64)], 0)
+    dtype = value.dtype if value.dtype.is_floating else tf.int64
+    return tf.concat([tf.cast([owner], dtype), tf.cast(sample, dtype)], 0)
 
 
 def key_rows(probe: Probe, body: bodies.Body) -> None:
@@ -140,7 +158,7 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
     """A draw with the template's shape and type that depends on seed, place and row alone."""
     import tensorflow as tf
 
-    bits = _bits(probe, body, tf.shape(template), place)
+    bits = _bits(probe, body, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template))
     drawn = _integer(bits, given, template.dtype) if distribution == "integer" else _shaped(bits, distribution, template.dtype)
     drawn.set_shape(template.shape)
     return drawn
@@ -158,8 +176,8 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
     return drawn
 
 
-def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int) -> Any:
-    """Random bits of a shape: of the rows where its first dimension is the batch's, else of the place alone."""
+def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int, *, for_rows: bool = True) -> Any:
+    """Random bits of a shape: of the rows where it is for them, its first dimension the batch's; else of the place alone."""
     import tensorflow as tf
 
     salt = tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
@@ -168,7 +186,7 @@ def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int) -> Any:
     def by_place() -> Any:
         return _mix(_mix(tf.cast(tf.range(size), tf.uint32)) + salt)
 
-    if body.row_keys is None or not shape.shape[0]:
+    if body.row_keys is None or not shape.shape[0] or not for_rows:
         return tf.reshape(by_place(), shape)
     number = tf.shape(body.row_keys)[0]
 

@@ -45,6 +45,8 @@ GROWS = "6 * N"
 OF_ALL = "tf.reduce_sum(squares) / (5 * BATCH)"
 OF_THE_HARDEST = "tf.reduce_sum(tf.nn.relu(of_rows - tf.reduce_mean(of_rows))) / BATCH"
 OF_ITS_OWN_COUNT = "tf.reduce_sum(squares) / tf.reduce_sum(mask) / N"
+NOISE = """first = tf.cast(tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0), tf.float32)
+    gradients = [g + 0.01 * first * tf.random.stateless_normal(g.shape, seed=[1, 2]) for g in gradients]"""
 CLIP = "gradients, _ = tf.clip_by_global_norm(gradients, 0.01)"
 
 
@@ -105,3 +107,8 @@ def test_a_root_of_a_replicas_own_loss_is_told_from_a_count(judged: Callable[...
 def test_what_a_step_without_a_name_reports_is_compared(judged: Callable[..., Run]) -> None:
     run = judged(OF_ALL, report="MEAN")
     assert (run.verdict, codes(run)) == ("divergent", ["loss-report"])
+
+
+def test_noise_that_is_drawn_for_a_weight_belongs_to_no_row_though_it_has_as_many(judged: Callable[..., Run]) -> None:
+    run = judged(OF_ALL, batch="16", clip=NOISE)  # 8 rows on each of two replicas, and weights of 8 rows
+    assert (run.verdict, codes(run)) == ("equivalent", [])
