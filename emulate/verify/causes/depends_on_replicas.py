@@ -48,7 +48,7 @@ DEPENDS_ON_REPLICAS = Cause(
     evidence="One device that is told the number of replicas has the replicas' gradients on the same rows; told that it is "
     "alone it has not.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
-    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE   # nothing in per_example_loss knows how many there are\n"
+    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
     "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",
     search=_search,
 )

@@ -73,7 +73,8 @@ def _search_scaling(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     grows = case.ledger is not None and case.ledger.grows
-    return Sign(f"The gradient of every variable is {words}.", evidence, _GROWS if grows else None)
+    whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
+    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _GROWS if grows else None)
 
 
 def _about(case: Case) -> Sign | None:

@@ -63,6 +63,7 @@ def _drifted(case: Case) -> str | None:
 def _search_identical(case: Case) -> Sign | None:
     steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
     where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
+    what = "mask" if case.facts.dropout else "numbers"
     kinds: tuple[tuple[str, str, Callable[[Step], int]], ...] = (
         ("replicas", "shard", lambda one: one.replica),
         ("hosts", "host's share", lambda one: one.host),
@@ -73,14 +74,14 @@ def _search_identical(case: Case) -> Sign | None:
         if same:
             number = len({owner(one) for one in steps[0].values()})
             return Sign(
-                f"All {who} draw the same random numbers{where}: row i of every {part} gets the same mask.",
+                f"All {who} draw the same random numbers{where}: row i of every {part} gets the same {what}.",
                 f"In {len(same)} of {len(shared)} steps with random draws all {number} {who} drew bit for bit the same numbers "
                 f"(digest {min(same[0])}); independent draws never agree",
             )
-    return _search_some(steps, where)
+    return _search_some(steps, where, what)
 
 
-def _search_some(steps: Sequence[StepOfAll], where: str) -> Sign | None:
+def _search_some(steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
     """Some replicas that draw alike: what is drawn for a shard of another size has another shape."""
     drawing = [step for step in steps if any(one.draws for one in step.values())]
     alike = [groups for step in drawing if (groups := _groups(step))]
@@ -89,7 +90,7 @@ def _search_some(steps: Sequence[StepOfAll], where: str) -> Sign | None:
     digest, group = min(alike[0].items(), key=lambda found: (-len(found[1]), found[1]))
     who = ", ".join(str(replica) for replica in group)
     return Sign(
-        f"Replicas {who} draw the same random numbers{where}: row i of each one's shard gets the same mask.",
+        f"Replicas {who} draw the same random numbers{where}: row i of each one's shard gets the same {what}.",
         f"In {len(alike)} of {len(drawing)} steps with random draws some replicas drew bit for bit the same numbers (first "
         f"replicas {who}, digest {digest}); independent draws never agree. For shards of another size other numbers are drawn",
     )
