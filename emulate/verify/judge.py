@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,14 +34,17 @@ class Judgement:
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
 
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether it decides that something has no known cause, and nothing else that the strategy does not do on purpose."""
+        return {cause.code for cause in _deciding(self.causes) if not cause.by_design} == {"unexplained"}
+
     def advised_by(self, other: Judgement) -> Judgement:
         """This, with what another one found that the strategy does by design: here one device does the same."""
         known = {cause.code for cause in self.causes}
-        found = [replace(one, advice=True) for one in other.causes if one.by_design and one.code not in known]
-        if not found:
-            return self
-        note = f"{', '.join(one.code for one in found)}: what a replica does with its own rows, one device was made to do too"
-        return replace(self, causes=(*self.causes, *found), notes=(*self.notes, note))
+        found = [one for one in other.causes if one.code in _OF_OWN_ROWS and one.code not in known]
+        advice, note = _as_advice(found)
+        return replace(self, causes=(*self.causes, *advice), notes=(*self.notes, *note))
 
     def fill(self, run: Run) -> Run:
         """The run with these fields; its own notes come first."""
@@ -49,18 +52,24 @@ class Judgement:
         return replace(run, **{**own, "notes": run.notes + self.notes})
 
 
-def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
+def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False) -> Judgement:
     """Judge a run.
 
     Args:
         case: Everything that is known about it.
         allow: Codes of causes that are expected: they are reported and do not decide.
+        grows: Whether the batch grows with the replicas. Each has as many rows then as one device that is alone, and does with
+            them by design what that does: it is told, and does not decide where nothing else does.
 
     Returns:
         The verdict with its causes.
     """
     causes = find_causes(case, allow)
-    deciding = [cause for cause in causes if not (cause.allowed or cause.advice)]
+    deciding = _deciding(causes)
+    own_rows: list[str] = []
+    if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
+        advice, own_rows = _as_advice(deciding)
+        causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
     verdict, missing = _verdict(case, deciding)
     base = case.base
     decided_on = base if verdict == "equivalent" else case.comparison
@@ -74,10 +83,25 @@ def judge(case: Case, allow: Collection[str] = ()) -> Judgement:
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
         not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
-        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict)))),
+        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
     )
+
+
+_OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
+"""What the strategy does by design with the rows of each replica alone."""
+
+
+def _deciding(causes: Sequence[Finding]) -> list[Finding]:
+    return [cause for cause in causes if not (cause.allowed or cause.advice)]
+
+
+def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
+    """These as advice, and a note of them."""
+    codes = ", ".join(cause.code for cause in causes)
+    note = f"{codes}: each replica does it with as many rows as one device that is alone has"
+    return [replace(cause, advice=True) for cause in causes], [note] if causes else []
 
 
 def _reason(case: Case) -> str | None:

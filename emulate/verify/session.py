@@ -162,10 +162,10 @@ class Session:
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
             )
-            return judge(case, self._allow)
+            return judge(case, self._allow, grows=growth > 1)
 
         judgement = judged_on(bases[0])
-        if len(bases) > 1 and not _is_a_fault_of_each_replica(judgement):
+        if len(bases) > 1 and judgement.is_unexplained:
             judgement = judged_on(bases[1]).advised_by(judgement)
         judged = judgement.fill(_shell(run))
         return judged if recovery is None else _with_faults(judged, recovery)
@@ -193,7 +193,8 @@ class Session:
         """Of the union of the replicas' rows and one share after the other, what explains the run better.
 
         One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
-        first, so that it is looked for what the shares would hide.
+        first, so that it is looked for what the shares would hide: as one device has it that is alone, or that is told of the
+        replicas, as their number divides what is added up in some programs and makes the batch in others.
         """
         union, shares = (replace(base, replay=Replay(topology.directory, number)) for number in (1, growth))
         yardsticks = {way: self._yardsticks.with_noise(way) for way in (union, shares)}
@@ -202,12 +203,12 @@ class Session:
             run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
             return [base]
         run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
-        if misfits[union] <= misfits[shares]:
-            if _is_larger(yardsticks[shares], topology, growth):
-                run.notes.append("The loss is divided by a number that does not grow with it.")
-                return [shares]
-            return [union]
-        if misfits[union] <= FACTOR or not self._grouping_matters(shares):
+        if misfits[union] <= misfits[shares] and _is_larger(yardsticks[shares], topology, growth):
+            run.notes.append("The loss is divided by a number that does not grow with it.")
+            return [shares]
+        if misfits[union] <= FACTOR:
+            return [min(misfits, key=lambda way: misfits[way])]
+        if misfits[shares] <= FACTOR and not self._grouping_matters(shares):
             return [shares]
         told = replace(base, replay=Replay(topology.directory, told=len(topology.replicas)))
         return [min((union, told), key=lambda way: _objective_off(self._yardsticks.with_noise(way), topology)), shares]
@@ -262,12 +263,6 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
         return judge(case, self._allow).fill(_shell(run))
-
-
-def _is_a_fault_of_each_replica(judgement: Judgement) -> bool:
-    """Whether something decides that the strategy does not do on purpose, and that has a name."""
-    deciding = [cause for cause in judgement.causes if not (cause.allowed or cause.advice)]
-    return any(not cause.by_design and cause.code != "unexplained" for cause in deciding)
 
 
 def _with_faults(judged: Run, recovery: Recovery) -> Run:

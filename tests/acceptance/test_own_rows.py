@@ -41,6 +41,17 @@ rows = tf.data.Dataset.from_tensor_slices((x, y, mask)).batch(BATCH, drop_remain
 for batch in strategy.experimental_distribute_dataset(rows):
     print(float(step(batch)))
 """
+FIT = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(3)
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
+with strategy.scope():
+    layers = [keras.layers.Dense(12), keras.layers.BatchNormalization(), keras.layers.ReLU(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+model.fit(x, x[:, :3].argmax(1), batch_size=8 * strategy.num_replicas_in_sync, shuffle=False, verbose=0)
+"""
 GROWS = "6 * N"
 OF_ALL = "tf.reduce_sum(squares) / (5 * BATCH)"
 OF_THE_HARDEST = "tf.reduce_sum(tf.nn.relu(of_rows - tf.reduce_mean(of_rows))) / BATCH"
@@ -81,7 +92,14 @@ def test_in_a_batch_that_grows_what_is_by_design_is_as_on_one_device_and_is_told
     run = judged(OF_THE_HARDEST, batch=GROWS)
     assert (run.verdict, codes(run)) == ("equivalent", ["in-batch-negatives"])
     assert run.causes[0].advice
-    assert "in-batch-negatives: what a replica does with its own rows, one device was made to do too" in run.notes
+    assert "in-batch-negatives: each replica does it with as many rows as one device that is alone has" in run.notes
+
+
+def test_batch_normalization_in_a_batch_that_grows_is_as_on_one_device_and_is_told(tmp_path: Path, preload: Preload) -> None:
+    (tmp_path / "train.py").write_text(FIT)
+    (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
+    assert (run.verdict, codes(run)) == ("equivalent", ["batchnorm-local-statistics"])
+    assert run.causes[0].advice
 
 
 def test_clipping_on_each_replica_is_found_out_behind_what_is_allowed(judged: Callable[..., Run]) -> None:
