@@ -9,7 +9,7 @@ from functools import cached_property
 from emulate.probe.trace import Trace
 from emulate.verify.gradients import GradientView, names_of, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
-from emulate.verify.measure import Measure, Runs, complete, measure_all
+from emulate.verify.measure import Measure, Runs, complete, measure_all, of_other_steps
 from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
@@ -220,7 +220,9 @@ def _not_compared(runs: Runs) -> list[str]:
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
-    return found
+    return found + [
+        f"{name} (of all steps before it, of which the runs have made different numbers)" for name in of_other_steps(runs)
+    ]
 
 
 def _apart(runs: Runs) -> list[str]:

@@ -252,9 +252,10 @@ def _reports(runs: Runs) -> Iterator[Measure]:
     )
     last = max((len(runs.pairs(name)) for name in runs.optimizers), default=1) - 1
     often = Counter((host, kind, name) for host, kind, name, _, _ in ours)
+    unlike = of_other_steps(runs)
     for place, report in ours.items():
         one = (0, *place[1:])
-        if one not in theirs:
+        if one not in theirs or report.name in unlike:
             continue
         beside = [np.array([values[one].value]) for values in others if one in values]
         many = len(runs.noise) if len(beside) == len(others) else len(beside)
@@ -270,6 +271,16 @@ def _reports(runs: Runs) -> Iterator[Measure]:
         )
         # A number that is not reported in every step (an epoch's) comes of all steps before it: only the last is safe to name.
         yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else last)
+
+
+def of_other_steps(runs: Runs) -> list[str]:
+    """Names of what is reported once in many steps (an epoch's loss, an evaluation), where the runs have made more or fewer."""
+    if all(len(complete(runs.topology, name)) == len(complete(runs.reference, name)) for name in runs.optimizers):
+        return []
+    fewest = min((len(runs.pairs(name)) for name in runs.optimizers), default=0)
+    by_step = max(fewest - 1, 2)
+    counts = [Counter(one.name for one in trace.reports if one.host == 0) for trace in (runs.topology, runs.reference)]
+    return [name for name, count in counts[0].items() if counts[1][name] > 0 and count < by_step]
 
 
 def _same_shape(arrays: list[StoredArray]) -> bool:

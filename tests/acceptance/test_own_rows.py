@@ -100,6 +100,7 @@ def test_batch_normalization_in_a_batch_that_grows_is_as_on_one_device_and_is_to
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
     assert (run.verdict, codes(run)) == ("equivalent", ["batchnorm-local-statistics"])
     assert run.causes[0].advice
+    assert "epoch/loss (of all steps before it, of which the runs have made different numbers)" in run.not_compared
 
 
 def test_clipping_on_each_replica_is_found_out_behind_what_is_allowed(judged: Callable[..., Run]) -> None:
