@@ -222,7 +222,7 @@ def _count_cuda(wanted: str, available: int, reference: bool) -> int:
     """How many GPUs CUDA_VISIBLE_DEVICES leaves; like CUDA, what follows an index that is not there does not count."""
     count = 0
     for entry in filter(None, (part.strip() for part in wanted.split(","))):
-        if entry.lstrip("-").isdigit() and not (0 <= int(entry) < available or (reference and int(entry) >= 0)):
+        if entry.removeprefix("-").isdecimal() and not (0 <= int(entry) < available or (reference and int(entry) >= 0)):
             break
         count += 1
     return min(count, available)

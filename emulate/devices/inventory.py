@@ -122,7 +122,7 @@ def visible(gpus: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
 
 
 def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
-    if entry.isdigit():
+    if entry.isdecimal():
         return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
     matching = [gpu for gpu in gpus if entry.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry)]
     return matching[0] if len(matching) == 1 else None

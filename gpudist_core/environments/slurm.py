@@ -85,7 +85,7 @@ def _refuse_without_step() -> None:
 
 def _rank(number: str) -> int:
     text = os.environ["SLURM_PROCID"]
-    if not (text.isdigit() and number.isdigit() and int(text) < int(number)):
+    if not (text.isdecimal() and number.isdecimal() and int(text) < int(number)):
         raise WrongUse(f"SLURM_PROCID counts the {number} tasks of the step from 0", _ADVICE, SLURM_PROCID=text)
     return int(text)
 
@@ -105,7 +105,7 @@ def _nodes() -> dict[str, int]:
 
 def _first_port() -> int:
     job = os.environ.get("SLURM_JOB_ID", "0")
-    return 10_000 + int(job) * 16 % 20_000 if job.isdigit() else 10_000
+    return 10_000 + int(job) * 16 % 20_000 if job.isdecimal() else 10_000
 
 
 def _check_node(address: str) -> None:

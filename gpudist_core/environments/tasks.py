@@ -130,7 +130,7 @@ def _task(task: Any, source: str) -> tuple[str, int]:
     role, index = str(task["type"]), str(task["index"])
     if role not in ROLES:
         raise WrongUse(f"The task type of {source} is one of {', '.join(ROLES)}", "Name one of these.", type=role)
-    if not index.removeprefix("-").isdigit():
+    if not index.removeprefix("-").isdecimal():
         raise WrongUse(f"The task index of {source} is a whole number", "Count from 0.", index=task["index"])
     return role, int(index)
 
@@ -138,7 +138,7 @@ def _task(task: Any, source: str) -> tuple[str, int]:
 def _check_addresses(addresses: list[str], source: str) -> None:
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise WrongUse(f"An address of {source} is host:port", "Write both.", address=address)
     if twice := sorted({a for a in addresses if addresses.count(a) > 1}):
         raise WrongUse(

@@ -35,6 +35,7 @@ FOUR = gpus(4).gpus
         ("1,1", []),
         ("GPU-", []),
         ("NoDevFiles", []),
+        ("¹", []),
     ],
 )
 def test_cuda_visible_devices_is_read_as_cuda_reads_it(wanted: str | None, numbers: list[int]) -> None:
