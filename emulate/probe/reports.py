@@ -101,9 +101,7 @@ def _caller(frame: Any) -> str | None:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         name = str(frame.f_code.co_name).removeprefix("tf__")
-        passing = module.startswith(
-            ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
-        )
+        passing = module.startswith(_PASSING)
         theirs = module.startswith(("tensorflow.", "keras.", "tf_keras."))
         if not passing and theirs:
             return nameless

@@ -114,12 +114,13 @@ def get(code: str) -> Cause:
 
 def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
     """Every cause seen in a case, in the order in which to mend them; differences by design come last, then advice."""
+
+    def add(finding: Finding | None) -> None:
+        if finding is not None:
+            case.found.append(replace(finding, allowed=finding.code in allow))
+
     for cause in _CAUSES:
-        finding = cause.look(case)
-        if finding is not None:
-            case.found.append(replace(finding, allowed=finding.code in allow))
+        add(cause.look(case))
     for cause in _CAUSES if case.has(IN_BATCH_NEGATIVES.code) else ():
-        finding = cause.look_behind(case)
-        if finding is not None:
-            case.found.append(replace(finding, allowed=finding.code in allow))
+        add(cause.look_behind(case))
     return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))

@@ -118,18 +118,20 @@ def _search_twice(case: Case) -> Sign | None:
     if not fits or (case.ledger is not None and case.ledger.identical_replicas):
         return None
     case.explain_fits(fits)
+    evidence = (
+        f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
+        f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference"
+    )
     if fits[0].scale < 1:
         return Sign(
             "Gradients are divided by the number of replicas once too often, by the program and where they are averaged: "
             f"{1 / fits[0].scale:.4f} times too small.",
-            f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
-            f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference",
+            evidence,
             _ONCE_TOO_OFTEN,
         )
     return Sign(
         f"Gradients are added up twice, by the program and again by the optimizer: {fits[0].scale:.4f} times too large.",
-        f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
-        f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference",
+        evidence,
     )
 
 

@@ -73,7 +73,7 @@ _OFF = 1e-2
 _OF_ALL = (
     "Take the function of what all replicas have together. Of a root, say, with the local sum of squares `part`:\n"
     "    whole = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(part))\n"
-    "    loss = part / (2 * tf.sqrt(whole))   # its gradient, added up over the replicas, is that of sqrt(whole)"
+    "    loss = part / (2 * tf.sqrt(whole))  # its gradient, added up over the replicas, is that of sqrt(whole)"
 )
 
 UNEVEN_BATCH = Cause(
