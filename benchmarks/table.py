@@ -26,6 +26,7 @@ WHAT = {
     "pipeline_1_1": "`Pipeline`, rows per second, shuffled, mapped, in batches of 256: times as fast",
     "pipeline_1_4": "The same on `1x4`",
     "sharded_memory": "A table of 1 GB in slices on `1x4`, trained: peak memory of the process, TensorFlow included, GB",
+    "sharded_memory_own": "Of it the process's own: without pages of libraries, which it shares and the system can drop",
     "sharded_memory_beyond_tensorflow": "Of it what came after the strategy was made: all but TensorFlow",
     "sharded_memory_system_allocator": "The same table with `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1`, slower in convolutions",
     "pool_warm_2x1": "An all-reduce on a warm `2x1`: times as fast",

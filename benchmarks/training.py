@@ -30,18 +30,19 @@ def figures() -> Iterator[Figure]:
 
 def _sharded() -> Iterator[Figure]:
     """TensorFlow's allocator keeps 8 bytes for each 256 of its regions; the system's, which it can take, does not."""
-    peak, before, table = _peak()
+    peak, before, own, table = _peak()
     yield _gigabytes("sharded_memory", peak, table, 1.3)
+    yield _gigabytes("sharded_memory_own", own, table, None)
     yield _gigabytes("sharded_memory_beyond_tensorflow", peak - before, table, None)
     os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"] = "1"
     try:
-        peak, _, table = _peak()
+        peak, _, _, table = _peak()
     finally:
         del os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"]
     yield _gigabytes("sharded_memory_system_allocator", peak, table, None)
 
 
-def _peak() -> tuple[float, float, float]:
+def _peak() -> tuple[float, float, float, float]:
     with Cluster("1x4") as cluster:
         (found,) = cluster.run(sides.sharded)
     return found
