@@ -20,6 +20,8 @@ class Replay:
         summed: The sum of the shares' gradients is applied, not their mean.
         regrouped: Each share gets rows of all replicas, as many as its own.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
+        batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
+            here too, and what it divides is as on one device.
     """
 
     trace: Path
@@ -27,6 +29,7 @@ class Replay:
     summed: bool = False
     regrouped: bool = False
     told: int = 1
+    batch_of: int = 1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from emulate.probe import (
     runs,
     switches,
     tapes,
+    told,
     upstream,
 )
 from emulate.probe.body import Body
@@ -86,8 +87,8 @@ class Probe:
         when_imported("tf_keras", lambda: self._install_keras(upstream.LEGACY_KERAS))
 
     def _install_tensorflow(self) -> None:
-        if self.plan.replay is not None and self.plan.replay.told > 1:
-            replay.tell_replicas(self.plan.replay.told)
+        if self.plan.replay is not None:
+            told.install(self.plan.replay)
         runs.install(self)
         tapes.install(self)
         assignments.install(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulate.probe import upstream
 from emulate.probe.plan import Replay
 from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
@@ -128,26 +126,6 @@ def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], rep
             value, shard = entry.array.read(), shard_of(variable)
             value = value if shard is None else local_slice(value, shard, replica)
             copy.assign(value.astype(copy.dtype.as_numpy_dtype))
-
-
-_KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
-
-
-def tell_replicas(number: int) -> None:
-    """Tell the program, and what scales losses for it, that there are so many replicas; TensorFlow itself knows better."""
-    for cls in upstream.replica_counters():
-        _wrap_counter(cls, number)
-
-
-def _wrap_counter(cls: Any, number: int) -> None:
-    original = cls.num_replicas_in_sync.fget
-
-    def num_replicas_in_sync(self: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        is_ours = caller.startswith(_KNOWS_BETTER) and not caller.startswith(upstream.LOSS_SCALERS)
-        return original(self) if is_ours else number
-
-    cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
 
 
 class Rows:

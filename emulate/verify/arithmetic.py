@@ -144,12 +144,17 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
     ]
     if not seen:
         return None
-    blank = Fit(optimizer, step, before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen))
     of_all = complete(comparison.runs.topology, optimizer)[step]
-    shares, differ = _row_shares(of_all), _rows_differ(of_all)
+    shares = _row_shares(of_all)
+    blank = Fit(
+        optimizer,
+        step,
+        before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen),
+        replicated=_rows_differ(of_all) and all(_are_equal(view.locals) for view in seen),
+    )
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
-        lambda: _scale(seen, blank, differ),
+        lambda: _scale(seen, blank),
         lambda: _scale_again(seen, blank, earlier),
         lambda: _decay(seen, blank, scaled=False),
         lambda: _uneven(seen, blank, shares, scaled=True),
@@ -157,6 +162,36 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
         lambda: _weighted(seen, blank),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
+
+
+def fit_parts(comparison: Comparison) -> dict[str, Fit]:
+    """The model of each tensor by itself, of the first step whose gradients differ.
+
+    A loss has several parts where a tensor that only one of them reaches (a head) has a model and another has none.
+
+    Args:
+        comparison: Two runs.
+
+    Returns:
+        By tensor one wrong factor, the number of replicas or one over it, or another weight for each replica. Tensors that
+        agree, and those that no model fits, are left out.
+    """
+    parts: dict[str, Fit] = {}
+    for optimizer, step in dirty_steps(comparison)[:1]:
+        seen = [view for view in comparison.views(optimizer, step) if np.isfinite(view.residual).all()]
+        for view in seen:
+            if _ratio(view.residual, view, 1.0) > FACTOR:
+                blank = Fit(optimizer, step, before=norm(view.residual) / (norm(view.reference) or 1.0))
+                fit = _round_scale(view, blank) or _weighted([view], blank)
+                parts.update({view.tensor: fit} if fit is not None else {})
+    return parts
+
+
+def _round_scale(view: GradientView, blank: Fit) -> Fit | None:
+    fit = _scale([view], blank)
+    replicas = len(view.locals)
+    is_round = fit is not None and any(abs(fit.scale / round_one - 1) < ROUND for round_one in (replicas, 1 / replicas))
+    return fit if fit is not None and is_round and fit.elements >= INFORMATIVE else None
 
 
 def _row_shares(step: StepOfAll) -> dict[int, float]:
@@ -173,14 +208,12 @@ def _rows_differ(step: StepOfAll) -> bool:
     return len({tuple(sorted(one.rows or ())) for one in step.values()}) > 1
 
 
-def _scale(seen: Sequence[GradientView], blank: Fit, differ: bool) -> Fit | None:
+def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
     scale = _best_scale(seen, [view.total for view in seen]) or _scale_of_few(seen)
     after = _after(seen, [view.total / scale for view in seen], scale) if scale else None
     if scale is None or after is None or abs(scale - 1) < 1e-6:
         return None
-    replicated = differ and all(_are_equal(view.locals) for view in seen)
-    elements = _informative(seen)
-    return replace(blank, scale=scale, after=after, replicated=replicated, elements=elements)
+    return replace(blank, scale=scale, after=after, elements=_informative(seen))
 
 
 def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
@@ -221,7 +254,7 @@ def _uneven(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float
     after = _after(seen, [one / scale for one in totals], scale) if scale else None
     if scale is None or after is None:
         return None
-    return Fit(blank.optimizer, blank.step, scale, dict(shares), uneven=True, before=blank.before, after=after)
+    return replace(blank, scale=scale, shares=dict(shares), uneven=True, after=after)
 
 
 def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
@@ -244,7 +277,7 @@ def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | N
                 return None
             decay[view.tensor] = fitted[0]
         after = max(after, left)
-    return Fit(blank.optimizer, blank.step, scale, decay=decay, before=blank.before, after=after) if decay else None
+    return replace(blank, scale=scale, decay=decay, after=after) if decay else None
 
 
 def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
@@ -276,7 +309,7 @@ def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
     after = _after(seen, [_weigh(view, shares) for view in seen], 1.0)
     if after is None or min(shares.values()) <= 0:
         return None
-    return Fit(blank.optimizer, blank.step, shares=shares, before=blank.before, after=after)
+    return replace(blank, shares=shares, after=after)
 
 
 def _part(view: GradientView, values: Floats, thin: int) -> Floats:

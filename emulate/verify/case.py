@@ -56,7 +56,7 @@ class Outcome:
     saved: Mapping[str, Collection[int]] = field(default_factory=dict)
 
 
-def _nothing(_: str) -> Rerun | None:
+def _nothing(*_: str) -> Rerun | None:
     return None
 
 
@@ -83,7 +83,7 @@ class Case:
         plain: The reference run with the program's own randomness; `reference` unless given.
         repeat: The same once more, to see whether it repeats.
         untouched: The topology's run with the program's own randomness; `topology` unless given.
-        rerun: Makes runs with one suspect switched off; None where that cannot be done.
+        rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
         outcome: How the run ended.
@@ -100,7 +100,7 @@ class Case:
         plain: Trace | None = None,
         repeat: Trace | None = None,
         untouched: Trace | None = None,
-        rerun: Callable[[str], Rerun | None] = _nothing,
+        rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
         own_seeds: Callable[[], RunResult | None] = _not_made,
         outcome: Outcome | None = None,
@@ -122,7 +122,8 @@ class Case:
         self._rerun = rerun
         self._confirm = confirm
         self._own_seeds = own_seeds
-        self._switched: dict[str, Comparison | None] = {}
+        self._switched: dict[tuple[str, ...], Comparison | None] = {}
+        self._kept: tuple[str, ...] = ()
         self._base: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
@@ -202,16 +203,17 @@ class Case:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
         again = self.switched("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
-            self._base = again
+            self._base, self._kept = again, ("replay",)
             self.notes.append(
                 f"{why}: gradients, weights and losses were compared with the reference replayed on this run's own"
             )
         else:
             self.cut(step, why)
 
-    def rebase(self, comparison: Comparison) -> None:
-        """Judge the arithmetic on this comparison from now on."""
+    def rebase(self, comparison: Comparison, switch: str | None = None) -> None:
+        """Judge the arithmetic on this comparison from now on; what is switched off for it stays so in what is run again."""
         self._base, self._explanation = comparison, None
+        self._kept += () if switch is None else (switch,)
         self._explained.clear()
 
     @property
@@ -221,12 +223,21 @@ class Case:
             self._explanation = explain(self.base)
         return self._explanation
 
-    def switched(self, switch: str) -> Comparison | None:
-        """The comparison with one suspect switched off; None where it could not be run."""
-        if switch not in self._switched:
-            again = self._rerun(switch)
-            self._switched[switch] = compare(again.reference, again.topology, again.noise) if again else None
-        return self._switched[switch]
+    def switched(self, switch: str, *, alone: bool = False) -> Comparison | None:
+        """Run again with one more suspect switched off.
+
+        Args:
+            switch: The suspect, or what the reference is run on.
+            alone: Without what is switched off already.
+
+        Returns:
+            The comparison of both sides; None where it could not be run.
+        """
+        asked = (switch,) if alone else (*self._kept, switch)
+        if asked not in self._switched:
+            again = self._rerun(*asked)
+            self._switched[asked] = compare(again.reference, again.topology, again.noise) if again else None
+        return self._switched[asked]
 
     def left(self) -> list[Point]:
         """What differs in the base and is neither explained by the arithmetic nor a consequence of what is."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 from emulate.errors import WrongUse
 from emulate.probe import Replay, Trace
@@ -155,7 +156,7 @@ class Session:
                 plain=reference.trace,
                 repeat=trace_of(repeat),
                 untouched=run.trace,
-                rerun=lambda switch: self._rerun(switch, run, compared, base),
+                rerun=lambda *asked: self._rerun(asked, run, compared, base),
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._with_own_seeds(run, base),
                 outcome=_outcome(run, reference),
@@ -193,8 +194,8 @@ class Session:
         """Of the union of the replicas' rows and one share after the other, what explains the run better.
 
         One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
-        first, so that it is looked for what the shares would hide: as one device has it that is alone, or that is told of the
-        replicas, as their number divides what is added up in some programs and makes the batch in others.
+        first, so that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not
+        in what makes up for adding them up.
         """
         union, shares = (replace(base, replay=Replay(topology.directory, number)) for number in (1, growth))
         yardsticks = {way: self._yardsticks.with_noise(way) for way in (union, shares)}
@@ -203,15 +204,19 @@ class Session:
             run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
             return [base]
         run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
-        if misfits[union] <= misfits[shares] and _is_larger(yardsticks[shares], topology, growth):
+        is_larger = misfits[union] <= misfits[shares] and _is_larger(yardsticks[shares], topology, growth)
+        if is_larger and not self._grouping_matters(shares):
             run.notes.append("The loss is divided by a number that does not grow with it.")
             return [shares]
         if misfits[union] <= FACTOR:
             return [min(misfits, key=lambda way: misfits[way])]
         if misfits[shares] <= FACTOR and not self._grouping_matters(shares):
             return [shares]
-        told = replace(base, replay=Replay(topology.directory, told=len(topology.replicas)))
-        return [min((union, told), key=lambda way: _objective_off(self._yardsticks.with_noise(way), topology)), shares]
+        number = len(topology.replicas)
+        whole = replace(base, replay=Replay(topology.directory, batch_of=number))
+        if self._yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
+            whole = replace(base, replay=Replay(topology.directory, told=number))
+        return [min((whole, union), key=lambda way: _objective_off(self._yardsticks.with_noise(way), topology)), shares]
 
     def _grouping_matters(self, shares: Variation) -> bool:
         """Whether the gradients of one share after the other depend on which rows are together in a share."""
@@ -222,27 +227,32 @@ class Session:
             return False
         return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
 
-    def _rerun(self, switch: str, run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
-        """Both sides again with one suspect switched off, or the reference on the topology's rows: all, or each replica's."""
+    def _rerun(self, asked: Sequence[str], run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
+        """Both sides again with suspects switched off, and the reference on the topology's rows: all, or each replica's."""
         if run.status != "ok":
             return None
         number = len(compared.replicas)
         replays = {
-            "replay": Replay(compared.directory),
-            "told": Replay(compared.directory, told=number),
-            "replicas": Replay(compared.directory, number),
-            "replicas-summed": Replay(compared.directory, number, summed=True, told=number),
-            "replicas-regrouped": Replay(compared.directory, number, regrouped=True),
-            "replicas-summed-regrouped": Replay(compared.directory, number, summed=True, regrouped=True, told=number),
+            "replay": Replay(Path()),
+            "told": Replay(Path(), told=number),
+            "replicas": Replay(Path(), number),
+            "replicas-summed": Replay(Path(), number, summed=True, told=number),
+            "replicas-regrouped": Replay(Path(), number, regrouped=True),
+            "replicas-summed-regrouped": Replay(Path(), number, summed=True, regrouped=True, told=number),
         }
-        if switch in replays:
-            traces = self._yardsticks.with_noise(replace(base, replay=replays[switch])).traces()
-            return None if traces is None else Rerun(traces[0], compared, traces[1])
-        variation = base.without(switch)
-        again = self._yardsticks.topology(run.topology, replace(variation, replay=None))
+        variation, topology = base, compared
+        for switch in asked:
+            variation = variation if switch in replays else variation.without(switch)
+        if variation != base:
+            again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None)))
+            if again is None:
+                return None
+            topology = again
+        rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
+        if rows is not None:
+            variation = replace(variation, replay=replace(rows, trace=topology.directory))
         traces = self._yardsticks.with_noise(variation).traces()
-        topology = trace_of(again)
-        return None if traces is None or topology is None else Rerun(traces[0], topology, traces[1])
+        return None if traces is None else Rerun(traces[0], topology, traces[1])
 
     def _with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""

@@ -53,7 +53,8 @@ class Variation:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
             regrouped = " regrouped" if self.replay.regrouped else ""
             told = f" told {self.replay.told}" if self.replay.told > 1 else ""
-            parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}")
+            batch = f" a batch of {self.replay.batch_of}" if self.replay.batch_of > 1 else ""
+            parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}{batch}")
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:

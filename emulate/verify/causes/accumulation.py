@@ -61,7 +61,7 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
     again = case.switched("no-clipping") if case.facts.clips else None
     told = f"In step {step} the loss agrees, and the gradients that enter the optimizer do not"
     if again is not None and again.is_equivalent_but_for_kinks:
-        case.rebase(again)
+        case.rebase(again, "no-clipping")
         told += "; with clipping switched off in both runs all that was compared agrees"
     else:
         case.cut(step, "the batches that are applied together are changed one by one")

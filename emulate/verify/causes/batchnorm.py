@@ -15,7 +15,7 @@ def _search(case: Case) -> Sign | None:
     if again is not None and again.points:
         first = case.base.exceeding[0]
         gone = again.is_equivalent_but_for_kinks
-        case.rebase(again)
+        case.rebase(again, "batchnorm-synchronized")
         case.notes.append("gradients, weights and losses were compared with BatchNormalization synchronized in both runs")
         return _sign(statistics, _with_switch(first, again, gone)) if gone or statistics else None
     if not statistics:

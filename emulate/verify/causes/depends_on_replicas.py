@@ -18,7 +18,7 @@ def _search(case: Case) -> Sign | None:
     if told is None or how is None:
         return None
     before = case.base.exceeding[0]
-    case.rebase(told)
+    case.rebase(told, "told")
     if case.explanation.scaled:
         case.explain_fits(case.explanation.scaled)
     return Sign(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulate.verify.arithmetic import ROUND, Fit
+from emulate.verify.arithmetic import ROUND, Fit, fit_parts
 from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
@@ -99,6 +99,21 @@ def _about(case: Case) -> Sign | None:
     )
 
 
+def _behind(case: Case) -> Sign | None:
+    """A part of the loss that has the factor: seen in the gradients of tensors that no other part reaches."""
+    parts = {name: fit for name, fit in fit_parts(case.comparison).items() if not fit.shares}
+    if not parts:
+        return None
+    fit = max(parts.values(), key=lambda one: one.elements)
+    words, _ = _describe(fit.scale, case.num_replicas)
+    return Sign(
+        f"The gradient of a part of the loss is {words}.",
+        f"Of {names_in_words(list(parts))} the sum of the local gradients / reference = {fit.scale:.4f} in step {fit.step}; "
+        f"divided by it, what is left is {max(one.after for one in parts.values()):.1f} times the noise floor; other tensors, "
+        "which other parts reach too, have no such factor",
+    )
+
+
 def _is_hidden(case: Case, fit: Fit) -> bool:
     """Whether the step changed the weights as the reference's did, in spite of the factor."""
     runs, apart, whole = case.base.runs, 0.0, 0.0
@@ -150,6 +165,7 @@ LOSS_SCALING = Cause(
     "or tf.nn.compute_average_loss(per_example_loss, global_batch_size=GLOBAL_BATCH_SIZE). Divide once only: Keras loss "
     "objects already divide by the number of replicas inside a strategy.",
     search=_search_scaling,
+    behind=_behind,
 )
 
 DOUBLE_ALL_REDUCE = Cause(

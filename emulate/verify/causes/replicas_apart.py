@@ -36,10 +36,10 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     if not is_possible(case):
         return None
     for switch in _SUMS:
-        again = case.switched(switch)
+        again = case.switched(switch, alone=True)
         if again is None or not explains_up_to(again, step):
             continue
-        if explains_up_to(case.switched(f"{switch}-regrouped"), step) == grouping_matters:
+        if explains_up_to(case.switched(f"{switch}-regrouped", alone=True), step) == grouping_matters:
             return None
         if (
             not again.is_equivalent_but_for_kinks
@@ -56,7 +56,7 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
 
 def explains_a_sum(case: Case, step: int) -> bool:
     """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
-    return is_possible(case) and any(explains_up_to(case.switched(switch), step) for switch in _SUMS)
+    return is_possible(case) and any(explains_up_to(case.switched(switch, alone=True), step) for switch in _SUMS)
 
 
 def explains_up_to(again: Comparison | None, step: int) -> bool:

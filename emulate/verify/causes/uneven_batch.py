@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import Fit
+from emulate.verify.arithmetic import Fit, fit_parts
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, numbers, steps_in_words
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.measure import complete
 
 
@@ -62,6 +62,21 @@ def _search_weighted(case: Case) -> Sign | None:
     )
 
 
+def _behind(case: Case) -> Sign | None:
+    """A part of the loss, where no other part reaches: in a tensor's gradient that a weight for each replica makes right."""
+    parts = {name: fit for name, fit in fit_parts(case.comparison).items() if fit.shares and _are_counts(fit)}
+    if not parts:
+        return None
+    fit = max(parts.values(), key=lambda one: one.before)
+    shares = numbers([f"{share:.3f}" for _, share in sorted(fit.shares.items())])
+    return Sign(
+        "Each replica divides a part of its loss by a count of its own instead of the count over all replicas.",
+        f"Of {names_in_words(list(parts))} the sum of the local gradients is in step {fit.step} up to {fit.before:.1%} off "
+        f"(L2), and weighted by {shares} it is the reference's within {max(one.after for one in parts.values()):.1f} times the "
+        "noise floor; other tensors, which other parts reach too, have no such weights",
+    )
+
+
 def _are_counts(fit: Fit) -> bool:
     """Whether the weights are parts of one count: they add up to the replicas' number, or to 1 where nothing divides by it."""
     whole = sum(fit.shares.values())
@@ -107,4 +122,5 @@ LOCAL_NORMALIZATION = Cause(
     "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
     "    loss = tf.reduce_sum(per_token_loss * mask) / count",
     search=_search_weighted,
+    behind=_behind,
 )

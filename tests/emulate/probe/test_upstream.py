@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emulate import graph_functions
 from emulate.cluster import Cluster
-from emulate.probe import graphs, upstream
-from emulate.probe.replay import tell_replicas
+from emulate.probe import Replay, graphs, told, upstream
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +224,7 @@ def test_the_number_of_replicas_is_told_in_these_places_and_asked_for_by_these_s
         import tensorflow as tf
         import tf_keras
 
-        tell_replicas(3)
+        told.install(Replay(Path(), told=3))
         asked: list[Any] = [tf.distribute.get_strategy().num_replicas_in_sync]
         asked.append(tf.distribute.get_replica_context().num_replicas_in_sync)
         asked.append(float(tf.nn.scale_regularization_loss(6.0)))

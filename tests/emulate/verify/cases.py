@@ -52,10 +52,10 @@ class Folder:
     ) -> Case:
         """A program that is right on one device and wrong on several; `switches` says what re-runs give."""
 
-        def rerun(switch: str) -> Rerun | None:
-            if switch not in (switches or {}):
+        def rerun(*asked: str) -> Rerun | None:
+            if asked[-1] not in (switches or {}):
                 return None
-            one, many = (switches or {})[switch]
+            one, many = (switches or {})[asked[-1]]
             return Rerun(self.trained(one), self.trained(many, replicas), self.noise(one))
 
         reference, topology = self.trained(right), self.trained(wrong, replicas, facts)

@@ -61,8 +61,8 @@ def judged(
     clipped: bool = False,
     objective: Callable[[int], float] = lambda batches: 1.5,
 ) -> Judgement:
-    def rerun(switch: str) -> Rerun | None:
-        return Rerun(run(folder, 1, 4), run(folder, 2, 2)) if clipped and switch == "no-clipping" else None
+    def rerun(*asked: str) -> Rerun | None:
+        return Rerun(run(folder, 1, 4), run(folder, 2, 2)) if clipped and asked[-1] == "no-clipping" else None
 
     reference, topology = run(folder, 1, 4, gradient, objective), run(folder, 2, 2, gradient, objective)
     return judge(Case(reference, topology, rerun=rerun))

@@ -1,0 +1,113 @@
+"""What a program on one device is told when it asks for the number of replicas."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from emulate.probe import upstream
+from emulate.probe.plan import Replay
+
+_KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
+
+
+def install(replay: Replay) -> None:
+    """Tell the program, and what scales losses for it, how many replicas there are; TensorFlow itself knows better."""
+    for cls in upstream.replica_counters():
+        if replay.told > 1:
+            _wrap_counter(cls, replay.told, scales_losses=True)
+        elif replay.batch_of > 1:
+            _wrap_counter(cls, BatchOf(replay.batch_of), scales_losses=False)
+
+
+def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:
+    original = cls.num_replicas_in_sync.fget
+
+    def num_replicas_in_sync(self: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        is_told = scales_losses and caller.startswith(upstream.LOSS_SCALERS)
+        return original(self) if caller.startswith(_KNOWS_BETTER) and not is_told else told
+
+    cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+
+
+class BatchOf:
+    """A number of replicas that makes a batch larger, and has nothing to add up.
+
+    A program asks for the number for two ends: what it multiplies grows with the batch (its rows, a learning rate), and what it
+    divides makes up for the replicas that are added up. One device that has the rows of all needs the former alone. So this is
+    the number wherever Python computes with it, but for a division by it; there, and where it becomes a tensor, it is 1.
+
+    Args:
+        number: The number of replicas.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / 1
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> Any:
+        import tensorflow as tf
+
+        return tf.constant(1, dtype or tf.int32, name=name)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        divides = ufunc.__name__ in ("divide", "true_divide")
+        plain = [(1 if divides and at else int(one)) if one is self else one for at, one in enumerate(inputs)]
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        import numpy as np
+
+        return np.array(self._number, *args, **options)
+
+    def __index__(self) -> int:
+        return self._number
+
+    def __int__(self) -> int:
+        return self._number
+
+    def __float__(self) -> float:
+        return float(self._number)
+
+    def __bool__(self) -> bool:
+        return bool(self._number)
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __repr__(self) -> str:
+        return repr(self._number)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number, spec)
+
+    def _beside(self, other: Any) -> int:
+        import tensorflow as tf
+
+        return 1 if tf.is_tensor(other) or isinstance(other, tf.Variable) else self._number
+
+
+def _left(name: str) -> Callable[[BatchOf, Any], Any]:
+    apply = getattr(operator, name)
+    return lambda self, other: apply(self._beside(other), other)
+
+
+def _right(name: str) -> Callable[[BatchOf, Any], Any]:
+    apply = getattr(operator, name)
+    return lambda self, other: apply(other, self._beside(other))
+
+
+for _name in ("add", "sub", "mul", "floordiv", "mod", "pow"):
+    setattr(BatchOf, f"__{_name}__", _left(_name))
+    setattr(BatchOf, f"__r{_name}__", _right(_name))
+for _name in ("truediv", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(BatchOf, f"__{_name}__", _left(_name))
+numbers.Integral.register(BatchOf)
