@@ -86,7 +86,11 @@ def measure(
 
 
 def _distance(one: Floats, other: Floats) -> float:
-    return largest(one - other) if one.shape == other.shape else 0.0
+    """The largest difference of finite elements: under a loss scale a gradient may be infinite in both."""
+    if one.shape != other.shape:
+        return 0.0
+    with np.errstate(invalid="ignore"):
+        return largest(one - other)
 
 
 @dataclass(frozen=True)

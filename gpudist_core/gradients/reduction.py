@@ -1,4 +1,4 @@
-"""Sums over all replicas, in one collective: gradients, losses, weights."""
+"""Sums over all replicas, in one collective for each dtype: gradients, losses, weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
 
 
 def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple[list[Any], list[Any]]:
-    """As `sum_over_replicas`, and the sums of some more tensors, in the same collective.
+    """As `sum_over_replicas`, and the sums of some more tensors, in the same collective where they are of the same dtype.
 
     Args:
         grads: A tensor or `tf.IndexedSlices` for each variable, or None.
@@ -35,8 +35,8 @@ def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple
     context = tf.distribute.get_replica_context()
     shared = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and not is_sharded(v)]
     together = [grads[i] for i in shared] + list(extras)
-    if together and context is not None and context.num_replicas_in_sync > 1:
-        together = list(context.all_reduce(tf.distribute.ReduceOp.SUM, together))
+    if context is not None and context.num_replicas_in_sync > 1:
+        together = _all_reduced(context, together)
     sums = list(grads)
     for i, value in zip(shared, together, strict=False):
         sums[i] = value
@@ -45,17 +45,43 @@ def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple
 
 def all_reduce(value: Any) -> Any:
     """The sum of one tensor over all replicas; the tensor itself where there is one replica."""
-    import tensorflow as tf
-
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return value
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    return all_reduce_all([value])[0]
 
 
 def all_reduce_all(values: list[Any]) -> list[Any]:
-    """The sums of some tensors over all replicas, in one collective."""
+    """The sums of some tensors over all replicas, in one collective for each dtype."""
     return sum_with([], [], values)[1]
+
+
+def _all_reduced(context: Any, values: list[Any]) -> list[Any]:
+    """The sums, one dtype after the other: TensorFlow 2.21 packs what it sums, and packs of two dtypes it cannot make.
+
+    What NCCL does not take is summed in a dtype that it does.
+    """
+    import tensorflow as tf
+
+    by_dtype: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        by_dtype.setdefault(value.dtype, []).append(place)
+    sums = list(values)
+    for dtype, places in by_dtype.items():
+        wide = _summed_in(dtype)
+        given = [with_values(values[place], tf.cast(values_of(values[place]), wide)) for place in places]
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
+        for place, value in zip(places, summed, strict=True):
+            sums[place] = with_values(value, tf.cast(values_of(value), dtype))
+    return sums
+
+
+def _summed_in(dtype: Any) -> Any:
+    """Half, float, double, int32 and int64 (and what is neither, complex numbers say) as they are."""
+    import tensorflow as tf
+
+    if dtype == tf.bfloat16:
+        return tf.float32
+    if dtype == tf.bool or (dtype.is_integer and dtype.size < 4):
+        return tf.int32
+    return tf.int64 if dtype in (tf.uint32, tf.uint64) else dtype
 
 
 def is_sharded(variable: Any) -> bool:

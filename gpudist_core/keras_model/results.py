@@ -44,15 +44,7 @@ class Results:
 
     def on_replica(self) -> list[Any]:
         """Each variable's sum over all replicas, in a replica's context."""
-        by_type: dict[Any, list[int]] = {}
-        for place, variable in enumerate(self.variables):
-            by_type.setdefault(variable.dtype, []).append(place)
-        sums: list[Any] = [None] * len(self.variables)
-        for places in by_type.values():
-            values = all_reduce_all([models.plain(self.variables[place]).read_value() for place in places])
-            for place, value in zip(places, values, strict=True):
-                sums[place] = value
-        return sums
+        return all_reduce_all([models.plain(variable).read_value() for variable in self.variables])
 
     def now(self) -> list[Any]:
         """Each variable's sum over all replicas; on several hosts all must ask."""

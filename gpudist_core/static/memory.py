@@ -63,11 +63,29 @@ def _update(variable: Any, start: int, rows: Array) -> None:
     import tensorflow as tf
 
     with tf.init_scope(), tf.device(variable.device):
-        # A slice assignment would copy the whole variable each time (64 pieces of a 256 MB one: 2.1 s; so: 0.09 s), and either
-        # leaves it in a state in which every read copies it too, which the second operation ends (TensorFlow 2.21).
-        indices = tf.range(start, start + len(rows))
-        tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=tf.constant(rows))
+        write_rows = _scatter if "CPU" in variable.device.upper() else _assign_slice
+        write_rows(variable, start, rows)
+        # Either leaves it in a state in which every read copies the whole variable (TensorFlow 2.21).
         tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
+
+
+def _scatter(variable: Any, start: int, rows: Array) -> None:
+    """In place on a CPU, 64 pieces of a variable of 256 MB in 0.06 s; a slice takes 0.27 s."""
+    import tensorflow as tf
+
+    indices = tf.range(start, start + len(rows))
+    tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=indices, updates=tf.constant(rows))
+
+
+def _assign_slice(variable: Any, start: int, rows: Array) -> None:
+    """In place on a GPU, where scattering whole numbers, or anything that is to be deterministic, goes through the host."""
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        begin = tf.constant([start] + [0] * (rows.ndim - 1))
+        end = tf.constant([start + len(rows), *rows.shape[1:]])
+        strides = tf.ones(rows.ndim, tf.int32)
+    tf.raw_ops.ResourceStridedSliceAssign(ref=variable.handle, begin=begin, end=end, strides=strides, value=tf.constant(rows))
 
 
 def read(variable: Any, start: int, stop: int) -> Array:

@@ -1,6 +1,12 @@
-"""Convolutions of a replica without rows. TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch.
+"""What fails on a replica without rows.
 
-They get one row of zeros then, which is cut off again: a shape that is wrong would end the step in ReluGrad or in a collective.
+- Convolutions: TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch. A shape that is wrong would
+  end the step in ReluGrad or in a collective.
+- Recurrent layers on a GPU: cuDNN knows no batch of 0.
+- Sums: Keras 3.15 takes a second summand of shape (0, n) for a bias, as it looks for the one dimension larger than 1, and hands
+  it to BiasAdd, which refuses it. LSTM and every residual connection end so.
+
+The former two get one row of zeros then, which is cut off again; sums are TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -17,10 +23,14 @@ OPERATIONS = ("conv2d", "conv3d", "depthwise_conv2d_native")
 @functools.cache
 def install() -> None:
     """Mend the operations behind every layer and `tf.nn` function, for steps of ours alone."""
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import numpy as keras_numpy
     from tensorflow.python.ops import gen_nn_ops
 
     for name in OPERATIONS:
         setattr(gen_nn_ops, name, _with_a_row(getattr(gen_nn_ops, name)))
+    tf.raw_ops.CudnnRNNV3 = with_a_sequence(tf.raw_ops.CudnnRNNV3)
+    keras_numpy.add = _without_a_bias(keras_numpy.add)
 
 
 def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,15 +41,76 @@ def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         rows = tf.shape(input)[0]
-        missing = tf.cast(rows == 0, tf.int32)
-        padding = tf.concat([[[0, missing]], tf.zeros([input.shape.rank - 1, 2], tf.int32)], axis=0)
-        # It copies nothing where nothing is missing. oneDNN would fuse a `Pad` with the convolution and lose the row.
-        padded = tf.pad(input, padding, constant_values=tf.zeros([], input.dtype))
-        padded.set_shape([None, *input.shape[1:]])
-        output = operation(padded, *args, **kwargs)[:rows]
+        output = operation(_padded(input, 0, rows), *args, **kwargs)[:rows]
         return tf.ensure_shape(output, [input.shape[0], *output.shape[1:]])
 
     return convolve
+
+
+def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
+    """With one more row where there is none. It copies nothing where nothing is missing."""
+    import tensorflow as tf
+
+    missing = tf.cast(rows == 0, tf.int32)
+    padding = tf.one_hot(axis, value.shape.rank, dtype=tf.int32)[:, None] * tf.stack([0, missing])[None]
+    # oneDNN would fuse a `Pad` with a convolution and lose the row.
+    padded = tf.pad(value, padding, constant_values=tf.constant(filler, value.dtype))
+    padded.set_shape([None if at == axis else size for at, size in enumerate(value.shape)])
+    return padded
+
+
+def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Give recurrent layers on cuDNN a row where there is none.
+
+    Args:
+        operation: `CudnnRNNV3`, with the arguments that Keras gives by name.
+
+    Returns:
+        The operation; outside of a step of ours it is as it was.
+    """
+
+    @functools.wraps(operation)
+    def run(*, input: Any, sequence_lengths: Any, time_major: bool = True, **kwargs: Any) -> Any:  # noqa: A002
+        import tensorflow as tf
+
+        axis = 1 if time_major else 0
+        if shares.current() is None or input.shape.rank != 3 or input.shape[axis] not in (None, 0):
+            return operation(input=input, sequence_lengths=sequence_lengths, time_major=time_major, **kwargs)
+        rows = tf.shape(input)[axis]
+        states = {name: _padded(kwargs[name], axis, rows) for name in ("input_h", "input_c") if _has_rows(kwargs.get(name))}
+        lengths = _padded(sequence_lengths, 0, rows, 1)
+        found = operation(
+            input=_padded(input, axis, rows), sequence_lengths=lengths, time_major=time_major, **{**kwargs, **states}
+        )
+        cut = [(one[:, :rows] if time_major else one[:rows]) if _has_rows(one) else one for one in found[:3]]
+        return (*cut, *found[3:])
+
+    return run
+
+
+def _has_rows(value: Any) -> bool:
+    """Whether it is of each row; a GRU has no cell and takes and gives a scalar in its place."""
+    shape = getattr(value, "shape", None)
+    return shape is not None and shape.rank == 3
+
+
+def _without_a_bias(add: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(add)
+    def sum_of(x1: Any, x2: Any) -> Any:
+        shape: Any = getattr(x2, "shape", ())
+        if shares.current() is None or len(shape) < 2 or shape[0] != 0:
+            return add(x1, x2)
+        return add(x2, x1) if len(getattr(x1, "shape", ())) < 2 else _plain_sum(x1, x2)
+
+    return sum_of
+
+
+def _plain_sum(x1: Any, x2: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+    return tf.cast(x1, dtype) + tf.cast(x2, dtype)
 
 
 def _may_be_empty(value: Any) -> bool:

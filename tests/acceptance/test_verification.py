@@ -140,6 +140,39 @@ def test_double_precision_is_compared_at_double_precision(write: Any, preload: P
     assert run.verdict == "equivalent"
 
 
+STEP = """
+import keras, numpy as np, gpudist_core as gd
+keras.config.set_floatx("{kind}")
+keras.utils.set_random_seed(3)
+strategy = gd.make_strategy(all_reduce="{all_reduce}")
+rng = np.random.default_rng(0)
+x, y = rng.normal(size=(18, 4)).astype("float32"), rng.integers(0, 3, 18)
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, "relu"), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+step = gd.TrainStep(model, optimizer, loss, clip_global_norm=1.0)
+for batch in gd.Pipeline.from_arrays((x, y), global_batch_size=8).distribute(strategy):
+    step(batch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "all_reduce", "topology"),
+    [
+        pytest.param("bfloat16", "hierarchical", "1x2", id="bfloat16"),
+        pytest.param("float64", "ring", "2x1", id="float64"),
+        pytest.param("float16", "ring", "1x2", id="float16", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_of_any_floating_type_is_verified_and_trains_the_same(
+    kind: str, all_reduce: str, topology: str, preload: Preload, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(STEP.format(kind=kind, all_reduce=all_reduce))
+    verdict = emulate.verify(tmp_path / "train.py", topology, preload=preload)
+    assert [run.verdict for run in verdict.runs] == ["equivalent"], render(verdict)
+
+
 def test_a_program_that_never_trains_is_wrong_use_with_what_to_do(preload: Preload) -> None:
     fixture = next(one for one in BUGS if one.name == "never_trains")
     with pytest.raises(WrongUse, match=r"A program to verify must train: .* Received: program='.*never_trains\.py'.*`--`\."):

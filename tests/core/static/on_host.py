@@ -275,3 +275,20 @@ def taken_and_put_back(folder: Path) -> dict[str, Any]:
     model.save(folder / "model.keras")
     loaded = keras.models.load_model(folder / "model.keras", custom_objects={"ShardedEmbedding": gd.ShardedEmbedding})
     return found | {"loaded": np.array_equal(loaded.get_weights()[0], table.as_numpy())}
+
+
+def of_any_dtype(all_reduce: str) -> dict[str, list[Any]]:
+    """By dtype what replicas look up in a sharded table of it, one after the other."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = gd.make_strategy(all_reduce=all_reduce)
+    found: dict[str, list[Any]] = {}
+    for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int16", "uint32", "bool"):
+        table = gd.shard(np.arange(20).reshape(10, 2) % 2, where, dtype=dtype)
+        rows = tf.function(lambda table=table: where.run(lambda: table.lookup([1, 7])))()
+        looked_up = [np.asarray(one) for one in where.experimental_local_results(rows)]
+        assert all(one.dtype == tf.as_dtype(dtype).as_numpy_dtype for one in looked_up)
+        found[dtype] = [one.astype(int).tolist() for one in looked_up]
+    return found

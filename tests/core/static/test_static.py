@@ -176,3 +176,25 @@ def test_every_row_lies_in_one_slice(rows: int, replicas: int) -> None:
     spans = [info.span(r) for r in range(replicas)]
     assert [row for low, high in spans for row in range(low, high)] == list(range(rows))
     assert all(high - low <= info.height for low, high in spans)
+
+
+@pytest.mark.parametrize("all_reduce", ["hierarchical", "ring", "one-device"])
+def test_a_table_of_any_dtype_is_looked_up_by_any_all_reduce(on_hosts: OnHosts, all_reduce: str) -> None:
+    [found] = on_hosts("1x2", on_host.of_any_dtype, all_reduce)
+    assert all(rows == [[[0, 1], [0, 1]]] * 2 for rows in found.values()), found
+
+
+@pytest.mark.parametrize("name", ["_scatter", "_assign_slice"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+@pytest.mark.parametrize("rest", [(), (3,), (3, 2)])
+def test_rows_are_written_in_place_on_a_cpu_and_by_the_way_of_a_gpu(name: str, dtype: str, rest: tuple[int, ...]) -> None:
+    import tensorflow as tf
+
+    from gpudist_core.static import memory
+
+    whole = np.arange(7 * int(np.prod(rest))).reshape(7, *rest) % 2
+    variable = tf.Variable(tf.zeros(whole.shape, dtype))
+    getattr(memory, name)(variable, 2, whole[2:5].astype(variable.dtype.as_numpy_dtype))
+    expected = np.zeros_like(whole)
+    expected[2:5] = whole[2:5]
+    np.testing.assert_array_equal(variable.numpy().astype(int), expected)

@@ -1,10 +1,13 @@
-"""Convolutions of a replica without rows: TensorFlow's fault, and how it is kept out of steps."""
+"""What fails on a replica without rows: faults of TensorFlow and Keras, and how they are kept out of steps."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,3 +68,70 @@ def test_tensorflow_still_returns_the_input_of_an_empty_convolution() -> None:
     output = real(tf.zeros((0, 8, 8, 1)), tf.ones((3, 3, 1, 4)), strides=[1] * 4, padding="VALID")
     mended = output.shape[1:] == (6, 6, 4)
     assert not (mended and _pywrap_util_port.IsMklEnabled()), "Mended: gpudist_core/upstream/empty_batches.py can go."
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.parametrize("known", [True, False])
+def test_a_recurrent_layer_and_a_residual_sum_do_without_rows(layer: str, known: bool) -> None:
+    empty_batches.install()
+    inputs = keras.Input((5, 4))
+    state = getattr(keras.layers, layer)(4)(inputs)
+    model = keras.Model(inputs, keras.layers.add([keras.layers.Dense(4)(state), state]))
+
+    @tf.function(input_signature=[tf.TensorSpec((0 if known else None, 5, 4))])
+    def step(x: Any) -> Any:
+        with shares.sharing(shares.Share(tf.shape(x)[0])):
+            with tf.GradientTape() as tape:
+                output = model(x, training=True)
+                total = tf.reduce_sum(output)
+            return output, tape.gradient(total, model.trainable_variables)
+
+    output, gradients = step(tf.zeros((0, 5, 4)))
+    assert output.shape == (0, 4)
+    assert all(bool(tf.reduce_all(gradient == 0)) for gradient in gradients)
+
+
+def test_keras_still_takes_an_empty_summand_for_a_bias() -> None:
+    empty_batches.install()
+    empty = tf.zeros((0, 24))
+    try:
+        keras.ops.add(empty, empty)
+    except (tf.errors.InvalidArgumentError, ValueError):
+        pass
+    else:
+        pytest.fail("Mended: the sums of gpudist_core/upstream/empty_batches.py can go.")
+    with shares.sharing(shares.Share(tf.constant(0))):
+        assert keras.ops.add(empty, empty).shape == (0, 24)
+        assert keras.ops.add(tf.ones(24), empty).shape == (0, 24)
+        assert keras.ops.add(1.0, empty).shape == (0, 24)
+        assert keras.ops.add(tf.zeros((0, 24), tf.float16), empty).dtype == tf.float32
+
+
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("time_major", [True, False])
+@pytest.mark.parametrize("has_cell", [True, False])
+def test_cudnn_never_gets_a_batch_without_rows(rows: int, time_major: bool, has_cell: bool) -> None:
+    seen: list[Any] = []
+
+    def kernel(*, input: Any, input_h: Any, input_c: Any, sequence_lengths: Any, time_major: bool, rnn_mode: str) -> Any:  # noqa: A002
+        seen.append([tuple(input.shape), tuple(input_h.shape), sequence_lengths.numpy().tolist()])
+        return input[..., :3], input_h, input_c, None, None
+
+    run = empty_batches.with_a_sequence(kernel)
+    x = tf.zeros((5, rows, 4) if time_major else (rows, 5, 4))
+    state = tf.zeros((1, rows, 3) if time_major else (rows, 1, 3))
+    cell = state if has_cell else tf.constant(0.0)
+    with shares.sharing(shares.Share(tf.constant(rows))):
+        output, h, c, _, _ = run(
+            input=x, input_h=state, input_c=cell, sequence_lengths=tf.fill([rows], 5), time_major=time_major, rnn_mode="lstm"
+        )
+    most = max(rows, 1)
+    given = [(5, most, 4), (1, most, 3)] if time_major else [(most, 5, 4), (most, 1, 3)]
+    assert seen == [[*given, [5] * rows or [1]]]
+    assert (output.shape, h.shape, c.shape) == ((*x.shape[:2], 3), state.shape, cell.shape)
+
+
+def test_keras_runs_its_recurrent_layers_on_cudnn_by_the_operation_that_is_mended() -> None:
+    from keras.src.backend.tensorflow.rnn import lstm
+
+    assert "tf.raw_ops.CudnnRNNV3(" in inspect.getsource(sys.modules[lstm.__module__])
