@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.devices.inventory import Inventory, find_gpus
-from emulate.devices.sharing import LEAST_GPU, distinct, share_out
+from emulate.devices.sharing import distinct, share_out, usable
 from emulate.errors import Unavailable, WrongUse
 from emulate.topology import Topology
 
@@ -128,11 +128,11 @@ def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:
 
 
 def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
-    usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
+    there = usable(inventory.gpus)
     for topology in topologies:
-        if not distinct(usable, topology):
-            free = f"{'there is' if len(usable) == 1 else 'there are'} {_count(len(usable), 'GPU')}"
-            hint = " (--device gpu splits what there is)" if usable else ""
+        if not distinct(there, topology):
+            free = f"{'there is' if len(there) == 1 else 'there are'} {_count(len(there), 'GPU')}"
+            hint = " (--device gpu splits what there is)" if there else ""
             return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}"
     return ""
 

@@ -10,11 +10,9 @@ from emulate.devices.inventory import MIB, Gpu, Inventory
 from emulate.errors import Unavailable
 from emulate.topology import Topology
 
-PROCESS_RESERVE = 768 * MIB
-"""What a process takes of a GPU besides the memory that TensorFlow hands out: CUDA's context, its libraries, NCCL's buffers."""
+LEAST_RESERVE, MOST_RESERVE = 768 * MIB, 2048 * MIB
 GPU_RESERVE = 256 * MIB
 LEAST_SLICE = 256 * MIB
-LEAST_GPU = PROCESS_RESERVE + GPU_RESERVE + LEAST_SLICE
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,20 @@ class Allotment:
         return self.hosts[0].is_sliced
 
 
+def process_reserve(gpu: Gpu) -> int:
+    """What a process takes of a GPU besides what TensorFlow hands out: CUDA's context, its libraries, NCCL's buffers.
+
+    TensorFlow itself leaves 1.5 GiB to the libraries alone on compute capability 8 and later (MinSystemMemory in
+    gpu_device.cc, 2.21), but not where the memory of a device is given as a number, as that of a slice is.
+    """
+    return max(LEAST_RESERVE, min(MOST_RESERVE, gpu.total // 20))
+
+
+def usable(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Those with memory for one process and one slice."""
+    return [gpu for gpu in gpus if gpu.free >= process_reserve(gpu) + GPU_RESERVE + LEAST_SLICE]
+
+
 def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     """Give each device of a topology a GPU of its own where there are enough, else an equal slice of one.
 
@@ -79,11 +91,11 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     Raises:
         Unavailable: When there is too little.
     """
-    usable = [gpu for gpu in inventory.gpus if gpu.free >= LEAST_GPU]
-    chosen = distinct(usable, topology)
+    enough = usable(inventory.gpus)
+    chosen = distinct(enough, topology)
     if chosen:
         return Allotment(_whole(chosen, topology), _about_whole(chosen, topology))
-    cut = max((_sliced(group, topology) for group in _prefixes(usable)), key=lambda one: one.rank, default=None)
+    cut = max((_sliced(group, topology) for group in _prefixes(enough)), key=lambda one: one.rank, default=None)
     if cut is None or cut.size < LEAST_SLICE:
         raise Unavailable(_too_little(inventory, topology))
     return Allotment(_slices(cut, topology), _about_slices(cut, topology))
@@ -135,7 +147,7 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
     processes = len({device // topology.num_devices for device in here})
     if gpu.is_exclusive and processes > 1:
         return 0
-    return (gpu.free - GPU_RESERVE - processes * PROCESS_RESERVE) // len(here) // MIB * MIB
+    return (gpu.free - GPU_RESERVE - processes * process_reserve(gpu)) // len(here) // MIB * MIB
 
 
 def _whole(gpus: Sequence[Gpu], topology: Topology) -> tuple[GpuShare, ...]:
@@ -191,10 +203,10 @@ def _too_little(inventory: Inventory, topology: Topology) -> str:
     ]
     has = f"{_count(len(there))} ({', '.join(there)})" if there else f"no GPU ({inventory.why})"
     return (
-        f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {PROCESS_RESERVE // MIB} MiB "
-        f"for each process and {GPU_RESERVE // MIB} MiB. Received: device='gpu', topology='{topology}' with "
-        f"{topology.num_replicas} devices, where this machine has {has}. Ask for fewer devices, free the GPUs, or use "
-        "--device cpu."
+        f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {GPU_RESERVE // MIB} MiB and, "
+        f"by the GPU's size, {LEAST_RESERVE // MIB} to {MOST_RESERVE // MIB} MiB for each process. "
+        f"Received: device='gpu', topology='{topology}' with {topology.num_replicas} devices, where this machine has {has}. "
+        "Ask for fewer devices, free the GPUs, or use --device cpu."
     )
 
 

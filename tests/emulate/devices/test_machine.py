@@ -45,11 +45,11 @@ def test_of_each_topology_it_is_said_whether_it_runs_on_whole_gpus_or_slices() -
     assert about["seen_by_tensorflow"] == 2
     assert [one["name"] for one in about["found"]] == ["H100", "H100"]
     assert about["topologies"]["one_gpu_each"] == ["1x1", "1x2", "2x1"]
-    assert about["topologies"]["slices"]["2x2"] == "3.4 GiB each"
+    assert about["topologies"]["slices"]["2x2"] == "2.8 GiB each"
     assert about["nccl"] == "sums on 1x2, 2x1; slices of a GPU are summed without it"
 
 
 def test_what_is_too_large_for_the_gpus_is_said() -> None:
-    about = describe_gpus(gpus(1, free=3_000), 1)
-    assert about["topologies"]["too_large"] == ["1x8", "2x4", "4x1", "4x2", "8x1"]
+    about = describe_gpus(gpus(1, free=9_000), 1)
+    assert about["topologies"]["too_large"] == ["4x1", "4x2", "8x1"]
     assert about["nccl"] == "refuses slices of one GPU"

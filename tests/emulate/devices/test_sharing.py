@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from emulate.devices import Allotment, Gpu, Inventory, share_out
 from emulate.devices.inventory import MIB
-from emulate.devices.sharing import GPU_RESERVE, LEAST_SLICE, PROCESS_RESERVE
+from emulate.devices.sharing import GPU_RESERVE, LEAST_SLICE, process_reserve, usable
 from emulate.errors import Unavailable
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory
@@ -63,7 +64,7 @@ def test_slices_and_reserves_never_exceed_the_free_memory(machine: Inventory, to
     used: dict[str, int] = defaultdict(lambda: GPU_RESERVE)
     for share in (share for allotment in given_out(machine, topology) for share in allotment.hosts if share.is_sliced):
         for uuid, slices in zip(share.visible, share.slices, strict=True):
-            used[uuid] += PROCESS_RESERVE + sum(slices) * MIB
+            used[uuid] += process_reserve(by_uuid(machine)[uuid]) + sum(slices) * MIB
             assert all(size * MIB >= LEAST_SLICE for size in slices)
     assert all(size <= by_uuid(machine)[uuid].free for uuid, size in used.items())
 
@@ -77,8 +78,8 @@ def test_slices_are_of_one_size_on_gpus_of_one_model(machine: Inventory, topolog
 
 @given(MACHINES, TOPOLOGIES)
 def test_slices_are_made_only_where_whole_gpus_do_not_suffice(machine: Inventory, topology: Topology) -> None:
-    usable = [one for one in machine.gpus if one.free >= GPU_RESERVE + PROCESS_RESERVE + LEAST_SLICE]
-    assert all(one.is_sliced == (len(usable) < topology.num_replicas) for one in given_out(machine, topology))
+    enough = usable(machine.gpus)
+    assert all(one.is_sliced == (len(enough) < topology.num_replicas) for one in given_out(machine, topology))
 
 
 @given(MIG_MACHINES, TOPOLOGIES)
@@ -101,10 +102,10 @@ def test_four_whole_gpus_make_two_hosts_with_two_each() -> None:
 
 def test_one_gpu_is_sliced_for_two_hosts_and_nccl_is_said_not_to_run() -> None:
     allotment = share_out(gpus(1, free=80_000), Topology(2, 2))
-    size = (80_000 - 256 - 2 * 768) // 4
+    size = (80_000 - 256 - 2 * 2048) // 4
     assert [share.slices for share in allotment.hosts] == [((size, size),), ((size, size),)]
     assert allotment.text == (
-        "2x2 ran on 1 GPU (H100) in 4 slices of 19.1 GiB, one for each device: NCCL, which refuses two ranks on one GPU, "
+        "2x2 ran on 1 GPU (H100) in 4 slices of 18.5 GiB, one for each device: NCCL, which refuses two ranks on one GPU, "
         "is not what ran, and times say nothing."
     )
 
@@ -149,12 +150,21 @@ def test_a_gpu_that_takes_one_process_is_sliced_within_a_host_and_not_between_ho
     assert [share.visible for share in share_out(two, Topology(2, 2)).hosts] == [("GPU-0000",), ("GPU-0001",)]
 
 
+@pytest.mark.parametrize(("total", "reserved"), [(6_000, 768), (24_000, 1_200), (81_559, 2_048), (143_771, 2_048)])
+def test_cudas_libraries_have_their_own_beside_every_slice(total: int, reserved: int) -> None:
+    one = replace(gpu(), total=total * MIB, free=total * MIB)
+    assert process_reserve(one) == reserved * MIB
+    [share] = share_out(inventory(one), Topology(1, 2)).hosts
+    assert total - sum(share.slices[0]) >= reserved + 256
+
+
 def test_too_little_memory_is_unavailable_with_the_numbers() -> None:
     with pytest.raises(Unavailable) as caught:
         share_out(inventory(gpu(0, free=1_500)), Topology(1, 8))
     assert str(caught.value) == (
-        "Each device is a GPU, or a slice of one with at least 256 MiB beside 768 MiB for each process and 256 MiB. "
-        "Received: device='gpu', topology='1x8' with 8 devices, where this machine has 1 GPU (H100 with 1500 MiB free). "
+        "Each device is a GPU, or a slice of one with at least 256 MiB beside 256 MiB and, by the GPU's size, 768 to 2048 MiB "
+        "for each process. Received: device='gpu', topology='1x8' with 8 devices, where this machine has 1 GPU (H100 with 1500 "
+        "MiB free). "
         "Ask for fewer devices, free the GPUs, or use --device cpu."
     )
 
