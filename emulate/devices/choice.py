@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.devices.inventory import Inventory, find_gpus
+from emulate.devices.lease import is_leased
 from emulate.devices.sharing import distinct, share_out, usable
 from emulate.errors import Unavailable, WrongUse
 from emulate.topology import Topology
@@ -63,8 +64,10 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
     check_device(device)
     if device == "cpu":
         return DeviceChoice("cpu")
-    # Clusters wait for each other's GPUs, so what is in use now does not count.
-    return decide(device, topologies, find_gpus().idle(), what_tensorflow_says)
+    there = find_gpus()
+    # Clusters wait for each other's GPUs, so what one of them uses now does not count; for other programs nobody waits.
+    theirs = {gpu.uuid for gpu in there.gpus if is_leased(gpu.uuid)}
+    return decide(device, topologies, there.idle(theirs), what_tensorflow_says)
 
 
 def check_device(device: str) -> None:
@@ -88,7 +91,7 @@ def decide(
     Args:
         device: `gpu` or `auto`.
         topologies: What is to run.
-        inventory: The GPUs of this machine, as if nobody used them.
+        inventory: The GPUs of this machine, as if no cluster used them.
         ask: Says what TensorFlow sees; called where there are GPUs, since it takes seconds.
 
     Returns:
@@ -132,6 +135,8 @@ def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
     for topology in topologies:
         if not distinct(there, topology):
             free = f"{'there is' if len(there) == 1 else 'there are'} {_count(len(there), 'GPU')}"
+            if len(there) < len(inventory.gpus):
+                free += f" with enough free memory, of {len(inventory.gpus)}"
             hint = " (--device gpu splits what there is)" if there else ""
             return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}"
     return ""

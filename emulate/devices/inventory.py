@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,9 +58,9 @@ class Inventory:
     driver: str | None = None
     why: str = ""
 
-    def idle(self) -> Inventory:
-        """As it would be if nobody used the GPUs."""
-        return replace(self, gpus=tuple(replace(gpu, free=gpu.total) for gpu in self.gpus))
+    def idle(self, uuids: Collection[str]) -> Inventory:
+        """As it would be if nobody used these GPUs."""
+        return replace(self, gpus=tuple(replace(gpu, free=gpu.total) if gpu.uuid in uuids else gpu for gpu in self.gpus))
 
 
 def find_gpus() -> Inventory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -55,11 +56,32 @@ class GpuLease:
         self.close()
 
 
+def is_leased(uuid: str) -> bool:
+    """Whether a cluster of this machine holds a GPU now.
+
+    Args:
+        uuid: Which one.
+
+    Returns:
+        Whether it does; to ask takes nothing.
+    """
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as sock:
+        try:
+            sock.connect(_name(uuid))
+        except OSError:
+            return False
+    return True
+
+
+def _name(uuid: str) -> str:
+    return f"\0gpudist-{uuid}" if sys.platform == "linux" else ""
+
+
 def _take(uuid: str, until: float, patience: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     while True:
         try:
-            sock.bind(f"\0gpudist-{uuid}" if sys.platform == "linux" else "")
+            sock.bind(_name(uuid))
         except OSError:
             if _mine.get(uuid) == threading.get_ident():
                 sock.close()

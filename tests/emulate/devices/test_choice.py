@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emulate.devices import DeviceChoice, Inventory, choose_device
+from emulate.devices import DeviceChoice, GpuLease, Inventory, choose_device
 from emulate.devices.choice import decide
 from emulate.errors import Unavailable, WrongUse
 from emulate.topology import Topology
@@ -61,6 +61,31 @@ def test_enough_gpus_are_taken() -> None:
     assert decide("auto", [FOUR, ONE], gpus(4), sees(4)) == DeviceChoice(
         "gpu", "device auto: this machine's GPUs compute, it has 4."
     )
+
+
+@pytest.fixture
+def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
+    """A machine with four GPUs of which somebody has taken almost all memory."""
+    found = gpus(4, free=600)
+    monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: found)
+    monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
+    return found
+
+
+def test_gpus_that_other_programs_fill_are_not_taken(filled: Inventory) -> None:
+    assert choose_device("auto", [FOUR]) == DeviceChoice(
+        "cpu",
+        "device auto: the CPU computes, because 2x2 has 4 devices, and there are 0 GPUs with enough free memory, of 4.",
+    )
+    with pytest.raises(Unavailable, match="H100 with 600 MiB free"):
+        choose_device("gpu", [FOUR])
+
+
+def test_gpus_that_another_cluster_fills_are_waited_for(filled: Inventory) -> None:
+    with GpuLease([one.uuid for one in filled.gpus], patience=20):
+        assert choose_device("auto", [FOUR]).kind == "gpu"
+        assert choose_device("gpu", [FOUR]).kind == "gpu"
+    assert choose_device("auto", [FOUR]).kind == "cpu"
 
 
 def test_too_few_gpus_are_sliced_only_when_they_are_asked_for() -> None:

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from emulate.devices import GpuLease
+from emulate.devices.lease import is_leased
 from emulate.errors import Unavailable
 
 HOLD = "import sys; from emulate.devices import GpuLease; lease = GpuLease(['made-up-1']); print('held', flush=True); input()"
@@ -55,3 +56,11 @@ def test_another_thread_gets_it_next() -> None:
 def test_gpus_that_others_do_not_hold_are_had_at_once() -> None:
     with GpuLease(["made-up-4"]), GpuLease(["made-up-5"], patience=0), GpuLease([]):
         pass
+
+
+def test_whoever_asks_is_told_whether_a_gpu_is_held_and_takes_nothing() -> None:
+    assert not is_leased("made-up-6")
+    with GpuLease(["made-up-6"], patience=0):
+        assert is_leased("made-up-6")
+        assert is_leased("made-up-6")
+    assert not is_leased("made-up-6")
