@@ -4,6 +4,7 @@ from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.explain import Follower, HostState, explain_hang
 from emulate.cluster.failures import first_cause, follows_from_a_peer, leaves_in_order, patience_after
+from emulate.cluster.gpus import ask_before_waiting
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe
 from emulate.cluster.isolation import describe_isolation
@@ -29,6 +30,7 @@ __all__ = [
     "RunningCluster",
     "Standstill",
     "Thread",
+    "ask_before_waiting",
     "asks_to_go_on",
     "describe",
     "describe_isolation",

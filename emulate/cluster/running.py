@@ -182,6 +182,11 @@ class RunningCluster:
             return any(outcome.host == 0 for outcome in self.outcomes)
         return len(self.outcomes) == len(self.roles)
 
+    def adopt(self) -> None:
+        """The calling thread is the one that must not wait for this cluster's GPUs from now on."""
+        if self._gpus:
+            self._gpus.adopt()
+
     def name(self, host: int) -> str:
         """What messages call a host."""
         return host_name(self.roles, host)

@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
 
@@ -26,21 +26,26 @@ class GpuLease:
     Args:
         uuids: Which GPUs.
         patience: Seconds to wait for those who hold them.
+        ask: Called while one is held: who does not need it may let it go.
 
     Raises:
         Unavailable: When they are not free in time, or when the caller's own thread holds them.
     """
 
-    def __init__(self, uuids: Sequence[str], patience: float = 600) -> None:
+    def __init__(self, uuids: Sequence[str], patience: float = 600, ask: Callable[[], None] = lambda: None) -> None:
         self._held: list[tuple[str, socket.socket]] = []
         until = time.monotonic() + patience
         try:
             for uuid in sorted(uuids):  # in one order for all, so that no two wait for each other
-                self._held.append((uuid, _take(uuid, until, patience)))
+                self._held.append((uuid, _take(uuid, until, patience, ask)))
                 _mine[uuid] = threading.get_ident()
         except BaseException:
             self.close()
             raise
+
+    def adopt(self) -> None:
+        """The calling thread has them from now on: it is the one that must not wait for itself."""
+        _mine.update((uuid, threading.get_ident()) for uuid, _ in self._held)
 
     def close(self) -> None:
         """Let others have them."""
@@ -77,12 +82,13 @@ def _name(uuid: str) -> str:
     return f"\0gpudist-{uuid}" if sys.platform == "linux" else ""
 
 
-def _take(uuid: str, until: float, patience: float) -> socket.socket:
+def _take(uuid: str, until: float, patience: float, ask: Callable[[], None]) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     while True:
         try:
             sock.bind(_name(uuid))
         except OSError:
+            ask()
             if _mine.get(uuid) == threading.get_ident():
                 sock.close()
                 raise Unavailable(

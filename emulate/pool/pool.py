@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import final
 
-from emulate.cluster import Preload, is_read_at_import, roles_of
+from emulate.cluster import Preload, ask_before_waiting, is_read_at_import, roles_of
 from emulate.devices import choose_device
 from emulate.errors import Unavailable, WrongUse
 from emulate.pool.lease import Lease
@@ -90,6 +90,7 @@ class Pool:
         self._leased: list[WarmCluster] = []
         self._ending: list[threading.Thread] = []
         self._is_closed = False
+        ask_before_waiting(self)
 
     def _early(self) -> dict[str, str]:
         return {name: value for name, value in self._options.environment.items() if is_read_at_import(name)}
@@ -158,16 +159,20 @@ class Pool:
                 if cluster.topology == topology and not (fresh and cluster.num_jobs):
                     self._idle.remove(cluster)
                     self._leased.append(cluster)
+                    cluster.running.adopt()
                     return cluster
         return None
 
     def _start(self, topology: Topology, bare: bool = False) -> WarmCluster:
+        """A new cluster; the lock is free while it waits for GPUs, which a lease of another thread may be giving back."""
         with self._lock:
             self._check_open()
-            device = choose_device(self._options.device, [topology]).kind
-            if device == "gpu":
-                self.let_go_of_gpus()
-            cluster = WarmCluster(self._bare_preload() if bare else self._preload, topology, self._options, device)
+            preload = self._bare_preload() if bare else self._preload
+        cluster = WarmCluster(preload, topology, self._options, choose_device(self._options.device, [topology]).kind)
+        with self._lock:
+            if self._is_closed:
+                self._end(cluster)
+            self._check_open()
             self._make_room(len(cluster.hosts))
             self.statistics.started += 1
             self._leased.append(cluster)
@@ -201,15 +206,17 @@ class Pool:
         with self._lock:
             if cluster not in self._leased:
                 return
-            if cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps:
+            is_broken = bool(cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps)
+            if is_broken:
                 self._replace(cluster)
-                self._prepare_instead(cluster)
             elif self._is_closed or (cluster.device == "gpu" and not self._options.keeps_gpus):
                 self._leased.remove(cluster)
                 self._end(cluster)
             else:
                 self._leased.remove(cluster)
                 self._idle.append(cluster)
+        if is_broken:
+            self._prepare_instead(cluster)
 
     def _replace(self, cluster: WarmCluster) -> None:
         with self._lock:
@@ -231,11 +238,12 @@ class Pool:
         Args:
             *topologies: Their shapes.
         """
-        with self._lock:
-            for topology in map(Topology.parse, topologies):
+        for topology in map(Topology.parse, topologies):
+            with self._lock:
                 used = sum(len(cluster.hosts) for cluster in (*self._idle, *self._leased))
-                if used + len(roles_of(topology)) <= self._options.max_hosts:
-                    cluster = self._start(topology)
+            if used + len(roles_of(topology)) <= self._options.max_hosts:
+                cluster = self._start(topology)
+                with self._lock:
                     self._leased.remove(cluster)
                     self._idle.append(cluster)
 

@@ -106,8 +106,6 @@ class Clusters:
     def turn(self) -> Iterator[Preload]:
         """Leave for a cluster outside of the pool to work."""
         with self._turns.one():
-            if self._pool is not None:
-                self._pool.let_go_of_gpus()
             yield self.warm_up()
 
     @contextlib.contextmanager

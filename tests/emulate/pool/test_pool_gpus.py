@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from emulate.cluster.gpus import GpuHold
 from emulate.devices import DeviceChoice
-from emulate.errors import WrongUse
+from emulate.errors import Unavailable, WrongUse
 from emulate.pool import Pool
 from emulate.topology import Topology
+from tests.emulate.devices.made_gpus import gpu, inventory
 
 
 class Gpus:
@@ -20,7 +25,7 @@ class Gpus:
         self.held_by: Any = None
 
     def cluster(self, preload: Any, topology: Topology, options: Any, device: str) -> Any:
-        assert self.held_by is None
+        hold = GpuHold.take(SimpleNamespace(topology=topology)) if device == "gpu" else None  # type: ignore[arg-type]
         made = SimpleNamespace(
             topology=topology,
             device=device,
@@ -29,19 +34,25 @@ class Gpus:
             unfit="",
             is_of_bare_process=False,
             settle=lambda: "",
-            end=self.let_go,
+            running=SimpleNamespace(adopt=hold.adopt if hold else lambda: None),
+            end=lambda: self.let_go(hold),
         )
-        self.held_by = made if device == "gpu" else None
+        if hold:
+            assert self.held_by is None
+            self.held_by = made
         return made
 
-    def let_go(self) -> None:
-        self.held_by = None
+    def let_go(self, hold: GpuHold | None) -> None:
+        if hold:
+            self.held_by = None
+            hold.let_go()
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
-    made = Gpus()
+    made, there = Gpus(), inventory(gpu(77))
     monkeypatch.setattr("emulate.pool.pool.WarmCluster", made.cluster)
+    monkeypatch.setattr("emulate.cluster.gpus.find_gpus", lambda: there)
     monkeypatch.setattr(
         "emulate.pool.pool.choose_device", lambda device, topologies: DeviceChoice("cpu" if device == "cpu" else "gpu")
     )
@@ -70,6 +81,42 @@ def test_whoever_runs_beside_the_pool_can_have_them(gpus: Gpus) -> None:
         assert gpus.held_by is not None
         pool.let_go_of_gpus()
         assert gpus.held_by is None
+
+
+def test_a_cluster_beside_the_pool_has_them_of_itself(gpus: Gpus) -> None:
+    with pool_on("gpu") as pool:
+        pool.give_back(pool.take(Topology(1, 2)))
+        beside = gpus.cluster(None, Topology(1, 1), None, "gpu")
+        assert gpus.held_by is beside
+        beside.end()
+
+
+def test_of_a_cluster_that_is_leased_nobody_of_the_same_thread_has_them(gpus: Gpus) -> None:
+    with pool_on("gpu") as pool:
+        leased = pool.take(Topology(1, 2))
+        with pytest.raises(Unavailable, match="of the same thread"):
+            gpus.cluster(None, Topology(1, 1), None, "gpu")
+        assert gpus.held_by is leased
+
+
+def test_two_threads_that_share_a_pool_have_them_one_after_the_other(gpus: Gpus) -> None:
+    for shape in (Topology(1, 2), Topology(2, 1)):
+        with pool_on("gpu") as pool, ThreadPoolExecutor(1) as other:
+            first = pool.take(Topology(1, 2))
+            second = other.submit(pool.take, shape)
+            time.sleep(0.1)
+            assert not second.done()
+            pool.give_back(first)
+            assert second.result(timeout=20) is gpus.held_by
+
+
+def test_a_thread_waits_for_a_cluster_that_it_started_and_another_thread_runs(gpus: Gpus) -> None:
+    with pool_on("gpu") as pool, ThreadPoolExecutor(1) as other:
+        pool.give_back(pool.take(Topology(1, 2)))
+        leased = other.submit(pool.take, Topology(1, 2)).result(timeout=20)
+        threading.Timer(0.1, pool.give_back, [leased]).start()
+        assert gpus.held_by is leased
+        assert pool.take(Topology(2, 1)) is gpus.held_by
 
 
 def test_where_other_processes_wait_nothing_on_gpus_stays_warm(gpus: Gpus) -> None:
