@@ -12,6 +12,7 @@ from emulate.devices.ordered_sum import sum_in_one_order
 from emulate.devices.physical import PhysicalGpus, hide_gpus
 from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.servers import give_servers_their_gpus
 from emulate.devices.strategies import use_emulated_devices
 from emulate.errors import WrongUse
 from emulate.imports import when_imported
@@ -54,6 +55,8 @@ def _install(plan: DevicePlan, note: Note) -> None:
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
     use_emulated_devices(gpus, names, choice)
+    if plan.gpus is not None:
+        give_servers_their_gpus()
     if choice.replaces:
         choice.without_nccl()
         defer_past_control_flow()

@@ -107,6 +107,13 @@ def replica_launcher_class() -> Any:
     return cross_device_utils.CollectiveReplicaLauncher
 
 
+def server_class() -> Any:
+    """What `tf.distribute.Server` is, and TF 1's `tf.train.Server`."""
+    from tensorflow.python.training import server_lib
+
+    return server_lib.Server
+
+
 def device_lib() -> Any:
     """`tensorflow.python.client.device_lib`, which many programs call though it is private."""
     from tensorflow.python.client import device_lib as module

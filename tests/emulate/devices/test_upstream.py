@@ -41,6 +41,10 @@ def signature_of(expression: str) -> list[str]:
         ("upstream.replica_launcher_class().all_reduce", ["self", "input_tensor", "control_input", "options"]),
         ("upstream.replica_launcher_class()._all_gather", ["self", "input_tensor", "options"]),
         ("upstream.communication_options().__init__", ["self", "bytes_per_pack", "timeout_seconds", "implementation"]),
+        (
+            "upstream.server_class().__init__",
+            ["self", "server_or_cluster_def", "job_name", "task_index", "protocol", "config", "start"],
+        ),
         ("upstream.context().set_logical_device_configuration", ["dev", "virtual_devices"]),
         ("upstream.context().set_visible_devices", ["devices", "device_type"]),
         ("upstream.context().set_memory_growth", ["dev", "enable"]),
