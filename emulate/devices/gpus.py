@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from emulate.devices import upstream
 from emulate.devices.plan import DevicePlan, Note
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _T = TypeVar("_T")
 _DETAILS = {
     "device_name": "gpudist emulated GPU",
@@ -35,6 +36,7 @@ class EmulatedGpus:
     Args:
         plan: What the host was given.
         note: Says something that the report shows.
+        shown: CUDA_VISIBLE_DEVICES as it was before the program could write it.
 
     Attributes:
         plan: What the host was given.
@@ -46,12 +48,12 @@ class EmulatedGpus:
 
     kind = "CPU"
 
-    def __init__(self, plan: DevicePlan, note: Note) -> None:
+    def __init__(self, plan: DevicePlan, note: Note, shown: str | None) -> None:
         self.plan = plan
         self.note = note
         self.cpu_split: int | None = None
         self.version = 0
-        self._hidden_before = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._shown = shown
         self._visible: list[Any] | None = None
         self._splits: dict[Any, list[Any]] = {}
         self._growth: dict[Any, bool | None] = {}
@@ -70,8 +72,8 @@ class EmulatedGpus:
         return [tf.config.PhysicalDevice(name=name, device_type="GPU") for name in names]
 
     def _num_physical(self) -> int:
-        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if wanted is None or wanted == self._hidden_before:
+        wanted = os.environ.get(VISIBLE)
+        if wanted is None or wanted == self._shown:
             return self.plan.num_devices
         count = _count_cuda(wanted, self.plan.num_devices, self.plan.reference)
         if count < self.plan.num_devices:
@@ -165,6 +167,7 @@ class EmulatedGpus:
         """Be as at the start, for another program in this process; False where TensorFlow's runtime cannot follow."""
         fits = self.num_cpus == self.plan.num_devices
         self._visible, self._splits, self._growth, self.cpu_split = None, {}, {}, None
+        self.__dict__.pop("_all", None)
         if not fits and not upstream.is_initialized():
             self.split_cpu()
             return True

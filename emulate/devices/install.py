@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice, forget_all_reduce
 from emulate.devices.config import DeviceAnswers, answer_program
 from emulate.devices.deferred_captures import defer_past_control_flow
-from emulate.devices.gpus import EmulatedGpus, split_cpu
+from emulate.devices.gpus import VISIBLE, EmulatedGpus, split_cpu
 from emulate.devices.names import DeviceNames
 from emulate.devices.ordered_sum import sum_in_one_order
 from emulate.devices.physical import PhysicalGpus, hide_gpus
@@ -32,7 +34,8 @@ def install(plan: DevicePlan, note: Note) -> None:
         WrongUse: When TensorFlow's runtime is up already.
         Unavailable: When TensorFlow does not see the GPUs that the plan gives to this host.
     """
-    when_imported("tensorflow", lambda: _install(plan, _once(note)))
+    shown = os.environ.get(VISIBLE)  # the program may write it, and import TensorFlow after that
+    when_imported("tensorflow", lambda: _install(plan, _once(note), shown))
 
 
 def device_in_use() -> str:
@@ -42,13 +45,13 @@ def device_in_use() -> str:
     return "gpu slice" if any(gpus.plan.gpus is not None and gpus.plan.gpus.is_sliced for gpus in _installed) else "gpu"
 
 
-def _install(plan: DevicePlan, note: Note) -> None:
+def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     if upstream.is_initialized():
         raise WrongUse(
             f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has "
             "run an operation. Start the host in a process that has not."
         )
-    gpus = _gpus(plan, note)
+    gpus = _gpus(plan, note, shown)
     _installed.append(gpus)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
@@ -64,11 +67,11 @@ def _install(plan: DevicePlan, note: Note) -> None:
         sum_in_one_order()
 
 
-def _gpus(plan: DevicePlan, note: Note) -> EmulatedGpus:
+def _gpus(plan: DevicePlan, note: Note, shown: str | None) -> EmulatedGpus:
     if plan.gpus is not None:
         return PhysicalGpus(plan, note)
     hide_gpus()
-    gpus = EmulatedGpus(plan, note)
+    gpus = EmulatedGpus(plan, note, shown)
     split_cpu(plan.num_devices)
     return gpus
 

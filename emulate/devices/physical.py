@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from emulate.devices import upstream
-from emulate.devices.gpus import EmulatedGpus
+from emulate.devices.gpus import VISIBLE, EmulatedGpus
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.sharing import GpuShare
 from emulate.errors import Unavailable
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 def hide_gpus() -> None:
-    """Leave this process without GPUs: where the CPU emulates them TensorFlow must not take the memory of real ones.
+    """Leave this process without GPUs: where the CPU emulates them TensorFlow must not take the memory of real ones."""
+    _find_gpus("-1")
 
-    CUDA reads the variable when it is first asked which GPUs there are; the program finds it as it was.
+
+def _find_gpus(shown: str) -> list[Any]:
+    """Have TensorFlow find the GPUs that the variable shows.
+
+    CUDA reads it when it is first asked which GPUs there are. A program that sets it before it imports TensorFlow means the
+    GPUs of its host, not those of the machine; it finds the variable as it was.
     """
-    before = os.environ.get(_VISIBLE)
-    os.environ[_VISIBLE] = "-1"
+    before = os.environ.get(VISIBLE)
+    os.environ[VISIBLE] = shown
     try:
-        upstream.context().list_physical_devices()
+        return list(upstream.context().list_physical_devices("GPU"))
     finally:
         if before is None:
-            del os.environ[_VISIBLE]
+            del os.environ[VISIBLE]
         else:
-            os.environ[_VISIBLE] = before
+            os.environ[VISIBLE] = before
 
 
 def layout(share: GpuShare, splits: Mapping[int, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -66,10 +71,11 @@ class PhysicalGpus(EmulatedGpus):
     kind = "GPU"
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
-        super().__init__(plan, note)
         assert plan.gpus is not None, "a host on GPUs has a share of them"
         self._share = plan.gpus
-        self._real = list(upstream.context().list_physical_devices("GPU"))
+        shown = ",".join(self._share.visible)
+        super().__init__(plan, note, shown)
+        self._real = _find_gpus(shown)
         if len(self._real) != len(self._share.visible):
             raise Unavailable(
                 f"TensorFlow must see the GPUs that a host is given. Received: "
@@ -77,10 +83,27 @@ class PhysicalGpus(EmulatedGpus):
                 "Check `gpudist devices`; TensorFlow's CUDA libraries come with tensorflow[and-cuda]."
             )
         self._configure()
+        self._look_before_start()
+
+    def _look_before_start(self) -> None:
+        """GPUs that the program hides by CUDA_VISIBLE_DEVICES alone, it must not have for operations that name no device."""
+        context, lock = upstream.context(), threading.RLock()
+
+        def start() -> None:
+            with lock:
+                is_first = vars(context).pop("ensure_initialized", None) is not None
+                if is_first and self._visible is None and len(self._all) < self.plan.num_devices:
+                    self._show_only(self._all)
+            context.ensure_initialized()
+
+        context.ensure_initialized = start
 
     def forget_program(self) -> bool:
         """TensorFlow keeps what a program set of its GPUs: only where it set nothing are they as at the start."""
-        return self._visible is None and self.cpu_split is None and not self._splits and not self._growth
+        is_all_shown = self._visible is None and len(self._all) == self.plan.num_devices
+        self._look_before_start()
+        self.__dict__.pop("_all", None)
+        return is_all_shown and self.cpu_split is None and not self._splits and not self._growth
 
     def split_cpu(self) -> None:
         """The CPU stays as it is: what changed are the GPUs."""
@@ -133,5 +156,8 @@ class PhysicalGpus(EmulatedGpus):
                 wanted = [tf.config.LogicalDeviceConfiguration(memory_limit=size) for size in parts]
                 context.set_logical_device_configuration(gpu, wanted)
         if self._visible is not None:
-            shown = self._real if self._share.is_sliced else [self._owner_of(device) for device in self._visible]
-            context.set_visible_devices(shown if self._visible else [], "GPU")
+            self._show_only(self._visible)
+
+    def _show_only(self, devices: Sequence[Any]) -> None:
+        shown = self._real if self._share.is_sliced else [self._owner_of(device) for device in devices]
+        upstream.context().set_visible_devices(shown if devices else [], "GPU")

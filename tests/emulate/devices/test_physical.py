@@ -44,8 +44,10 @@ def test_a_slice_that_the_program_splits_gives_it_what_it_asks_for_as_far_as_tha
     assert layout(SLICED, {1: [800, 800]}) == ((1000, 500, 500), (1000,))
 
 
-def on_made_up_gpus(number: int, share: GpuShare, use: Any) -> Any:
+def on_made_up_gpus(number: int, share: GpuShare, use: Any, environment: dict[str, str] | None = None) -> Any:
     """In a host: what TensorFlow is told while the program uses GPUs that are not there."""
+    import os
+
     import tensorflow as tf
 
     from emulate.devices import DevicePlan, upstream
@@ -57,8 +59,10 @@ def on_made_up_gpus(number: int, share: GpuShare, use: Any) -> Any:
 
         def __init__(self) -> None:
             self.told: list[Any] = []
+            self.shown: list[str | None] = []
 
         def list_physical_devices(self, kind: str) -> list[Any]:
+            self.shown.append(os.environ.get("CUDA_VISIBLE_DEVICES"))
             names = [f"/physical_device:{kind}:{i}" for i in range(number if kind == "GPU" else 1)]
             return [tf.config.PhysicalDevice(name, kind) for name in names]
 
@@ -67,9 +71,11 @@ def on_made_up_gpus(number: int, share: GpuShare, use: Any) -> Any:
 
     context = Context()
     upstream.context = lambda: context
+    os.environ.update(environment or {})
     notes: list[Any] = []
     plan = DevicePlan(share.num_devices, gpus=share)
     made = PhysicalGpus(plan, lambda *note: notes.append(note))
+    assert context.shown == [",".join(share.visible)]
     result = use(made, DeviceNames(made))
     told = [(name, *(d.name[-5:] if hasattr(d, "name") else _plain(d) for d in arguments)) for name, *arguments in context.told]
     return told, result, notes
@@ -130,6 +136,39 @@ def test_a_program_that_hides_all_gpus_computes_on_the_cpu(run: Hosts) -> None:
         assert [code for code, _ in notes] == ["gpus-hidden"]
 
 
+def test_a_program_that_writes_cuda_visible_devices_before_it_imports_tensorflow_means_the_gpus_of_its_host(run: Hosts) -> None:
+    def look(made: Any, names: Any) -> Any:
+        import os
+
+        return len(made.physical), os.environ["CUDA_VISIBLE_DEVICES"]
+
+    for share in (WHOLE, SLICED):
+        for wanted, seen in (("0", 1), ("0,1", 2), ("-1", 0), (",".join(share.visible), share.num_devices)):
+            _, result, notes = run(on_made_up_gpus, 2, share, look, {"CUDA_VISIBLE_DEVICES": wanted})
+            assert result == (seen, wanted)
+            assert [code for code, _ in notes] == ["gpus-hidden"] * (seen < share.num_devices)
+
+
+def test_gpus_that_a_program_hides_by_the_variable_alone_compute_nothing(run: Hosts) -> None:
+    def hide(wanted: str) -> Any:
+        def begin(made: Any, names: Any) -> None:
+            import os
+
+            from emulate.devices import upstream
+
+            os.environ["CUDA_VISIBLE_DEVICES"] = wanted
+            for _ in range(2):
+                upstream.context().ensure_initialized()
+
+        return begin
+
+    start = [("ensure_initialized",)] * 2
+    for share in (WHOLE, SLICED):
+        assert run(on_made_up_gpus, 2, share, hide("-1"))[0][-3:] == [("set_visible_devices", [], "GPU"), *start]
+    assert run(on_made_up_gpus, 2, WHOLE, hide("0"))[0] == [("set_visible_devices", ["GPU:0"], "GPU"), *start]
+    assert run(on_made_up_gpus, 2, WHOLE, hide("0,1"))[0] == start
+
+
 def test_a_program_that_shows_one_whole_gpu_has_that_one(run: Hosts) -> None:
     told, shown, _ = run(on_made_up_gpus, 2, WHOLE, lambda made, names: (made.show(made.physical[1:]), made.num_logical)[1])
     assert told == [("set_visible_devices", ["GPU:1"], "GPU")]
@@ -169,6 +208,19 @@ def _reason_against() -> str:
     from emulate.devices import find_gpus
 
     return "this machine has GPUs, and a made-up one may be among them" if find_gpus().gpus else ""
+
+
+def test_a_variable_that_is_written_before_tensorflow_is_imported_hides_emulated_gpus_too() -> None:
+    import subprocess
+    import sys
+
+    program = (
+        "import os; from emulate.devices import DevicePlan, install; notes = []\n"
+        "install(DevicePlan(4), lambda code, text: notes.append(code)); os.environ['CUDA_VISIBLE_DEVICES'] = '0,1'\n"
+        "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')), notes)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "2 ['gpus-hidden']\n"
 
 
 def test_where_the_cpu_emulates_real_gpus_are_hidden_and_the_program_finds_its_variable_as_it_was(run: Hosts) -> None:

@@ -48,6 +48,7 @@ def signature_of(expression: str) -> list[str]:
         ("upstream.context().set_logical_device_configuration", ["dev", "virtual_devices"]),
         ("upstream.context().set_visible_devices", ["devices", "device_type"]),
         ("upstream.context().set_memory_growth", ["dev", "enable"]),
+        ("upstream.context().ensure_initialized", []),
     ],
 )
 def test_a_function_we_replace_or_call_has_the_parameters_we_know(run: Hosts, expression: str, expected: list[str]) -> None:
