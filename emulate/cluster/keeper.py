@@ -243,8 +243,11 @@ class _Keeper:
         return self._order.gpus[index] if self._order.gpus and self._roles[number] == "worker" else None
 
     def _gpu_environment(self, number: int) -> dict[str, str]:
-        """Read by CUDA when a host first asks for its GPUs, which nobody has done before the fork."""
-        gpus = self._gpus_of(number)
+        """Read by CUDA when a host first asks for its GPUs, which nobody has done before the fork.
+
+        A plain program has all that this process sees: they are held for it.
+        """
+        gpus = self._gpus_of(number) if self._plan.emulated else None
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus.visible), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
 
     def _context(self, number: int, channel: Channel) -> host.HostContext:

@@ -195,8 +195,8 @@ class Runner:
         folder = self._directory / "without-gpudist"
         folder.mkdir(parents=True, exist_ok=True)
         self._use_fresh()
-        entry = replace(self._entry(None, True), seed=None)
-        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, tf_config=False)
+        entry = replace(self._entry(None, True), seed=None, device="cpu")  # TF32 stays as it is
+        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, tf_config=False, environment={})
         self._follow(result, self._fresh or self._preload, plan, seconds)
         self._progress.run_ended(result.label, "ended" if result.status == "hung" else result.status)
         return result

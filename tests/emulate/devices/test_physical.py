@@ -204,6 +204,21 @@ def test_gpus_that_tensorflow_does_not_see_are_unavailable(monkeypatch: pytest.M
             )
 
 
+def test_a_plain_program_sees_the_gpus_that_the_user_shows_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("emulate.cluster.gpus.find_gpus", lambda: gpus(2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    plan = ClusterPlan(Topology(1, 1), look_at_the_variable, tmp_path, device="gpu", emulated=False)
+    with Preload(imports=False) as preload, preload.launch(plan) as cluster:
+        events_until(cluster, lambda _: cluster.is_over)
+        assert cluster.outcomes[0].value == "0,1"
+
+
+def look_at_the_variable(context: Any) -> str | None:
+    import os
+
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def _reason_against() -> str:
     from emulate.devices import find_gpus
 
