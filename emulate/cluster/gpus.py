@@ -52,6 +52,11 @@ class GpuHold:
     text: str
     _lease: GpuLease
 
+    @property
+    def kind(self) -> str:
+        """What devices are: `gpu` or `gpu slice`."""
+        return "gpu slice" if self.shares[0].is_sliced else "gpu"
+
     @classmethod
     def take(cls, plan: ClusterPlan) -> GpuHold:
         """Wait for the GPUs, count their free memory, and share them out.

@@ -48,6 +48,7 @@ class RunningCluster:
         roles: The role of each host.
         outcomes: How the hosts ended that have, in the order in which they did.
         notes: What the user should know about the isolation.
+        device: What the devices of hosts that train are: `emulated`, `gpu` or `gpu slice`.
         isolation: What isolation is in force, in words.
     """
 
@@ -58,6 +59,7 @@ class RunningCluster:
         self._befallen = Befallen(plan)
         self.notes: list[str] = [gpus.text] if gpus else []
         self.isolation = ""
+        self.device = gpus.kind if gpus else "emulated"
         self._gpus = gpus
         self._log = log
         self._lock = threading.RLock()

@@ -2,7 +2,7 @@
 
 from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
 from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device
-from emulate.devices.install import device_in_use, forget_program, install
+from emulate.devices.install import forget_program, install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
 from emulate.devices.lease import GpuLease
 from emulate.devices.machine import describe_machine
@@ -24,7 +24,6 @@ __all__ = [
     "check_device",
     "choose_device",
     "describe_machine",
-    "device_in_use",
     "find_gpus",
     "forget_program",
     "install",

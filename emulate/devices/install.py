@@ -38,13 +38,6 @@ def install(plan: DevicePlan, note: Note) -> None:
     when_imported("tensorflow", lambda: _install(plan, _once(note), shown))
 
 
-def device_in_use() -> str:
-    """What the devices of this host are: `emulated`, `gpu`, or `gpu slice`."""
-    if not any(isinstance(gpus, PhysicalGpus) for gpus in _installed):
-        return "emulated"
-    return "gpu slice" if any(gpus.plan.gpus is not None and gpus.plan.gpus.is_sliced for gpus in _installed) else "gpu"
-
-
 def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     if upstream.is_initialized():
         raise WrongUse(

@@ -35,6 +35,7 @@ class Lease:
         roles: The role of each host: `worker`, `chief` or `ps`.
         names: What messages call each host.
         notes: What the user should know: about isolation, and what jobs' hosts noted.
+        device: What the devices of hosts that train are: `emulated`, `gpu` or `gpu slice`.
     """
 
     def __init__(self, pool: Pool, topology: Topology, *, fresh: bool) -> None:
@@ -42,6 +43,7 @@ class Lease:
         self.notes: list[str] = []
         self._pool = pool
         self._cluster: WarmCluster | None = pool.take(topology, fresh=fresh)
+        self.device = self._cluster.running.device
         self.roles = roles_of(topology)
         self.names = [self._cluster.running.name(host) for host in self._cluster.hosts]
         self._note(*self._cluster.running.notes)
@@ -129,6 +131,7 @@ class Lease:
         if self._cluster.settle() or bare:
             self._pool.give_back(self._cluster)
             self._cluster = self._pool.take(self.topology, fresh=True, bare=bare)
+            self.device = self._cluster.running.device
         return self._cluster
 
     def _note(self, *texts: str) -> None:

@@ -163,8 +163,7 @@ class Controller:
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
         reports = merge(item, runs, deadline, self.settings.patience, started)
-        device = next((run.result.value.device for run in runs if isinstance(run.result.value, Ended)), EMULATED)
-        properties = self._properties(topology, device, verdict_of(reports)) + news
+        properties = self._properties(topology, lease.device, verdict_of(reports)) + news
         if self._config.getoption("setuponly", False):
             properties = [(TOPOLOGY, str(topology))]  # nothing ran there that could pass
         return watch.late_reports() + finished(reports, properties, self._note(reports))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from emulate.devices import device_in_use
 from emulate.errors import WrongUse
 from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
@@ -110,12 +109,12 @@ class Host:
                 say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
-            return Ended(device_in_use(), exit_reason=str(leave.msg), exit_code=leave.returncode)
+            return Ended(exit_reason=str(leave.msg), exit_code=leave.returncode)
         finally:
             upstream.stop_capturing(self._config)
             if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
                 self._settle()
-        return Ended(device_in_use(), stop=str(self._session.shouldstop or ""))
+        return Ended(stop=str(self._session.shouldstop or ""))
 
     def _item(self, path: Path, nodeid: str) -> pytest.Item:
         for item in self._items(path):

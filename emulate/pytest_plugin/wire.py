@@ -73,13 +73,11 @@ class Ended:
     """What a host returns after a test.
 
     Attributes:
-        device: What the test ran on: `emulated`, or the kind of a real device.
         exit_reason: What `pytest.exit` was called with, None where it was not.
         exit_code: The exit code that it was given.
         stop: Why the host's session should stop, where it said so.
     """
 
-    device: str
     exit_reason: str | None = None
     exit_code: int | None = None
     stop: str = ""

@@ -197,6 +197,7 @@ def test_gpus_that_tensorflow_does_not_see_are_unavailable(monkeypatch: pytest.M
         for _ in range(2):  # the GPUs are free again after the first
             with preload.launch(plan) as cluster, pytest.raises(Unavailable) as caught:
                 events_until(cluster, lambda _: cluster.is_over)
+            assert cluster.device == "gpu slice"
             assert "2x2 ran on 1 GPU (H100) in 4 slices of 18.5 GiB" in cluster.notes[0]
             assert str(caught.value) == (
                 "TensorFlow must see the GPUs that a host is given. Received: gpus=GPU-0000, of which TensorFlow sees 0. "

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from emulate.cluster import roles_of
 from emulate.cluster.gpus import GpuHold
 from emulate.devices import DeviceChoice
 from emulate.errors import Unavailable, WrongUse
@@ -34,7 +35,8 @@ class Gpus:
             unfit="",
             is_of_bare_process=False,
             settle=lambda: "",
-            running=SimpleNamespace(adopt=hold.adopt if hold else lambda: None),
+            reject=print,
+            running=running(topology, hold),
             end=lambda: self.let_go(hold),
         )
         if hold:
@@ -59,6 +61,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
     return made
 
 
+def running(topology: Topology, hold: GpuHold | None) -> Any:
+    """What is known of its processes before there are any."""
+    about = {"device": hold.kind, "adopt": hold.adopt} if hold else {"device": "emulated", "adopt": lambda: None}
+    return SimpleNamespace(roles=roles_of(topology), notes=[], name=str, **about)
+
+
 def pool_on(device: str, **options: Any) -> Pool:
     return Pool(device=device, preload=SimpleNamespace(close=lambda: None), **options)  # type: ignore[arg-type]
 
@@ -73,6 +81,20 @@ def test_a_cluster_on_gpus_stays_warm_until_another_shape_needs_them(gpus: Gpus)
         assert gpus.held_by is second
         pool.give_back(second)
     assert gpus.held_by is None
+
+
+@pytest.mark.parametrize(
+    ("device", "topology", "kind"),
+    [
+        ("cpu", Topology(1, 2), "emulated"),
+        ("gpu", Topology(1, 1), "gpu"),
+        ("gpu", Topology(1, 2), "gpu slice"),
+        ("gpu", Topology(1, 1, 1), "gpu"),
+    ],
+)
+def test_a_lease_says_what_the_hosts_that_train_compute_on(gpus: Gpus, device: str, topology: Topology, kind: str) -> None:
+    with pool_on(device) as pool, pool.lease(topology) as lease:
+        assert lease.device == kind
 
 
 def test_whoever_runs_beside_the_pool_can_have_them(gpus: Gpus) -> None:
