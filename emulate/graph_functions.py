@@ -32,6 +32,14 @@ def function_class() -> Any:
     return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
 
 
+def on_cpu() -> Any:
+    """Where operations are made that have no kernel on GPUs, whatever device the program is on.
+
+    TensorFlow would place them itself, but not once the program has called `tf.config.set_soft_device_placement(False)`.
+    """
+    return device("CPU:0")
+
+
 INITIALIZES = "_initialize_uninitialized_variables"
 """The method that gives values to variables made in a trace, after it and before the function runs."""
 

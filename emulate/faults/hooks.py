@@ -210,7 +210,7 @@ def _call(act: Callable[[], None], after: Any = ()) -> Any:
     if tf.executing_eagerly():
         act()
         return None
-    with graph_functions.device("CPU:0"), tf.control_dependencies(list(after)):
+    with graph_functions.on_cpu(), tf.control_dependencies(list(after)):
         operation = tf.numpy_function(acted, [], tf.int64).op
     upstream.run_independently(operation)
     return operation

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emulate import graph_functions
 from emulate.probe.plan import Replay
 from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
@@ -29,7 +30,9 @@ def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not positions:
         return args, kwargs
     number = _num_rows(flat[positions[0]])
-    order = tf.random.experimental.index_shuffle(tf.range(number), _step_seed(seed, flat[positions[0]]), number - 1)
+    step_seed = _step_seed(seed, flat[positions[0]])
+    with graph_functions.on_cpu():
+        order = tf.random.experimental.index_shuffle(tf.range(number), step_seed, number - 1)
     for position in positions:
         flat[position] = _gathered(flat[position], order, number)
     new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
@@ -168,7 +171,8 @@ class Rows:
         def rows() -> list[Any]:
             return self._next([place for place, _ in kept], share, dtypes)
 
-        values = tf.numpy_function(rows, [], dtypes)
+        with graph_functions.on_cpu():
+            values = tf.numpy_function(rows, [], dtypes)
         for (place, position), value in zip(kept, values, strict=True):
             value.set_shape(self._shape(place, share))
             flat[position] = value

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emulate import graph_functions
 from emulate.probe.plan import ProbePlan
 from emulate.probe.trace import StoredArray, Trace
 from emulate.probe.variables import Names
@@ -102,7 +103,8 @@ class LocalGradients:
         def read() -> NDArray[Any]:
             return self._next(optimizer, tensor, shape).astype(dtype.as_numpy_dtype)
 
-        value = tf.numpy_function(read, [], dtype)
+        with graph_functions.on_cpu():
+            value = tf.numpy_function(read, [], dtype)
         value.set_shape(shape)
         return value
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from emulate import Cluster
+from emulate.cluster import Preload
 from emulate.probe import Replay, Trace
 from tests.emulate.probe.loops import BATCH, arrays, corrupting_loop, custom_loop, nested_loop
 
@@ -168,3 +170,28 @@ def _mean_loop() -> None:
 def test_a_program_on_one_replicas_rows_after_the_other_divides_by_their_number(recorded: Any) -> None:
     two = recorded(_mean_loop)
     _same(two, recorded(_mean_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True, told=2)))
+
+
+def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica_has(recorded: Any, preload: Preload) -> None:
+    other = recorded(custom_loop).directory
+
+    def place() -> dict[str, list[str]]:
+        import tensorflow as tf
+
+        from emulate import graph_functions
+        from emulate.probe.replay import Rows, permuted
+        from emulate.probe.rounding import LocalGradients
+
+        def made(build: Any) -> list[str]:
+            with tf.Graph().as_default() as graph, graph_functions.device("GPU:1"):
+                build(tf.zeros([BATCH, 8]), tf.zeros([BATCH], tf.int64))
+            return [op.device for op in graph.get_operations() if op.type in ("RandomIndexShuffle", "PyFunc")]
+
+        return {
+            "permuted": made(lambda *rows: permuted(1, rows, {})),
+            "replayed": made(lambda *rows: Rows(Replay(other))._replaced(rows, {}, None)),
+            "rounded": made(lambda *rows: LocalGradients(other).read_in_step("sgd", "w", (8, 3), tf.float32)),
+        }
+
+    with Cluster("1x2", device="cpu", preload=preload) as cluster:  # where GPU:1 is CPU:1
+        assert cluster.run(place) == [{key: ["/device:CPU:0"] for key in ("permuted", "replayed", "rounded")}]
