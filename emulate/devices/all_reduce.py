@@ -19,7 +19,6 @@ _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever 
 _NAMES = {
     "ReductionToOneDevice": "one-device",
     "HierarchicalCopyAllReduce": "hierarchical",
-    "CollectiveAllReduce": "ring",
     "NcclAllReduce": "nccl",
 }
 _in_use = "none"
@@ -51,7 +50,7 @@ class AllReduceChoice:
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self._wish = plan.all_reduce
         self._is_nccl_possible = plan.gpus is not None and not plan.gpus.is_sliced
-        self._why_not = "refuses two ranks on one GPU" if plan.gpus else "runs on GPUs only"
+        self._why_not = _why_not(plan)
         self._note = note
 
     @property
@@ -61,22 +60,26 @@ class AllReduceChoice:
 
     def for_mirrored(self, asked: Any, num_devices: int) -> Any:
         """The cross-device operation of a MirroredStrategy; None means TensorFlow's default: NCCL, or else the ring."""
-        chosen = self._chosen(asked, num_devices)
-        _remember(self._name_of(chosen) if num_devices > 1 else "none")
-        return chosen
+        return self._chosen(asked, num_devices)
 
     def for_multi_worker(self, extended: Any) -> None:
         """Replace the ring of a MultiWorkerMirroredStrategy that runs on one host."""
         if extended._num_workers > 1:
             if self._wish not in ("auto", "ring"):
-                self._say(f"several hosts are summed by a ring: --all-reduce {self._wish} holds on one host only")
-            _remember("ring" if self.replaces else extended._communication_options.implementation.name.lower())
+                by = {"ring": "a ring", "nccl": "NCCL"}[_collective(extended)]
+                self._say(f"several hosts are summed by {by}: --all-reduce {self._wish} holds on one host only")
+            _remember(_collective(extended))
             return
-        num_devices = len(extended.worker_devices)
-        chosen = self._chosen(None, num_devices)
+        chosen = self._chosen(None, len(extended.worker_devices))
         if chosen is not None:
             extended._cross_device_ops = chosen
-        _remember(self._name_of(chosen) if num_devices > 1 else "none")
+        self.remember(extended)
+
+    def remember(self, extended: Any) -> None:
+        """How the strategy sums that was made on this host alone."""
+        name = type(extended._cross_device_ops).__name__
+        in_use = _collective(extended) if name == "CollectiveAllReduce" else _NAMES.get(name, name)
+        _remember(in_use if len(extended.worker_devices) > 1 else "none")
 
     def new_keys(self, owner: Any) -> None:
         """Give a strategy collective keys of its own.
@@ -121,11 +124,6 @@ class AllReduceChoice:
             return ops.ReductionToOneDevice()
         return {"ring": lambda: None, "hierarchical": ops.HierarchicalCopyAllReduce}.get(self._wish, ops.ReductionToOneDevice)()
 
-    def _name_of(self, operation: Any) -> str:
-        if operation is None:
-            return "ring" if self.replaces else "nccl"
-        return _NAMES.get(type(operation).__name__, type(operation).__name__)
-
     def _say(self, text: str) -> None:
         self._note("all-reduce", text)
 
@@ -133,6 +131,17 @@ class AllReduceChoice:
 def forget_all_reduce() -> None:
     """There is no strategy yet."""
     _remember("none")
+
+
+def _why_not(plan: DevicePlan) -> str:
+    if plan.gpus is None:
+        return "runs on GPUs only"
+    return "refuses two ranks on one GPU" if plan.gpus.is_sliced else "gives way to --all-reduce ring"
+
+
+def _collective(extended: Any) -> str:
+    """What a strategy's collectives are: TensorFlow (2.21) takes NCCL where it is asked for, and for AUTO the ring."""
+    return "nccl" if extended._communication_options.implementation.name == "NCCL" else "ring"
 
 
 def _remember(name: str) -> None:

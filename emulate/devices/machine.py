@@ -59,14 +59,24 @@ def describe_gpus(inventory: Inventory, seen: int) -> dict[str, Any]:
     if not inventory.gpus:
         return {"available": False, "why": inventory.why}
     topologies = _topologies(inventory)
-    sums = [name for name in topologies["one_gpu_each"] if name != "1x1"]
     return {
         "driver": inventory.driver,
         "seen_by_tensorflow": seen,
         "found": [_about(gpu) for gpu in inventory.gpus],
         "topologies": topologies,
-        "nccl": f"sums on {', '.join(sums)}; slices of a GPU are summed without it" if sums else "refuses slices of one GPU",
+        "nccl": _where_nccl_sums([Topology.parse(name) for name in topologies["one_gpu_each"]]),
     }
+
+
+def _where_nccl_sums(whole: list[Topology]) -> str:
+    """MirroredStrategy takes it by itself, MultiWorkerMirroredStrategy where the program asks for it (TensorFlow 2.21)."""
+    one_host = [str(one) for one in whole if one.num_replicas > 1 and not one.has_several_hosts]
+    hosts = [str(one) for one in whole if one.has_several_hosts]
+    if not one_host + hosts:
+        return "refuses slices of one GPU"
+    asked = [f"on {', '.join(hosts)} where MultiWorkerMirroredStrategy is told to use it"] if hosts else []
+    by_itself = [f"on {', '.join(one_host)} with MirroredStrategy"] if one_host else []
+    return f"sums {', '.join(by_itself + asked)}; slices of a GPU are summed without it"
 
 
 def _about(gpu: Gpu) -> dict[str, Any]:

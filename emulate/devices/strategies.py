@@ -33,6 +33,7 @@ def _mirrored(names: DeviceNames, choice: AllReduceChoice) -> None:
         devices = names.of_strategy(devices) if devices else names.all_for_strategy()
         choice.new_keys(container_strategy)
         real(self, container_strategy, devices=devices, cross_device_ops=choice.for_mirrored(cross_device_ops, len(devices)))
+        choice.remember(self)
 
     cls.__init__ = init
 

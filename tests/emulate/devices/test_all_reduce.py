@@ -134,6 +134,52 @@ def test_several_hosts_ring_and_say_so_when_something_else_was_asked_for(run: Ho
     assert ("all-reduce", "NCCL runs on GPUs only: the ring is used here") in run.notes
 
 
+@pytest.mark.parametrize(
+    ("implementation", "hosts", "wish", "used", "noted"),
+    [
+        ("AUTO", 1, "auto", "ring", []),
+        ("NCCL", 1, "auto", "nccl", []),
+        ("AUTO", 2, "auto", "ring", []),
+        ("NCCL", 2, "auto", "nccl", []),
+        ("NCCL", 1, "one-device", "one-device", []),
+        ("NCCL", 2, "one-device", "nccl", ["several hosts are summed by NCCL: --all-reduce one-device holds on one host only"]),
+        ("NCCL", 1, "ring", "ring", ["NCCL gives way to --all-reduce ring: the ring is used here"]),
+    ],
+)
+def test_on_whole_gpus_a_collective_is_called_what_it_is(
+    run: Hosts, implementation: str, hosts: int, wish: str, used: str, noted: list[str]
+) -> None:
+    def program() -> Any:
+        from types import SimpleNamespace
+
+        import tensorflow as tf
+
+        from emulate.devices import DevicePlan, GpuShare, all_reduce_in_use, upstream
+        from emulate.devices.all_reduce import AllReduceChoice
+
+        class CollectiveAllReduce:
+            pass
+
+        options = upstream.communication_options()
+        options.__init__ = options.__init__.__wrapped__  # as on a host with GPUs, this one has none
+        notes: list[str] = []
+        plan = DevicePlan(2, hosts, wish, gpus=GpuShare(("GPU-a", "GPU-b")))
+        choice = AllReduceChoice(plan, lambda code, text: notes.append(text))
+        choice.without_nccl() if choice.replaces else None
+        extended = SimpleNamespace(
+            _num_workers=hosts,
+            worker_devices=("GPU:0", "GPU:1"),
+            _cross_device_ops=CollectiveAllReduce(),
+            _communication_options=tf.distribute.experimental.CommunicationOptions(
+                implementation=tf.distribute.experimental.CommunicationImplementation[implementation]
+            ),
+        )
+        choice.for_multi_worker(extended)
+        return all_reduce_in_use(), notes
+
+    assert run(program, devices=2) == (used, noted)
+
+
 def test_a_program_may_ask_for_any_sum(run: Hosts) -> None:
     def program() -> list[float]:
         import tensorflow as tf

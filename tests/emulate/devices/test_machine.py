@@ -46,7 +46,10 @@ def test_of_each_topology_it_is_said_whether_it_runs_on_whole_gpus_or_slices() -
     assert [one["name"] for one in about["found"]] == ["H100", "H100"]
     assert about["topologies"]["one_gpu_each"] == ["1x1", "1x2", "2x1"]
     assert about["topologies"]["slices"]["2x2"] == "2.8 GiB each"
-    assert about["nccl"] == "sums on 1x2, 2x1; slices of a GPU are summed without it"
+    assert about["nccl"] == (
+        "sums on 1x2 with MirroredStrategy, on 2x1 where MultiWorkerMirroredStrategy is told to use it; slices of a GPU are "
+        "summed without it"
+    )
 
 
 def test_what_is_too_large_for_the_gpus_is_said() -> None:

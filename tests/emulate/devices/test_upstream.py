@@ -66,7 +66,10 @@ def test_the_attributes_we_read_and_set_are_there(run: Hosts) -> None:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         extended = strategy.extended
         launcher = extended._host_cross_device_ops._launchers[0]
-        names = ("_num_workers", "_cross_device_ops", "_collective_key_base", "_host_cross_device_ops")
+        names = ("_num_workers", "_cross_device_ops", "_collective_key_base", "_host_cross_device_ops", "worker_devices")
+        of_mirrored = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]).extended
+        assert type(of_mirrored._cross_device_ops).__name__ == "ReductionToOneDevice"  # what was chosen for it
+        assert of_mirrored._communication_options.implementation.name == "RING"
         return (
             before,
             upstream.is_initialized(),
@@ -77,7 +80,7 @@ def test_the_attributes_we_read_and_set_are_there(run: Hosts) -> None:
             sorted(upstream.device_attributes().DESCRIPTOR.fields_by_name)[:3],
         )
 
-    assert run(program) == (False, True, [True] * 4, "AUTO", (1, "CPU:0"), 0, ["device_type", "incarnation", "locality"])
+    assert run(program) == (False, True, [True] * 5, "AUTO", (1, "CPU:0"), 0, ["device_type", "incarnation", "locality"])
 
 
 def test_a_branch_of_a_condition_is_known_as_control_flow(run: Hosts) -> None:
