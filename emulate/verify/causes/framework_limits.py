@@ -20,7 +20,8 @@ class Limit:
 
 _NOT_DETERMINISTIC = (
     r"(?i)determinism is not yet supported|deterministic GPU implementation of .* available"
-    r"|not (yet )?have a deterministic implementation|would have been executed is not deterministic"
+    r"|not (yet )?have a deterministic (\w+ )?implementation|would have been executed is not deterministic"
+    r"|deterministic mode is not supported"
 )
 LIMITS = (
     Limit(
@@ -89,6 +90,12 @@ LIMITS = (
         "On GPUs runs are compared with deterministic kernels, and TensorFlow has none for this operation.",
         "Verify it with TF_DETERMINISTIC_OPS=0 in the environment: the noise floor is then as wide as the kernel's own spread. "
         "Or verify on --device cpu.",
+    ),
+    Limit(
+        (r"(?i)(when|if) determinism is enabled",),
+        "On GPUs runs are compared with deterministic operations, and TensorFlow then refuses one whose result no seed fixes.",
+        "Give it a seed: tf.random.set_global_generator(tf.random.Generator.from_seed(...)), seed= of random operations. "
+        "Or verify it with TF_DETERMINISTIC_OPS=0 in the environment, or on --device cpu.",
     ),
     Limit(
         (r"Cannot create a tensor proto whose content is larger than 2GB|larger than 2GB",),
