@@ -25,6 +25,7 @@ verdicts=$(mktemp -d)
 trap 'rm -rf "$verdicts"' EXIT
 "$PYTHON" -m emulate verify fixtures/programs/multiworker_loop.py --device gpu --topology 1x2 --topology 2x1 \
     --json "$verdicts/right.json"
+"$PYTHON" -m emulate verify fixtures/programs/custom_loop_cnn.py --device gpu --topology 1x2 --json "$verdicts/convolution.json"
 code=0
 "$PYTHON" -m emulate verify fixtures/bugs/loss_scaling_multiworker.py --device gpu --topology 1x2 \
     --json "$verdicts/wrong.json" || code=$?

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from tests.emulate.devices.made_gpus import gpu, inventory
 
 CI = Path(__file__).parents[2] / "ci"
 LIMIT = 200
@@ -70,9 +74,20 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     ran = [line.removeprefix("ran: ") for line in done.stdout.splitlines() if line.startswith("ran: ")]
     assert ran[:2] == ["ci/see_gpus.py", "-m emulate devices"]
+    assert any("custom_loop_cnn.py" in line for line in ran)  # a convolution, whose kernels are others
     assert "-m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict" in ran
     assert all("--device gpu" in line for line in ran if "emulate verify" in line)
     assert done.stdout.endswith("On GPUs, all of it.\n")
+
+
+def test_a_runner_is_told_of_gpus_whose_kernels_the_driver_has_to_compile() -> None:
+    to_compile = runpy.run_path(str(CI / "see_gpus.py"))["to_compile"]
+    machine = inventory(gpu(0), gpu(1), replace(gpu(2, name="L4"), capability=(8, 9)))
+    [line] = to_compile(machine, ["sm_60", "sm_89", "compute_90"])
+    assert line.startswith(
+        "H100 (compute capability 9.0): TensorFlow has no kernels for it and the driver (570.1) compiles them"
+    )
+    assert to_compile(machine, ["sm_89", "sm_90"]) == []
 
 
 def test_a_verdict_that_the_cpu_gave_fails_the_job(tmp_path: Path) -> None:
