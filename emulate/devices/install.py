@@ -51,8 +51,8 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     answer_program(DeviceAnswers(gpus, names))
     translate_placement(names)
     use_emulated_devices(gpus, names, choice)
-    if plan.gpus is not None:
-        give_servers_their_gpus()
+    if isinstance(gpus, PhysicalGpus):
+        give_servers_their_gpus(gpus.hide_unseen)
     if choice.replaces:
         choice.without_nccl()
         defer_past_control_flow()

@@ -91,12 +91,16 @@ class PhysicalGpus(EmulatedGpus):
 
         def start() -> None:
             with lock:
-                is_first = vars(context).pop("ensure_initialized", None) is not None
-                if is_first and self._visible is None and len(self._all) < self.plan.num_devices:
-                    self._show_only(self._all)
+                if vars(context).pop("ensure_initialized", None) is not None:
+                    self.hide_unseen()
             context.ensure_initialized()
 
         context.ensure_initialized = start
+
+    def hide_unseen(self) -> None:
+        """Keep TensorFlow from the GPUs that the program hides by the variable, before the runtime or a server takes them."""
+        if not upstream.is_initialized() and self._visible is None and len(self._all) < self.plan.num_devices:
+            self._show_only(self._all)
 
     def forget_program(self) -> bool:
         """TensorFlow keeps what a program set of its GPUs: only where it set nothing are they as at the start."""

@@ -8,13 +8,18 @@ memory of a GPU of which its host has a slice.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
 
 
-def give_servers_their_gpus() -> None:
-    """Change the class of servers in this process; call once."""
+def give_servers_their_gpus(before: Callable[[], None]) -> None:
+    """Change the class of servers in this process; call once.
+
+    Args:
+        before: Called before each server is made.
+    """
     cls = upstream.server_class()
     real = cls.__init__
 
@@ -28,6 +33,7 @@ def give_servers_their_gpus() -> None:
         config: Any = None,
         start: Any = True,
     ) -> None:
+        before()
         by_default = getattr(server_or_cluster_def, "default_session_config", None)
         real(self, server_or_cluster_def, job_name, task_index, protocol, _with_gpus(config, by_default), start)
 

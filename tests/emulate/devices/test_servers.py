@@ -23,13 +23,13 @@ def told(slices: list[int], *, given: str = "", by_default: str = "", hidden: bo
     context._initialize_physical_devices()
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     context._physical_devices.append(gpu)
-    context._visible_device_list += [] if hidden else [gpu]
+    context._visible_device_list.append(gpu)
     context._memory_growth_map[gpu] = None
     if slices:
         context._virtual_device_map[gpu] = [tf.config.LogicalDeviceConfiguration(memory_limit=size) for size in slices]
     made: list[Any] = []
     upstream.server_class().__init__ = lambda self, *args: made.append(args)
-    give_servers_their_gpus()
+    give_servers_their_gpus(lambda: context.set_visible_devices([], "GPU") if hidden else None)
     place: Any = {"worker": ["localhost:1"]}
     if by_default:
         place = tensorflow_server_pb2.ServerDef()
