@@ -14,6 +14,7 @@ from emulate.probe.plan import Replay
 from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
 from emulate.probe.trace import Step, Trace
+from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
     from emulate.probe.body import Body
@@ -113,7 +114,7 @@ def _joined_result(results: list[Any], *, summed: bool) -> Any:
     import tensorflow as tf
 
     def joined(*values: Any) -> Any:
-        if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and values[-1].dtype.is_floating:
+        if tf.is_tensor(values[-1]) and values[-1].shape.rank == 0 and is_floating(values[-1]):
             return tf.add_n(list(values)) / (1 if summed else len(values))
         return values[-1]
 

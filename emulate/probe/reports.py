@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import upstream
+from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -84,7 +85,7 @@ def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
     """Record a number that the program reports, where it is a floating scalar outside of a step."""
     import tensorflow as tf
 
-    if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not value.dtype.is_floating:
+    if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not is_floating(value):
         return
     probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
 

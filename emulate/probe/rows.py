@@ -67,7 +67,7 @@ def _row_bytes(part: Part, i: int) -> bytes:
     if "indices" in part:
         chosen = part["indices"][:, 0] == i
         return bytes(part["indices"][chosen, 1:].tobytes() + _bytes(part["values"][chosen]))
-    return _bytes(part["dense"][i])
+    return _bytes(part["dense"][i : i + 1])  # of a string per row too, which by itself is no array
 
 
 def _ragged_row(part: Part, i: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import upstream
+from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -33,7 +34,7 @@ def install(probe: Probe) -> None:
 def _remember(body: bodies.Body, probe: Probe, target: Any, sources: Any, result: Any) -> None:
     import tensorflow as tf
 
-    body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and t.dtype.is_floating]
+    body.objective += [t for t in tf.nest.flatten(target) if tf.is_tensor(t) and is_floating(t)]
     variables = tf.nest.flatten(sources)
     gradients = tf.nest.flatten(result)
     if len(variables) == len(gradients) and variables and all(hasattr(v, "assign") for v in variables):

@@ -49,7 +49,7 @@ def copy_of(variable: Any, local: int) -> Any:
 
 
 def is_floating(variable: Any) -> bool:
-    """Whether the variable holds numbers that training changes."""
+    """Whether a variable, or a tensor, holds numbers that training changes; Keras's variables name their dtype by a string."""
     dtype = getattr(variable, "dtype", None)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", "")
     return name.startswith(("float", "bfloat"))

@@ -21,27 +21,27 @@ class Collector:
     def __init__(self, strategy: Any, replicas: Replicas) -> None:
         self._strategy, self._replicas = strategy, replicas
 
-    def of_model(self, model: Any, optimizer: Any) -> dict[str, list[Item]]:
-        """The items of a model and of its optimizer, by group: `model`, `optimizer`."""
+    def of_model(self, model: Any) -> list[Item]:
+        """The items of a model."""
+        variables = list(_unique(getattr(model, "variables", ())))
+        named = [*zip(names.of_variables(variables, names.Numbered()), variables, strict=True), *_attributes(model, variables)]
+        return [self.item(f"model/{name}", variable) for name, variable in named]
+
+    def of_optimizer(self, group: str, optimizer: Any, model: Any) -> list[Item]:
+        """The items of an optimizer, whose slots are called after the variables of the model."""
         from gpudist_core.upstream import optimizers
 
-        groups: dict[str, list[Item]] = {}
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
         found = names.of_variables(variables, names.Numbered())
-        if model is not None:
-            named = [*zip(found, variables, strict=True), *_attributes(model, variables)]
-            groups["model"] = [self.item(f"model/{name}", variable) for name, variable in named]
-        if optimizer is not None:
-            by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
-            known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
-            slots = list(_unique(known))
-            called = names.of_slots(slots, by_path, names.Numbered())
-            shards = {names.path_of(v).replace("/", "_"): _shard_of(v) for v in variables}
-            groups["optimizer"] = [
-                self.item(f"optimizer/{name}", slot, shards.get(names.owner_of(names.path_of(slot), shards) or ""))
-                for name, slot in zip(called, slots, strict=True)
-            ]
-        return groups
+        by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
+        known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
+        slots = list(_unique(known))
+        called = names.of_slots(slots, by_path, names.Numbered())
+        shards = {names.path_of(v).replace("/", "_"): _shard_of(v) for v in variables}
+        return [
+            self.item(f"{group}/{name}", slot, shards.get(names.owner_of(names.path_of(slot), shards) or ""))
+            for name, slot in zip(called, slots, strict=True)
+        ]
 
     def of_metrics(self, model: Any) -> list[Item]:
         """The items of the metrics that a Keras model was compiled with."""

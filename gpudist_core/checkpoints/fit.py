@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.run import Run
+from gpudist_core.errors import WrongUse
 
 if TYPE_CHECKING:
     from gpudist_core.checkpoints.checkpoints import Checkpoints
@@ -72,11 +73,22 @@ class Fit:
             epochs.first_step = int(kept.get("batch", 0))
 
     def begin(self) -> None:
+        from gpudist_core.upstream import trainer
+
         run, model = self._run, self._model
         run.model = model if run.model is None else run.model
         run.optimizer = getattr(model, "optimizer", None) if run.optimizer is None else run.optimizer
         run.pipeline = getattr(model, "_gpudist_pipeline", None) if run.pipeline is None else run.pipeline
         run.step = getattr(model, "_gpudist_step", None) if run.step is None else run.step
+        known = [run.optimizer, *run.extra.values()]
+        run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
+        for one in run.others:
+            if not one.built:
+                raise WrongUse(
+                    "An optimizer that a model keeps for a step of its own must have its variables before they are saved",
+                    "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables).",
+                    optimizer=one.name,
+                )
         self._checkpoints._begin_fit(run.pipeline is not None)
 
     def begin_epoch(self, epoch: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ class Run:
         step: A TrainStep.
         extra: Variables, metrics, random generators, objects with `state()` and `restore(state)`, by names.
         strategy: Where the variables were made.
+        others: More optimizers, which the model keeps for a step of its own.
     """
 
     model: Any = None
@@ -37,6 +38,7 @@ class Run:
     step: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     strategy: Any = None
+    others: Sequence[Any] = ()
 
     def complete(self) -> None:
         """Fill in what follows from the rest."""
@@ -81,7 +83,13 @@ class Run:
     def items(self) -> list[Item]:
         """All variables."""
         collector = Collector(self.strategy, self.replicas())
-        groups = collector.of_model(self.model, self.optimizer)
+        groups: dict[str, list[Item]] = {}
+        if self.model is not None:
+            groups["model"] = collector.of_model(self.model)
+        optimizers = {"optimizer": self.optimizer, **{f"optimizer_{n}": one for n, one in enumerate(self.others, 1)}}
+        for name, optimizer in optimizers.items():
+            if optimizer is not None:
+                groups[name] = collector.of_optimizer(name, optimizer, self.model)
         known = list(getattr(self.model, "variables", ())) if self.model is not None else []
         trained = getattr(self.step, "trained_variables", ()) if self.step is not None else ()
         more = [variable for variable in trained if not any(variable is one for one in known)]

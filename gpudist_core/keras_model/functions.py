@@ -18,7 +18,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import central_storage, randomness, trainer
+from gpudist_core.upstream import batch_norm, central_storage, randomness, trainer
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -95,6 +95,8 @@ class StepFunction:
                 with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
+            if self._model._gpudist_synchronizes:  # layers that others make in their build() are there now
+                batch_norm.synchronize(self._model)
             central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[only_hold] = one if self._model.run_eagerly else compiled

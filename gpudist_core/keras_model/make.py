@@ -46,6 +46,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     trainer.install()
     classes.mix_in(model, _kind_of(model))
     object.__setattr__(model, "_gpudist_draws", draws)
+    object.__setattr__(model, "_gpudist_synchronizes", synchronize_batch_norm)
     if synchronize_batch_norm:
         batch_norm.synchronize(model)
     if model.compiled:

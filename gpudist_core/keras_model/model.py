@@ -25,6 +25,7 @@ class DistributedModel:
     """What `distributed` adds to the class of a model; everything else is the model's own and Keras's."""
 
     _gpudist_draws = "replica"
+    _gpudist_synchronizes = True
     _gpudist_pipeline: Any = None
     _gpudist_epochs: Any = None
     _gpudist_step: Any = None

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import scale as times
 
 
@@ -42,8 +43,17 @@ def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
 
     Returns:
         Two float32 scalars; both are 0 without rows.
+
+    Raises:
+        WrongUse: When the losses are one number.
     """
     values = tf.cast(values, tf.float32)
+    if values.shape.rank == 0:
+        raise WrongUse(
+            "per_example_loss gives a loss for each row, so that rows weigh the same on every replica",
+            "Return the rows' losses, without a mean or a sum over them.",
+            loss="one number",
+        )
     if weight is None and mask is None:
         return tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32)
     weights = tf.ones_like(values)

@@ -112,6 +112,7 @@ class TrainStep:
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
+        self._synchronizes = synchronize_batch_norm
         synchronizes = batch_norm.synchronize(model) if synchronize_batch_norm else 0
         self._variables = list(variables) if variables is not None else None
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes) if jit_compile else None
@@ -293,6 +294,8 @@ class TrainStep:
         """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""
         with self.strategy.scope():
             models.build(self.model, self.strategy.experimental_local_results, batch[0])
+            if self._synchronizes:  # layers that others make in their build() are there now
+                batch_norm.synchronize(self.model)
             if not self.optimizer.built:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
@@ -300,6 +303,12 @@ class TrainStep:
         central_storage.prepare(self.model, self.optimizer)
 
     def _check_place(self) -> None:
+        if self.accumulate > 1 and not tf.executing_eagerly():
+            raise WrongUse(
+                "A step that accumulates counts its calls, which a tf.function around it makes once for all",
+                "Leave the tf.function out; step.several takes several batches in one call of a compiled function.",
+                accumulate=self.accumulate,
+            )
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
             raise WrongUse(
                 "A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__

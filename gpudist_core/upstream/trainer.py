@@ -16,7 +16,7 @@ import contextvars
 import functools
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpudist_core import share as shares
@@ -330,10 +330,23 @@ def needs_build(model: Any) -> bool:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers of a model: that given to `compile`, and those it keeps for a step of its own."""
+    """The optimizers of a model: that given to `compile`, and those it keeps for a step of its own, in lists and dicts too."""
     import keras
 
-    return [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    waiting: list[Any] = [vars(model)]
+    seen: set[int] = set()
+    found: dict[int, Any] = {}
+    while waiting:
+        kept = waiting.pop()
+        if id(kept) in seen:
+            continue
+        seen.add(id(kept))
+        for value in list(kept.values() if isinstance(kept, Mapping) else kept):
+            if isinstance(value, keras.optimizers.Optimizer):
+                found[id(value)] = value
+            elif isinstance(value, (list, tuple, Mapping)):
+                waiting.append(value)
+    return list(found.values())
 
 
 def metrics_of(model: Any) -> list[Any]:

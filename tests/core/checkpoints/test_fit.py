@@ -140,3 +140,65 @@ def test_fit_that_goes_on_makes_as_many_updates_and_the_same_weights(on_hosts: O
     [found] = on_hosts("1x2", interrupted, str(tmp_path))
     assert found == dict.fromkeys(found, (0, True))
     assert len(found) == 4
+
+
+def with_two_optimizers(folder: str, epochs: int, built: bool) -> Any:
+    """Fit a model whose own step has two optimizers, from where the folder's checkpoint is."""
+    import keras
+    import tensorflow as tf
+
+    import gpudist_core as gd
+    from tests.core.checkpoints.training import strategy_here
+
+    keras.utils.set_random_seed(3)
+    rows = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+
+    class Pair(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
+            self.up = keras.Sequential([keras.Input((2,)), keras.layers.Dense(6)])
+
+        def compile(self, *optimizers: Any) -> None:
+            super().compile()
+            self.optimizers = list(optimizers)
+
+        def call(self, x: Any) -> Any:
+            return self.up(self.down(x))
+
+        def train_step(self, x: Any) -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                loss = tf.reduce_mean(tf.square(x - self(x)))
+            for optimizer, part in zip(self.optimizers, (self.down, self.up), strict=True):
+                variables = part.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    with strategy_here().scope():
+        model = gd.distributed(Pair())
+        model.compile(keras.optimizers.Adam(0.05), keras.optimizers.SGD(0.1, momentum=0.9))
+        for optimizer, part in zip(model.optimizers, (model.down, model.up), strict=True):
+            if built:
+                optimizer.build(part.trainable_variables)
+    try:
+        model.fit(rows, batch_size=12, epochs=epochs, verbose=0, shuffle=False, callbacks=[gd.Checkpoints(folder)])
+    except gd.WrongUse as error:
+        return str(error)
+    return [model.get_weights(), [int(one.iterations.numpy()) for one in model.optimizers]]
+
+
+def test_every_optimizer_of_a_models_own_step_is_kept(on_hosts: OnHosts, tmp_path: Path) -> None:
+    [straight] = on_hosts("1x2", with_two_optimizers, str(tmp_path / "a"), 4, True)
+    on_hosts("1x3", with_two_optimizers, str(tmp_path / "b"), 2, True)
+    [gone_on] = on_hosts("1x2", with_two_optimizers, str(tmp_path / "b"), 4, True)
+    assert gone_on[1] == straight[1] == [16, 16]
+    for ours, theirs in zip(gone_on[0], straight[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_an_optimizer_without_variables_is_refused_before_its_state_is_lost(on_hosts: OnHosts, tmp_path: Path) -> None:
+    [said] = on_hosts("1x1", with_two_optimizers, str(tmp_path), 1, False)
+    assert said == (
+        "An optimizer that a model keeps for a step of its own must have its variables before they are saved. Received: "
+        "optimizer='adam'. Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables)."
+    )

@@ -127,6 +127,48 @@ def two_optimizers(run: Run) -> dict[str, Any]:
     return run.fit(model, x)
 
 
+def made_in_build(run: Run) -> dict[str, Any]:
+    """A block that makes its BatchNormalization in `build`, as Keras's guide has it; optimizers in a list."""
+    import keras
+    import tensorflow as tf
+
+    class Block(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.dense, self.norm = keras.layers.Dense(8, use_bias=False), keras.layers.BatchNormalization()
+            self.dense.build(shape)
+            self.norm.build((None, 8))
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.norm(self.dense(x), training=training)
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.head = Block(), keras.layers.Dense(10)
+
+        def compile(self, *optimizers: Any) -> None:
+            super().compile(loss="sparse_categorical_crossentropy")
+            self.optimizers = list(optimizers)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return keras.ops.softmax(self.head(self.block(x, training=training)))
+
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            for optimizer, part in zip(self.optimizers, (self.block, self.head), strict=True):
+                variables = part.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return {"loss": loss}
+
+    x, y = digits(75)
+    with run.scope():
+        model = run.ours(Net())
+        model.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), keras.optimizers.SGD(0.1, clipnorm=0.1))
+    return run.fit(model, x, y)
+
+
 def saved(run: Run) -> dict[str, Any]:
     """The file is one of plain Keras, which goes on from it; so does what was loaded and is distributed."""
     import tempfile
