@@ -296,6 +296,12 @@ class TrainStep:
             models.build(self.model, self.strategy.experimental_local_results, batch[0])
             if self._synchronizes:  # layers that others make in their build() are there now
                 batch_norm.synchronize(self.model)
+            if not self.trained_variables:
+                raise WrongUse(
+                    "A step needs a variable to train",
+                    "Set trainable=True on a layer, or give variables=[...].",
+                    model=getattr(self.model, "name", type(self.model).__name__),
+                )
             if not self.optimizer.built:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:

@@ -73,6 +73,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "compiled variables": lambda: TrainStep(model, optimizer, loss, jit_compile=True, variables=model.trainable_variables),
         "compiled draws": lambda: TrainStep(model, optimizer, loss, jit_compile=True, draws="row"),
         "no optimizer of Keras": lambda: TrainStep(model, tf.compat.v1.train.GradientDescentOptimizer(0.1), loss),
+        "nothing to train": lambda: TrainStep(model, optimizer, loss, variables=[])(batch),
         "one number": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(loss(y, y_pred)))(batch),
         "counted once": lambda: tf.function(lambda: TrainStep(model, optimizer, loss, accumulate=2)(batch))(),
         "another accumulation": lambda: step.restore({"pending": 3, "accumulators": {}}),
@@ -116,6 +117,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "no optimizer of Keras": "The optimizer must be one of Keras 3, other than MultiOptimizer. Received: "
         "optimizer='GradientDescentOptimizer'. "
         "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
+        "nothing to train": "A step needs a variable to train. Received: model='sequential'. "
+        "Set trainable=True on a layer, or give variables=[...].",
         "one number": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. Received: "
         "loss='one number'. Return the rows' losses, without a mean or a sum over them.",
         "counted once": "A step that accumulates counts its calls, which a tf.function around it makes once for all. Received: "
