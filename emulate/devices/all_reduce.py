@@ -58,10 +58,6 @@ class AllReduceChoice:
         """Whether TensorFlow's own choice cannot be had, or is not wanted."""
         return not self._is_nccl_possible or self._wish == "ring"
 
-    def for_mirrored(self, asked: Any, num_devices: int) -> Any:
-        """The cross-device operation of a MirroredStrategy; None means TensorFlow's default: NCCL, or else the ring."""
-        return self._chosen(asked, num_devices)
-
     def for_multi_worker(self, extended: Any) -> None:
         """Replace the ring of a MultiWorkerMirroredStrategy that runs on one host."""
         if extended._num_workers > 1:
@@ -70,7 +66,7 @@ class AllReduceChoice:
                 self._say(f"several hosts are summed by {by}: --all-reduce {self._wish} holds on one host only")
             _remember(_collective(extended))
             return
-        chosen = self._chosen(None, len(extended.worker_devices))
+        chosen = self.on_one_host(None, len(extended.worker_devices))
         if chosen is not None:
             extended._cross_device_ops = chosen
         self.remember(extended)
@@ -105,7 +101,8 @@ class AllReduceChoice:
 
         cls.__init__ = init
 
-    def _chosen(self, asked: Any, num_devices: int) -> Any:
+    def on_one_host(self, asked: Any, num_devices: int) -> Any:
+        """The cross-device operation of a strategy of one host; None means TensorFlow's default: NCCL, or else the ring."""
         ops = upstream.cross_device_ops()
         if self._wish == "auto" and self._is_nccl_possible:
             return asked

@@ -32,7 +32,7 @@ def _mirrored(names: DeviceNames, choice: AllReduceChoice) -> None:
     def init(self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
         devices = names.of_strategy(devices) if devices else names.all_for_strategy()
         choice.new_keys(container_strategy)
-        real(self, container_strategy, devices=devices, cross_device_ops=choice.for_mirrored(cross_device_ops, len(devices)))
+        real(self, container_strategy, devices=devices, cross_device_ops=choice.on_one_host(cross_device_ops, len(devices)))
         choice.remember(self)
 
     cls.__init__ = init

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
-from emulate.verify.arithmetic import Explanation, Fit, explain
+from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger, ledgers
@@ -137,6 +137,11 @@ class Case:
             return first
         more = self._confirm()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+
+    @cached_property
+    def parts(self) -> dict[str, Fit]:
+        """Of the runs as they came, the model of each tensor's gradient by itself."""
+        return fit_parts(self.comparison)
 
     @cached_property
     def with_own_seeds(self) -> RunResult | None:

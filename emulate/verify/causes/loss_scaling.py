@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulate.verify.arithmetic import ROUND, Fit, fit_parts
+from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
@@ -101,7 +101,7 @@ def _about(case: Case) -> Sign | None:
 
 def _behind(case: Case) -> Sign | None:
     """A part of the loss that has the factor: seen in the gradients of tensors that no other part reaches."""
-    parts = {name: fit for name, fit in fit_parts(case.comparison).items() if not fit.shares}
+    parts = {name: fit for name, fit in case.parts.items() if not fit.shares}
     if not parts:
         return None
     fit = max(parts.values(), key=lambda one: one.elements)

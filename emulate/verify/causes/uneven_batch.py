@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import Fit, fit_parts
+from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.measure import complete
@@ -64,7 +64,7 @@ def _search_weighted(case: Case) -> Sign | None:
 
 def _behind(case: Case) -> Sign | None:
     """A part of the loss, where no other part reaches: in a tensor's gradient that a weight for each replica makes right."""
-    parts = {name: fit for name, fit in fit_parts(case.comparison).items() if fit.shares and _are_counts(fit)}
+    parts = {name: fit for name, fit in case.parts.items() if fit.shares and _are_counts(fit)}
     if not parts:
         return None
     fit = max(parts.values(), key=lambda one: one.before)
