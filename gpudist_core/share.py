@@ -30,6 +30,7 @@ class Share:
 
         context = tf.distribute.get_replica_context()
         self.rows = rows
+        self._graph = tf.compat.v1.get_default_graph()
         self.added_losses: dict[int, list[Any]] = {}
         self._replicas = 1 if context is None else int(context.num_replicas_in_sync)
         here = 0 if context is None else context.replica_id_in_sync_group
@@ -83,6 +84,12 @@ class Share:
         """Replicas in all."""
         return self._replicas
 
+    def can_meet(self) -> bool:
+        """Whether replicas can wait for each other in what is traced now: not in loops, branches and functions of the step."""
+        import tensorflow as tf
+
+        return tf.compat.v1.get_default_graph() is self._graph
+
     def _own(self) -> Any:
         import tensorflow as tf
 
@@ -96,6 +103,17 @@ def sharing(share: Share) -> Iterator[Share]:
     _current.share = share
     try:
         yield share
+    finally:
+        _current.share = outer
+
+
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """While this thread traces what has nothing to do with the rows of a step."""
+    outer = current()
+    _current.share = None
+    try:
+        yield
     finally:
         _current.share = outer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,10 @@ pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
 for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND"):
     os.environ.pop(name, None)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+# A shell starts what runs in its background deaf to Ctrl-C, and whatever a test starts and interrupts would be so, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A deadline is a timed assertion, and two cores shared with other tests keep none.
 settings.register_profile("gpudist", deadline=None)

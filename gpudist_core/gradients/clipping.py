@@ -31,8 +31,8 @@ class Clipping:
         if len(given) > 1:
             raise WrongUse("At most one kind of clipping can be used", "Choose one of them.", **given)
         for name, value in given.items():
-            if not value > 0:
-                raise WrongUse("A bound for gradients must be positive", "Leave it out to not clip.", **{name: value})
+            if isinstance(value, (str, bool)) or not value > 0:
+                raise WrongUse("A bound for gradients must be a positive number", "Leave it out to not clip.", **{name: value})
 
     def __call__(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """The bounded gradients.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpudist_core.errors import WrongUse
+
 
 def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
     """The sum of every replica's gradients; that of a sharded variable is its slice's total already.
@@ -82,6 +84,32 @@ def _summed_in(dtype: Any) -> Any:
     if dtype == tf.bool or (dtype.is_integer and dtype.size < 4):
         return tf.int32
     return tf.int64 if dtype in (tf.uint32, tf.uint64) else dtype
+
+
+def gathered(value: Any) -> Any:
+    """The rows of all replicas, in the order of the replicas.
+
+    Args:
+        value: A tensor of shape (rows, ...).
+
+    Returns:
+        A tensor of its dtype, the same on all replicas.
+
+    Raises:
+        WrongUse: For strings, and for what is no dense tensor of rows: collectives have none of it.
+    """
+    import tensorflow as tf
+
+    if not isinstance(value, tf.Tensor) or value.dtype == tf.string or not value.shape.rank:
+        raise WrongUse(
+            "On several hosts what a model predicts must be dense tensors of numbers with a row for each row of the input",
+            "Return numbers, and make them what they stand for on each host.",
+            output=type(value).__name__,
+            dtype=getattr(value, "dtype", None),
+            shape=getattr(value, "shape", None),
+        )
+    context = tf.distribute.get_replica_context()
+    return tf.cast(context.all_gather(tf.cast(value, _summed_in(value.dtype)), axis=0), value.dtype)
 
 
 def is_sharded(variable: Any) -> bool:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.gradients.reduction import all_reduce_all
+from gpudist_core.gradients.reduction import all_reduce_all, gathered
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
@@ -95,19 +95,19 @@ class StepFunction:
                 with watched(trainer.metrics_of(self._model)):
                     return self._strategy.run(on_replica, args=(data,))
 
-            if self._model._gpudist_synchronizes:  # layers that others make in their build() are there now
-                batch_norm.synchronize(self._model)
             central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[only_hold] = one if self._model.run_eagerly else compiled
         return self._compiled[only_hold]
 
     def _on_replica(self, counts: Any, only_hold: tuple[bool, ...], data: Any) -> Any:
+        data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
             stack.enter_context(trainer.row_means(tapes=self._own))
             stack.enter_context(randomness.drawing(self._draws))
+            stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
                 stack.enter_context(self._accumulations.during(only_hold))
             seen = stack.enter_context(remembering())
@@ -166,12 +166,12 @@ class PredictFunction:
         return self._strategy.run(self._on_replica, args=(data,))
 
     def _on_replica(self, data: Any) -> Any:
+        data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
         with shares.sharing(share), trainer.row_means(tapes=False), randomness.drawing(self._draws):
             outputs = self._model.predict_step(data)
             if self._replicas.num_hosts > 1:
-                context = tf.distribute.get_replica_context()
-                outputs = tf.nest.map_structure(lambda value: context.all_gather(value, axis=0), outputs)
+                outputs = tf.nest.map_structure(gathered, outputs)
             return outputs
 
     def _joined(self, outputs: Any) -> Any:

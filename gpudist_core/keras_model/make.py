@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model.model import DistributedModel
+from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.upstream import batch_norm, classes, coordination, models, trainer
 
 DRAWS = ("replica", "row")
@@ -43,12 +44,13 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("A Keras model is needed", "Use gd.TrainStep for another callable.", model=type(model).__name__)
     if draws not in DRAWS:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+    warn_of_one_device(model, model.distribute_strategy)
     trainer.install()
     classes.mix_in(model, _kind_of(model))
     object.__setattr__(model, "_gpudist_draws", draws)
     object.__setattr__(model, "_gpudist_synchronizes", synchronize_batch_norm)
     if synchronize_batch_norm:
-        batch_norm.synchronize(model)
+        batch_norm.mark(model)
     if model.compiled:
         model._gpudist_exact()
     return model

@@ -43,11 +43,21 @@ class Results:
         return [*map(id, metrics)] == [*map(id, self.metrics)] and count >= len(self.variables) and self._covered == count
 
     def on_replica(self) -> list[Any]:
-        """Each variable's sum over all replicas, in a replica's context."""
-        return all_reduce_all([models.plain(variable).read_value() for variable in self.variables])
+        """Each variable's sum over all replicas, in a replica's context; of what is no sum the value of the first."""
+        import tensorflow as tf
+
+        context = tf.distribute.get_replica_context()
+        values = [models.plain(variable).read_value() for variable in self.variables]
+        if context is not None and context.num_replicas_in_sync > 1:
+            is_first = tf.equal(context.replica_id_in_sync_group, 0)
+            values = [
+                value if variable.aggregation == "sum" else tf.where(is_first, value, tf.zeros_like(value))
+                for variable, value in zip(self.variables, values, strict=True)
+            ]
+        return all_reduce_all(values)
 
     def now(self) -> list[Any]:
-        """Each variable's sum over all replicas; on several hosts all must ask."""
+        """As `on_replica`, outside a step; on several hosts all must ask."""
         return list(self._compiled_sums())
 
     def of(self, plan: dict[str, tuple[Any, Any]], sums: list[Any]) -> dict[str, Any]:

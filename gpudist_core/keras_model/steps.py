@@ -34,7 +34,7 @@ def train_step(model: Any, data: Any) -> Any:
     _track(model, loss)
     if model.trainable_weights:
         weights = model.trainable_weights
-        model.optimizer.apply(tape.gradient(target, weights), weights)
+        model.optimizer.apply_gradients(zip(tape.gradient(target, weights), weights, strict=True))
     else:
         warnings.warn("The model does not have any trainable weights.", stacklevel=2)
     return model.compute_metrics(x, y, y_pred, sample_weight=weight)

@@ -86,7 +86,7 @@ class Updates:
         if self._check_finite:
             grads = [_checked(g, v.name) for g, v in zip(grads, self._variables, strict=True)]
         with optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip):
-            self._optimizer.apply(grads, self._variables)
+            self._optimizer.apply_gradients(zip(grads, self._variables, strict=True))
 
 
 def loss_of(part: Part) -> Any:

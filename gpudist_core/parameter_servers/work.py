@@ -98,7 +98,7 @@ class Work:
             )
 
     def _part(self, parts: int, batch: tuple[Any, ...], place: dict[str, Any]) -> Part:
-        x, y, weight = local.unpack(batch)
+        x, y, weight = local.unpack(randomness.with_unknown_rows(self._draws, batch, parts))
         with (
             shares.sharing(PartOfBatch(place, parts)) as share,
             randomness.drawing(self._draws),

@@ -72,9 +72,21 @@ def alongside(factor: Any, values: Any) -> Any:
 
     Returns:
         The factor, of the rank of the values.
+
+    Raises:
+        WrongUse: Where it does not fit.
     """
     while factor.shape.rank > values.shape.rank and factor.shape[-1] == 1:
         factor = tf.squeeze(factor, -1)
+    if factor.shape.rank > values.shape.rank or not values.shape[: factor.shape.rank].is_compatible_with(
+        tf.TensorShape([None if size == 1 else size for size in factor.shape])
+    ):
+        raise WrongUse(
+            "A weight or a mask must be one for each row, or one for each of its losses",
+            "Give it the shape (rows,), or that of the losses.",
+            weight_shape=tuple(factor.shape),
+            losses_shape=tuple(values.shape),
+        )
     return tf.reshape(factor, tf.concat([tf.shape(factor), [1] * (values.shape.rank - factor.shape.rank)], 0))
 
 

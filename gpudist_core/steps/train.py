@@ -16,6 +16,7 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import local, xla
 from gpudist_core.steps.accumulators import Accumulators
+from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
 
 DRAWS = ("replica", "row")
@@ -60,7 +61,7 @@ class TrainStep:
         variables: What is trained; the model's trainable variables unless given. Add the variables of sharded tables here.
         jit_compile: Compile each replica's forward and backward pass by XLA.
         check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
-        synchronize_batch_norm: Give BatchNormalization layers the moments of the global batch; they are changed in place.
+        synchronize_batch_norm: Give BatchNormalization layers the moments of the global batch.
         strategy: The strategy; that of the model unless given.
 
     Raises:
@@ -104,18 +105,22 @@ class TrainStep:
                 draws=draws,
             )
         optimizers.check(optimizer)
+        _check_model(model)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
+        if strategy is None:
+            warn_of_one_device(model, self.strategy)
         models.check_strategy(self.strategy)
-        self.model, self.metrics = model, list(metrics)
+        self.model, self.metrics = model, _checked_metrics(metrics)
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
-        synchronizes = batch_norm.synchronize(model) if synchronize_batch_norm else 0
+        if synchronize_batch_norm:
+            batch_norm.mark(model)
         self._variables = list(variables) if variables is not None else None
-        self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes) if jit_compile else None
+        self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
         models.check_scope(self.strategy, model, optimizer)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
@@ -223,8 +228,13 @@ class TrainStep:
 
     def _on_replica(self, *batch: Any, update: bool) -> Any:
         """One replica's part of one batch; returns the loss of all."""
+        batch = randomness.with_unknown_rows(self.draws, batch, self._replicas.total)
         x, y, weight = local.unpack(batch)
-        with shares.sharing(shares.Share(shares.rows_of(batch))) as share, randomness.drawing(self.draws):
+        with (
+            shares.sharing(shares.Share(shares.rows_of(batch))) as share,
+            randomness.drawing(self.draws),
+            batch_norm.synchronizing(self._synchronizes),
+        ):
             variables = self.trained_variables
             scaled = getattr(self.optimizer, "inner_optimizer", None) is not None
             scale = self.optimizer.scale_loss(tf.constant(1.0)) if scaled else None
@@ -266,7 +276,7 @@ class TrainStep:
             return self._checked_finite(means, variables) if self.check_finite else means
 
         with optimizers.reducing(self.optimizer, mean_of_all, self._clip):
-            self.optimizer.apply(grads, variables)
+            self.optimizer.apply_gradients(zip(grads, variables, strict=True))
         return reported[0]
 
     def _keep(self, sums: local.Sums, variables: list[Any]) -> Any:
@@ -294,8 +304,6 @@ class TrainStep:
         """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""
         with self.strategy.scope():
             models.build(self.model, self.strategy.experimental_local_results, batch[0])
-            if self._synchronizes:  # layers that others make in their build() are there now
-                batch_norm.synchronize(self.model)
             if not self.trained_variables:
                 raise WrongUse(
                     "A step needs a variable to train",
@@ -334,13 +342,48 @@ class TrainStep:
             raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
         several = len(self._replicas.devices) > 1
         direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
-        if all(isinstance(part, direct) for part in batch):
+        if all(isinstance(part, direct) and self._is_ours(part) for part in batch):
             return tuple(batch)  # nothing to look into: that alone would be felt in a small step
-        distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
+        parts = tf.nest.flatten(batch)
+        if not all(map(self._is_ours, parts)):
+            raise WrongUse(
+                "A batch must have as many parts as the step's strategy has replicas on this host",
+                "Distribute it by the strategy that the model was made in.",
+                parts=max(len(part.values) for part in parts if isinstance(part, tf.distribute.DistributedValues)),
+                replicas=len(self._replicas.devices),
+                strategy=type(self.strategy).__name__,
+            )
+        distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in parts)
         if several and not distributed:
             raise WrongUse(
                 "A batch must hold one part for each replica",
                 "Take it from Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
                 batch=[type(v).__name__ for v in tf.nest.flatten(batch)],
             )
-        return tuple(batch) if distributed else tuple(tf.nest.map_structure(tf.convert_to_tensor, tuple(batch)))
+        return tuple(batch) if distributed else tuple(tf.nest.map_structure(_as_tensor, tuple(batch)))
+
+    def _is_ours(self, part: Any) -> bool:
+        """Whether a part of a batch, where it is distributed, is so over the replicas of this step."""
+        return not isinstance(part, tf.distribute.DistributedValues) or len(part.values) == len(self._replicas.devices)
+
+
+def _as_tensor(value: Any) -> Any:
+    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
+
+
+def _check_model(model: Any) -> None:
+    if not callable(model) or isinstance(model, type):
+        raise WrongUse(
+            "A model is a Keras model, or a callable with trainable_variables", "Give one that was made.", model=model
+        )
+
+
+def _checked_metrics(metrics: Any) -> list[Any]:
+    kept = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    if not isinstance(metrics, (list, tuple)) or not all(hasattr(metric, "update_state") for metric in kept):
+        raise WrongUse(
+            "metrics must be a list of Keras metrics",
+            "Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+            metrics=metrics,
+        )
+    return kept

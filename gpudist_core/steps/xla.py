@@ -14,7 +14,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.steps import local
-from gpudist_core.upstream import losses, models
+from gpudist_core.upstream import batch_norm, layer_state, losses
 
 
 class CompiledPass:
@@ -23,22 +23,16 @@ class CompiledPass:
     Args:
         model: A Keras model.
         loss: A function (y, y_pred) -> losses of shape (rows, ...).
-        synchronizes: How many of its layers need the other replicas in the middle of the pass.
+        synchronizes: Whether BatchNormalization takes the moments of all replicas, which is refused when such a layer is met.
 
     Raises:
-        WrongUse: Where the model is none of Keras's, or needs the other replicas.
+        WrongUse: Where the model is none of Keras's.
     """
 
-    def __init__(self, model: Any, loss: Callable[[Any, Any], Any], synchronizes: int) -> None:
+    def __init__(self, model: Any, loss: Callable[[Any, Any], Any], *, synchronizes: bool) -> None:
         if not hasattr(model, "stateless_call"):
             raise WrongUse("jit_compile=True needs a Keras 3 model", "Leave jit_compile out.", model=type(model).__name__)
-        if synchronizes and models.strategy_of(model).num_replicas_in_sync > 1:
-            raise WrongUse(
-                "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization does",
-                "Leave jit_compile out, or give up the same result on every topology with synchronize_batch_norm=False.",
-                layers=synchronizes,
-            )
-        self._model, self._loss = model, loss
+        self._model, self._loss, self._synchronizes = model, loss, synchronizes
         self._compiled = tf.function(self._pass, jit_compile=True, autograph=False)
 
     def __call__(self, share: shares.Share, x: Any, y: Any, weight: Any, scale: Any) -> tuple[local.Sums, Any]:
@@ -60,13 +54,17 @@ class CompiledPass:
         counts = None if scale is None else share.counts  # asked for here, as the compiled pass cannot
         grads, loss, total, y_pred, changed = self._compiled(*values, x, y, weight, replica, counts, scale)
         for variable, value in zip(changing, changed, strict=True):
-            variable.assign(value)
+            variable.assign(layer_state.of_all(share, variable, value))
         return local.Sums(grads, loss, total), y_pred
 
     def _pass(
         self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, counts: Any, scale: Any
     ) -> Any:
-        with shares.sharing(shares.Share(shares.rows_of(x), replica, counts)) as share, tf.GradientTape() as tape:
+        with (
+            shares.sharing(shares.Share(shares.rows_of(x), replica, counts)) as share,
+            batch_norm.synchronizing(self._synchronizes, compiled=True),
+            tf.GradientTape() as tape,
+        ):
             tape.watch(trained)
             y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
             loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))

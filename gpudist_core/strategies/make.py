@@ -8,6 +8,7 @@ from typing import Any
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import WrongUse
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, on_one_host
+from gpudist_core.strategies.made import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
 from gpudist_core.upstream import strategies as upstream
@@ -66,14 +67,14 @@ def make_strategy(
     tasks = find_tasks(cluster)
     wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, variable_partitioner)
     if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):
-        return _in_cluster(wish, tasks, cluster)
+        return remember(_in_cluster(wish, tasks, cluster))
     if tasks and tasks.trains:
         raise WrongUse(
             f"In a cluster of {len(tasks.peers) + 1} tasks all train one model ({tasks.source})",
             "Leave kind out, or, for a model of its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS).",
             kind=kind,
         )
-    return _on_one_host(wish)
+    return remember(_on_one_host(wish))
 
 
 @dataclass(frozen=True)

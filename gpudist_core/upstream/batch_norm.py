@@ -6,41 +6,76 @@ where the mean is large (TensorFlow's `_compute_moments_sync`), in three collect
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce
-from gpudist_core.upstream import classes
+
+_mode = threading.local()
 
 
-def synchronize(model: Any) -> int:
-    """Make all BatchNormalization layers of a model use the moments of the global batch in a step of gpudist_core.
+@contextlib.contextmanager
+def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
+    """While this thread traces a step: whether BatchNormalization takes the moments of the global batch, wherever a layer is.
 
     Args:
-        model: A Keras model or layer; it is changed in place. Outside a step the layers do what they did.
+        wanted: Whether it does; else each takes those of its replica's rows, as Keras has it.
+        compiled: Whether XLA compiles what is traced, which can then not wait for the other replicas.
+    """
+    install()
+    outer = getattr(_mode, "wanted", False), getattr(_mode, "compiled", False)
+    _mode.wanted, _mode.compiled = wanted, compiled
+    try:
+        yield
+    finally:
+        _mode.wanted, _mode.compiled = outer
 
-    Returns:
-        How many layers there are.
+
+@functools.cache
+def install() -> None:
+    """Teach Keras's BatchNormalization about replicas; outside a step of ours it does what it did."""
+    import keras
+
+    original = keras.layers.BatchNormalization._moments
+
+    @functools.wraps(original)
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        share = shares.current()
+        if share is None or not are_of_all():
+            return original(self, inputs, mask)
+        if _mode.compiled and share.num_replicas > 1:
+            raise WrongUse(
+                "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization does",
+                "Leave jit_compile out, or give up the same result on every topology with synchronize_batch_norm=False.",
+                layer=self.name,
+            )
+        self.synchronized = True
+        return global_moments(share, inputs, mask, list(self._reduction_axes))
+
+    keras.layers.BatchNormalization._moments = moments
+
+
+def mark(model: Any) -> None:
+    """Let the BatchNormalization layers of a model say what steps of ours do, before the first; others say it in their call.
+
+    Args:
+        model: A Keras model, or another callable.
     """
     import keras
 
-    layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else []
-    found = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    for layer in found:
-        classes.mix_in(layer, _GlobalMoments)
-        layer.synchronized = True
-    return len(found)
+    for layer in model._flatten_layers() if hasattr(model, "_flatten_layers") else []:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = True
 
 
-class _GlobalMoments:
-    """A BatchNormalization whose moments are those of all replicas' rows."""
-
-    def _moments(self, inputs: Any, mask: Any) -> Any:
-        me: Any = self
-        share = shares.current()
-        if share is None:
-            return super()._moments(inputs, mask)  # type: ignore[misc]
-        return global_moments(share, inputs, mask, list(me._reduction_axes))
+def are_of_all() -> bool:
+    """Whether the step that this thread traces takes the moments of all replicas' rows."""
+    return bool(getattr(_mode, "wanted", False))
 
 
 def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any]:

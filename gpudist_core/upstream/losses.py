@@ -13,7 +13,7 @@ from typing import Any
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce
-from gpudist_core.upstream import added_losses, empty_batches
+from gpudist_core.upstream import added_losses, empty_batches, layer_state
 
 
 @functools.cache
@@ -23,6 +23,7 @@ def install() -> None:
 
     added_losses.install()
     empty_batches.install()
+    layer_state.install()
     originals = loss.reduce_weighted_values, loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
 
     def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
@@ -60,7 +61,24 @@ def per_example_function(loss: Any) -> Any:
         raise WrongUse(
             "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss
         )
-    return loss.call if isinstance(loss, keras.losses.Loss) else loss
+    return _called_alone(loss) if isinstance(loss, keras.losses.Loss) else loss
+
+
+def _called_alone(loss: Any) -> Any:
+    """The values of a `keras.losses.Loss` without its reduction, of what its `__call__` hands over: in the loss's dtype."""
+    import keras
+
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        return loss
+
+    def values(y: Any, y_pred: Any) -> Any:
+        y, y_pred = (
+            keras.tree.map_structure(lambda one: keras.ops.convert_to_tensor(one, dtype=loss.dtype), given)
+            for given in (y, y_pred)
+        )
+        return loss.call(y, y_pred)
+
+    return values
 
 
 def _share_of_loss(

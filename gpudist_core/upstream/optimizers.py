@@ -8,6 +8,7 @@ and `LossScaleOptimizer` asks the first replica alone whether all are finite. He
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from gpudist_core.gradients import clipping, reduction
 from gpudist_core.upstream import classes
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
+# The optimizers whose gradients this thread, that of one replica, has summed already.
+_summed = threading.local()
 
 
 def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
@@ -161,6 +164,31 @@ def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) ->
     return list(reduce(list(grads), list(variables)))
 
 
+def _overrides(optimizer: Any, name: str) -> bool:
+    """Whether a user's subclass has a method of its own that looks at gradients: it must see those of all replicas."""
+    kinds = [kind for kind in type(optimizer).__mro__ if name in vars(kind) and kind not in (_Base, _Exact)]
+    return bool(kinds) and not kinds[0].__module__.startswith("keras.")
+
+
+def _is_summed(optimizer: Any) -> bool:
+    return optimizer._gpudist_reduced or id(optimizer) in getattr(_summed, "optimizers", ())
+
+
+@contextlib.contextmanager
+def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Iterator[list[Any]]:
+    """Gradients of all replicas, where they are not yet; what the optimizer does with them meanwhile does not sum again."""
+    if _is_summed(optimizer):
+        yield list(grads)
+        return
+    kept: frozenset[int] = getattr(_summed, "optimizers", frozenset())
+    grads = _gradients_of_all(optimizer, list(grads), variables)
+    _summed.optimizers = kept | {id(optimizer)}
+    try:
+        yield grads
+    finally:
+        _summed.optimizers = kept
+
+
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
     """Make an optimizer's variables while a replica's step is traced: on all replicas at once, outside the graph."""
     import tensorflow as tf
@@ -211,11 +239,27 @@ class _Exact(_Base):
         me: Any = self
         return me._iterations if me._gpudist_accumulation is None else me._iterations // me._gpudist_accumulate
 
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        pairs = list(grads_and_vars)
+        if _overrides(self, "apply_gradients"):
+            grads, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
+            with _summed_first(self, grads, variables) as grads:
+                return super().apply_gradients(zip(grads, variables, strict=True))  # type: ignore[misc]
+        return super().apply_gradients(pairs)  # type: ignore[misc]
+
+    def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
+        if _overrides(self, "apply"):
+            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+            with _summed_first(self, grads, variables) as grads:
+                super().apply(grads, trainable_variables)
+        else:
+            super().apply(grads, trainable_variables)
+
     def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
         held: list[Any] | None = grads
         if me._gpudist_accumulation is not None:
-            held = me._gpudist_accumulation(grads, trainable_variables, reduced=me._gpudist_reduced)
+            held = me._gpudist_accumulation(grads, trainable_variables, reduced=_is_summed(self))
         if held is not None:
             self._gpudist_update(held, trainable_variables)
         if me.use_ema:
@@ -225,14 +269,17 @@ class _Exact(_Base):
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
         check_slices(self, trainable_variables)
-        if not me._gpudist_reduced:
+        if not _is_summed(self):
             grads = _gradients_of_all(self, grads, trainable_variables)
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
         grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
         if me._gpudist_clip is not None:
             grads = me._gpudist_clip(grads, trainable_variables)
-        grads = clipping.of_optimizer(self)(grads, trainable_variables)
+        if _overrides(self, "_clip_gradients"):
+            grads = me._clip_gradients(grads)
+        else:
+            grads = clipping.of_optimizer(self)(grads, trainable_variables)
         me._apply_weight_decay(trainable_variables)
         me._backend_update_step(grads, trainable_variables, me.learning_rate)
 

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 
@@ -39,7 +41,8 @@ def drawing(mode: str) -> Iterator[None]:
 @functools.cache
 def install() -> None:
     """Teach Keras's random functions about replicas and rows; outside a step of ours they do what they did."""
-    from keras.src.backend.tensorflow import random
+    import keras
+    from keras.src.backend.tensorflow import image, random
     from keras.src.layers.regularization import spatial_dropout
 
     cast_seed = random._cast_seed
@@ -58,7 +61,11 @@ def install() -> None:
     for name in WITH_PARAMETERS:
         setattr(random, name, _by_row(getattr(random, name), takes_scalars=True))
     for name in MIXING:
-        setattr(random, name, _refused_by_row(getattr(random, name)))
+        setattr(random, name, _refused_by_row(getattr(random, name), f"keras.random.{name}"))
+    # The one draws besides Keras's functions, the other by Python, once for all steps and for each replica that is traced.
+    image.elastic_transform = _refused_by_row(image.elastic_transform, "keras.layers.RandomElasticTransform")
+    augmix = keras.layers.AugMix
+    augmix.get_random_transformation = _refused_by_row(augmix.get_random_transformation, "keras.layers.AugMix")
     random.dropout = _dropout_by_row(random.dropout)
     for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
         kind._get_noise_shape = _with_open_rows(kind._get_noise_shape)
@@ -79,27 +86,27 @@ def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Cal
             return original(shape, *args, **kwargs)
         parameters = [*args[:2], *(value for name, value in kwargs.items() if name not in ("seed", "dtype"))]
         if takes_scalars and not all(map(_is_scalar, parameters)):
-            raise _not_of_a_row(original, "Give it scalars as parameters")
+            raise _not_of_a_row(f"keras.random.{original.__name__}", "Give it scalars as parameters")
         return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
 
     return draw
 
 
-def _refused_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refused_by_row(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         if _rows_mode() is not None:
-            raise _not_of_a_row(original, "Do it in a Pipeline's map")
+            raise _not_of_a_row(name, "Do it in a Pipeline's map")
         return original(*args, **kwargs)
 
     return draw
 
 
-def _not_of_a_row(original: Callable[..., Any], instead: str) -> WrongUse:
+def _not_of_a_row(name: str, instead: str) -> WrongUse:
     return WrongUse(
         "draws='row' needs random numbers that belong to one row",
         f"{instead}, or take draws='replica'.",
-        drawn=f"keras.random.{original.__name__}",
+        drawn=name,
     )
 
 
@@ -111,12 +118,39 @@ def _is_of_rows(share: shares.Share, shape: Any) -> bool:
     """Whether a draw of this shape has a value for each row; a number that is known must be that of the replica's rows."""
     import tensorflow as tf
 
-    if not isinstance(shape, (tuple, list)):
-        return True
-    if not shape or not isinstance(shape[0], int):
+    if isinstance(shape, tf.TensorShape):
+        shape = shape.as_list()
+    elif not isinstance(shape, (tuple, list)):
+        known = tf.get_static_value(shape)
+        shape = [None] if known is None else [int(size) for size in known]
+    if not shape or not isinstance(shape[0], (int, np.integer)):
         return bool(shape)
     rows = tf.get_static_value(share.rows)
     return rows is not None and int(rows) == shape[0]
+
+
+def with_unknown_rows(mode: str, batch: Any, shares_of_batch: int) -> Any:
+    """A replica's batch with a number of rows that is not known while a step is traced: as many weights are not taken for them.
+
+    Args:
+        mode: As in `drawing`; it is done for `row` alone.
+        batch: A structure of tensors; None in the place of one is left.
+        shares_of_batch: How many shares the global batch has.
+
+    Returns:
+        The structure.
+    """
+    import tensorflow as tf
+
+    if mode != "row" or shares_of_batch == 1 or tf.executing_eagerly():
+        return batch
+
+    def hidden(value: Any) -> Any:
+        if not isinstance(value, tf.Tensor) or not value.shape.rank:
+            return value
+        return tf.compat.v1.placeholder_with_default(value, [None, *value.shape[1:]])
+
+    return tf.nest.map_structure(hidden, batch)
 
 
 def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ def seen_all(folder: str) -> dict[str, Any]:
     import keras
 
     run, seen = Run(strategy()), {}
-    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed):
+    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned):
         keras.utils.set_random_seed(2)
         seen[act.__name__] = act(run, f"{folder}/{act.__name__}")
     return seen
@@ -206,3 +206,46 @@ def shuffled_by_each_host(run: Run) -> dict[str, Any]:
     found = {"refused": refused, "batches": trained(Batches()), "judged in between": judged}
     tf.random.set_seed(host)
     return {**found, "not dense": trained(tf.sparse.from_dense(numbers + 1), y=numbers, batch_size=4)}
+
+
+def warned(run: Run, folder: str) -> dict[str, list[str]]:
+    """What is said of a layer that assigns in a branch, and of models that are made outside every scope."""
+    import warnings
+
+    import keras
+
+    import gpudist_core as gd
+
+    class Branching(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            mean = keras.ops.mean(x)
+            keras.ops.cond(mean > 0, lambda: self.mean.assign(mean), lambda: mean)
+            return x
+
+    def outside() -> Any:
+        return keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)], name="outside")
+
+    x, y = digits(20)
+    strategy = gd.make_strategy()
+    calls = {
+        "branch": lambda: run.sequential(Branching).fit(x, y, verbose=0),
+        "distributed": lambda: gd.distributed(outside()),
+        "step": lambda: gd.TrainStep(outside(), keras.optimizers.SGD(0.1), "mse"),
+        "within": lambda: run.ours(_made_within(strategy, outside)),
+        "one device": lambda: run.ours(_made_within(gd.make_strategy("one-device", devices="CPU:0"), outside)),
+    }
+    said = {}
+    for name, call in calls.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        said[name] = sorted({str(one.message) for one in caught})
+    return said
+
+
+def _made_within(strategy: Any, make: Any) -> Any:
+    with strategy.scope():
+        return make()

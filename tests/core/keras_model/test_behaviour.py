@@ -90,3 +90,17 @@ def test_hosts_without_a_common_seed_shuffle_alike(on_hosts: OnHosts) -> None:
         epochs = [np.concatenate(halves) for halves in zip(one[kind], other[kind], strict=True)]
         assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 2, kind
         assert list(epochs[0]) != list(epochs[1]), kind
+
+
+def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are_warned_of(seen: dict[str, Any]) -> None:
+    alone = (
+        "A model is trained by all devices when it is made in the scope of a strategy. Received: model='outside', made "
+        "outside; MirroredStrategy with 2 replicas is not used, so one device trains it alone. Make it under "
+        "`with strategy.scope():`; where one device is meant, make it in the scope of tf.distribute.OneDeviceStrategy."
+    )
+    [branch] = seen["warned"].pop("branch")
+    assert re.sub("'sequential[^']*'", "'mean'", branch) == (
+        "A layer must assign its variables outside of loops and branches of the graph, where replicas cannot agree on a value. "
+        "Received: variable='mean'. Each replica keeps the value of its own rows. Choose by keras.ops.where instead."
+    )
+    assert seen["warned"] == {"distributed": [alone], "step": [alone], "within": [], "one device": []}

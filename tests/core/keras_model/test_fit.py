@@ -16,8 +16,18 @@ SUMS = 2e-6  # of a tensor's scale: float32, added up in another order over abou
 ROUNDED = {"accumulated": 3e-5, "averaged": 3e-5, "half_precision": 2e-3}
 
 # What replicas of one host, or hosts, have to do with each other in these they have in the others too.
-ALIKE_ON_ONE_HOST = {"eagerly", "first_batch", "half_precision", "of_steps"}
-ALIKE_ON_HOSTS = {"averaged", "clipped", "masked", "own_compute_loss", "several_outputs", "subclassed", "two_optimizers"}
+ALIKE_ON_ONE_HOST = {"eagerly", "first_batch", "half_precision", "of_steps", "own_aggregations"}
+ALIKE_ON_HOSTS = {
+    "averaged",
+    "clipped",
+    "drawing_for_weights",
+    "masked",
+    "own_compute_loss",
+    "own_optimizers",
+    "several_outputs",
+    "subclassed",
+    "two_optimizers",
+}
 LIMIT_SECONDS = 500.0  # for a busy machine; a quiet one takes a twentieth
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.core.keras_model import of_data, of_models, of_reports, of_updates
+from tests.core.keras_model import of_data, of_layers, of_models, of_reports, of_updates
 from tests.core.keras_model.run import Run, strategy
 
 CASES: dict[str, Callable[[Run], dict[str, Any]]] = {
     name: case
-    for module in (of_data, of_models, of_updates, of_reports)
+    for module in (of_data, of_layers, of_models, of_updates, of_reports)
     for name, case in vars(module).items()
     if getattr(case, "__module__", "") == module.__name__
 }

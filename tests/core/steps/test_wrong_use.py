@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,8 @@ def _messages(make_calls: Callable[[], dict[str, Callable[[], Any]]]) -> dict[st
             call()
             said[name] = "nothing"
         except Exception as error:
-            said[name] = f"{type(error).__name__}: {error}"
+            within = re.search("\x1b\\[1m(.*)\x1b\\[0m", str(error))  # what Keras says of the layer that was called
+            said[name] = f"{type(error).__name__}: {within[1] if within else error}"
     return said
 
 
@@ -28,6 +30,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
     import keras
     import tensorflow as tf
 
+    from gpudist_core.replicas import per_replica
     from gpudist_core.steps import TrainStep
 
     where = training.strategy()
@@ -49,14 +52,24 @@ def _calls() -> dict[str, Callable[[], Any]]:
         with tf.distribute.OneDeviceStrategy("CPU:0").scope():
             step(batch)
 
-    def with_activity() -> Any:
+    def compiled(kind: Any) -> Any:
         with where.scope():
             fresh = keras.optimizers.SGD(0.1)
-        TrainStep(active, fresh, loss, jit_compile=True)(batch)
+        TrainStep(kind, fresh, loss, jit_compile=True)(batch)
+
+    per_column = per_replica(where, [tf.ones([6, 2]), tf.ones([6, 2])])
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        alone = TrainStep(make(), keras.optimizers.SGD(0.1), loss)
 
     return {
         "two clippings": lambda: TrainStep(model, optimizer, loss, clip_norm=1.0, clip_value=1.0),
         "negative clipping": lambda: TrainStep(model, optimizer, loss, clip_norm=-1.0),
+        "a bound in letters": lambda: TrainStep(model, optimizer, loss, clip_norm="1"),
+        "no model": lambda: TrainStep(None, optimizer, loss),
+        "a metric by name": lambda: TrainStep(model, optimizer, loss, metrics=["accuracy"]),
+        "one metric": lambda: TrainStep(model, optimizer, loss, metrics=keras.metrics.Mean(name="mean")),
+        "weights of another form": lambda: step((*batch, per_column)),
+        "parts for others": lambda: alone(batch),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
         "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
         "no loss": lambda: TrainStep(model, optimizer, None),
@@ -68,8 +81,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "no batch": lambda: step.several([]),
         "another strategy": in_another_scope,
         "inside run": lambda: where.run(lambda: step(batch)),
-        "compiled normalization": lambda: TrainStep(normalized, keras.optimizers.SGD(0.1), loss, jit_compile=True),
-        "compiled activity": with_activity,
+        "compiled normalization": lambda: compiled(normalized),
+        "compiled activity": lambda: compiled(active),
         "compiled variables": lambda: TrainStep(model, optimizer, loss, jit_compile=True, variables=model.trainable_variables),
         "compiled draws": lambda: TrainStep(model, optimizer, loss, jit_compile=True, draws="row"),
         "no optimizer of Keras": lambda: TrainStep(model, tf.compat.v1.train.GradientDescentOptimizer(0.1), loss),
@@ -84,7 +97,20 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
     (said,) = on_hosts("1x2", _messages, _calls)
     expected = {
         "two clippings": "At most one kind of clipping can be used. Received: by_norm=1.0, by_value=1.0. Choose one of them.",
-        "negative clipping": "A bound for gradients must be positive. Received: by_norm=-1.0. Leave it out to not clip.",
+        "negative clipping": "A bound for gradients must be a positive number. Received: by_norm=-1.0. "
+        "Leave it out to not clip.",
+        "a bound in letters": "A bound for gradients must be a positive number. Received: by_norm='1'. "
+        "Leave it out to not clip.",
+        "no model": "A model is a Keras model, or a callable with trainable_variables. Received: model=None. "
+        "Give one that was made.",
+        "a metric by name": "metrics must be a list of Keras metrics. Received: metrics=['accuracy']. Make them in the "
+        "strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "one metric": "metrics must be a list of Keras metrics. Received: metrics=<Mean name=mean>. Make them in the "
+        "strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
+        "weight_shape=(6, 2), losses_shape=(6,). Give it the shape (rows,), or that of the losses.",
+        "parts for others": "A batch must have as many parts as the step's strategy has replicas on this host. Received: "
+        "parts=2, replicas=1, strategy='OneDeviceStrategy'. Distribute it by the strategy that the model was made in.",
         "no accumulation": "The number of batches that make one update must be a positive integer. Received: accumulate=0. "
         "1 means no accumulation.",
         "half a batch": "The number of batches that make one update must be a positive integer. Received: accumulate=1.5. "
@@ -106,7 +132,7 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Leave the other strategy's scope, or make model, optimizer and step there.",
         "inside run": "A step must be called outside Strategy.run. Received: strategy='MirroredStrategy'. It calls run itself.",
         "compiled normalization": "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization "
-        "does. Received: layers=1. Leave jit_compile out, or give up the same result on every topology with "
+        "does. Received: layer='batch_normalization'. Leave jit_compile out, or give up the same result on every topology with "
         "synchronize_batch_norm=False.",
         "compiled activity": "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss). "
         "Received: losses=1. Leave jit_compile out.",

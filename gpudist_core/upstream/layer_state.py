@@ -1,0 +1,116 @@
+"""What layers keep in variables: how it starts, and what it becomes in a step.
+
+Keras 3.15 lets each replica assign what its own rows say: a running mean is then another one on each, and not a number where a
+replica has no rows. What a replica computes in a step of ours is a mean over its rows, so what a layer assigns in its call
+becomes the mean of all replicas', weighted by their rows: for a running mean, and for what does not depend on rows, that is
+what one device assigns. Variables that say how they are aggregated (`sum`, `only_first_replica`), whole numbers, and the
+states of recurrent layers, which belong to rows, are left alone.
+
+Initializers draw by seeds as layers do: what is made in a step must start as it does outside one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import batch_norm
+
+_here = threading.local()
+
+
+@functools.cache
+def install() -> None:
+    """Teach Keras's variables about replicas; outside a step of ours they do what they did."""
+    import keras
+    from keras.src import backend
+
+    assign, initialize = backend.Variable._direct_assign, backend.Variable._initialize_with_initializer
+    recur, normalize = keras.layers.RNN.call, keras.layers.BatchNormalization.call
+
+    @functools.wraps(assign)
+    def direct_assign(self: Any, value: Any) -> Any:
+        share = shares.current()
+        if share is not None and _in_call_of_a_layer():
+            value = of_all(share, self, value)
+        return assign(self, value)
+
+    @functools.wraps(initialize)
+    def initialize_with_initializer(self: Any, initializer: Any) -> Any:
+        @functools.wraps(initializer)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            with shares.outside():
+                return initializer(*args, **kwargs)
+
+        return initialize(self, start)
+
+    @functools.wraps(recur)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _left_alone():
+            return recur(self, *args, **kwargs)
+
+    @functools.wraps(normalize)
+    def call_normalizing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _left_alone() if batch_norm.are_of_all() else contextlib.nullcontext():  # the same on all replicas already
+            return normalize(self, *args, **kwargs)
+
+    backend.Variable._direct_assign = direct_assign
+    backend.Variable._initialize_with_initializer = initialize_with_initializer
+    keras.layers.RNN.call = call
+    keras.layers.BatchNormalization.call = call_normalizing
+
+
+@contextlib.contextmanager
+def _left_alone() -> Iterator[None]:
+    outer = getattr(_here, "left_alone", False)
+    _here.left_alone = True
+    try:
+        yield
+    finally:
+        _here.left_alone = outer
+
+
+def _in_call_of_a_layer() -> bool:
+    from keras.src.backend.common import global_state
+
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
+def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
+    """What a layer's variable becomes, from what this replica would have it be.
+
+    Args:
+        share: This replica's share of the step.
+        variable: A Keras variable.
+        value: Of its shape: a function of the means over this replica's rows.
+
+    Returns:
+        The mean of all replicas' values by rows, for a floating variable that is not trained and aggregates by `mean` or
+        `none`; else the value.
+    """
+    import tensorflow as tf
+
+    if share.num_replicas == 1 or variable.trainable or variable.aggregation not in ("mean", "none"):
+        return value
+    if not variable.value.dtype.is_floating or getattr(_here, "left_alone", False):
+        return value
+    if not share.can_meet():
+        warnings.warn(
+            "A layer must assign its variables outside of loops and branches of the graph, where replicas cannot agree on a "
+            f"value. Received: variable={variable.path!r}. Each replica keeps the value of its own rows. Choose by "
+            "keras.ops.where instead.",
+            stacklevel=2,
+        )
+        return value
+    value = tf.cast(value, variable.value.dtype)
+    before = variable.value.read_value()
+    before = tf.where(tf.math.is_finite(before), before, tf.zeros_like(before))
+    # The change is averaged: of what is the same on all replicas the sum of the fractions takes next to nothing away.
+    change = tf.math.multiply_no_nan(value - before, tf.cast(share.fraction, value.dtype))
+    return before + all_reduce(change)
