@@ -1,6 +1,6 @@
 """What is recorded while a program runs, and the trace it leaves."""
 
-from emulate.probe.plan import SWITCHES, ProbePlan, Replay
+from emulate.probe.plan import IN_32_BITS, SWITCHES, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
@@ -8,6 +8,7 @@ from emulate.probe.writes import Writes
 
 __all__ = [
     "FORMAT",
+    "IN_32_BITS",
     "SWITCHES",
     "Probe",
     "ProbePlan",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization")
+IN_32_BITS = "in-32-bits"
+SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization", IN_32_BITS)
 MIB = 1 << 20
 
 
@@ -45,6 +46,7 @@ class ProbePlan:
         noise_seed: Which permutation and perturbation, so that several runs differ.
         perturb: Change gradients by up to this many units in the last place, 0 for none.
         summands: Folder of a trace with several replicas: gradients are perturbed by units of its local gradients too.
+        perturb_summands: By up to so many units of those.
         short: The program computes its gradients in 16 bits: they are perturbed by units of the tensor's scale too.
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
         switches: Suspects switched off, of `SWITCHES`.
@@ -64,6 +66,7 @@ class ProbePlan:
     perturb: float = 0.0
     noise_seed: int = 0
     summands: Path | None = None
+    perturb_summands: float = 0.0
     short: bool = False
     keyed_draws: bool = False
     switches: frozenset[str] = field(default_factory=frozenset)

@@ -67,11 +67,10 @@ class Rounding:
             values = self._changed(generator, optimizer, gradient.values, None)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         size = int(np.finfo(np.float64 if gradient.dtype == tf.float64 else np.float32).nmant)
-        width = self._plan.perturb * 2.0**-size
 
-        def units(cycle: int) -> Any:
-            """Numbers between -width and width, the same for all elements that are a cycle apart."""
-            steps = tf.constant(width * generator.uniform(-1, 1, cycle), gradient.dtype)
+        def units(cycle: int, count: float = self._plan.perturb) -> Any:
+            """Numbers of up to so many units in the last place, the same for all elements that are a cycle apart."""
+            steps = tf.constant(count * 2.0**-size * generator.uniform(-1, 1, cycle), gradient.dtype)
             return tf.gather(steps, tf.range(tf.size(flat)) % cycle)
 
         flat = tf.reshape(gradient, [-1])
@@ -80,7 +79,7 @@ class Rounding:
             moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
             largest = self._locals.read_in_step(optimizer, self._names.of(variable), tuple(variable.shape), gradient.dtype)
-            moved += tf.reshape(largest, [-1]) * units(499)
+            moved += tf.reshape(largest, [-1]) * units(499, self._plan.perturb_summands)
         return tf.reshape(moved, tf.shape(gradient))
 
 

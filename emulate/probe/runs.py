@@ -93,6 +93,8 @@ def _facts_of(probe: Probe, model: Any) -> None:
             _add(probe, "batchnorm", [probe.names.of(v) for v in layer.non_trainable_variables])
         if "Dropout" in kind:
             _add(probe, "dropout", [layer.name])
+        if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
+            _add(probe, layer.compute_dtype, [probe.names.of(v) for v in getattr(layer, "_trainable_variables", [])])
         for variable in getattr(layer, "trainable_variables", []):
             if getattr(variable, "regularizer", None) is not None:
                 _add(probe, "regularized", [probe.names.of(variable)])

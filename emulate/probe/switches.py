@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe import upstream
+from emulate.probe.plan import IN_32_BITS
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -74,12 +75,15 @@ def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
 
 
 def install_keras(probe: Probe, package: str) -> None:
-    """The switches that are Keras's: BatchNormalization, regularisation, dropout; its loss factor in float64."""
+    """The switches that are Keras's: BatchNormalization, regularisation, 16 bits; its loss factor in float64."""
     if package == upstream.KERAS_3:
         _scale_exactly(probe)
     if "batchnorm-synchronized" in probe.plan.switches:
         for cls in upstream.batchnorm_classes():
             _synchronize(cls)
+    if IN_32_BITS in probe.plan.switches:
+        for cls in upstream.policy_classes():
+            _compute_in_32_bits(cls)
     if "no-regularization" in probe.plan.switches:
         for cls in upstream.layer_classes():
             _unregularize(cls)
@@ -115,6 +119,17 @@ def _synchronize(cls: Any) -> None:
         return original(self, *args, **kwargs)
 
     cls.call = call
+
+
+def _compute_in_32_bits(cls: Any) -> None:
+    """A policy keeps its name, so that a loss is scaled as before."""
+    original = cls._parse_name
+
+    @functools.wraps(original)
+    def parse_name(self: Any, name: Any) -> Any:
+        return tuple("float32" if dtype in ("float16", "bfloat16") else dtype for dtype in original(self, name))
+
+    cls._parse_name = parse_name
 
 
 def _unregularize(cls: Any) -> None:

@@ -135,6 +135,12 @@ def batchnorm_classes() -> list[Any]:
     return found
 
 
+def policy_classes() -> list[Any]:
+    """The dtype policies of the Keras that are imported: `_parse_name` says what a layer computes in and keeps weights in."""
+    names = {f"{KERAS_3}.dtype_policies.dtype_policy": "DTypePolicy", f"{LEGACY_KERAS}.mixed_precision.policy": "Policy"}
+    return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
+
+
 def seed_module() -> Any:
     """The module whose `get_seed` makes an operation's two seeds of the global one and its own (TF 2.21)."""
     return load("tensorflow.python.framework.random_seed")

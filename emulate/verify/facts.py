@@ -22,6 +22,8 @@ class Facts:
         apply_only: Functions that only apply gradients they are given.
         constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
+        bfloat16: Names of variables whose layers compute in it.
+        float16: The same.
     """
 
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -32,6 +34,8 @@ class Facts:
     apply_only: tuple[str, ...] = ()
     constants: tuple[Mapping[str, Any], ...] = ()
     cached: tuple[str, ...] = ()
+    bfloat16: tuple[str, ...] = ()
+    float16: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -40,7 +44,7 @@ class Facts:
         for trace in traces:
             for _, event in trace.of("program"):
                 merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
-                for name in ("batchnorm", "regularized", "dropout", "apply_only", "cached"):
+                for name in ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16"):
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))

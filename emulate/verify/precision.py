@@ -8,11 +8,13 @@ counts is that of the computation, and the noise runs must be disturbed by that 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 
 from emulate.probe.trace import Array, StoredArray, Trace
 from emulate.verify.arrays import eps_of
+from emulate.verify.facts import Facts
 
 _ENOUGH = 8
 """So many numbers are not all short by chance."""
@@ -73,19 +75,31 @@ def unit_of_all(arrays: list[StoredArray], computed: tuple[Short, ...]) -> float
     return finest if arrays else eps_of("<f4")
 
 
-def rounding_units(trace: Trace) -> float:
-    """How many units in the last place of its gradients' dtype a program's rounding makes: 1, or 8192 in float16.
+@dataclass(frozen=True)
+class Rounding:
+    """How many units in the last place of its gradients' dtype (8192 of float32 in float16) a program's rounding makes.
 
-    A program computes in 16 bits when at least half of its first step's gradient elements have no more.
+    Attributes:
+        units: Of most gradients of its first step: 1 where fewer than half of their elements are of 16 bits.
+        coarsest: Of the coarsest, of which it may have few: what was summed in 32 bits of what is rounded to 16 does not show.
     """
-    computed = computed_in(trace)
-    short: dict[float, int] = {}
-    whole = 0
-    for name in trace.optimizers[:1]:
-        for step in trace.steps(name)[:1]:
-            for array in step[min(step)].gradients.values():
-                size = int(np.prod(array.shape))
-                ratio = unit_of(array, computed) / eps_of(array.dtype)
-                short[ratio] = short.get(ratio, 0) + size
-                whole += size
-    return max((ratio for ratio, size in short.items() if 2 * size >= whole), default=1.0)
+
+    units: float = 1.0
+    coarsest: float = 1.0
+
+    @classmethod
+    def of(cls, trace: Trace) -> Rounding:
+        """Of a run: of 16 bits is what shows no more, and the gradients of layers that compute so (clipping hides it)."""
+        facts, computed = Facts.of(trace), computed_in(trace)
+        by_layer = dict.fromkeys(facts.bfloat16, 2.0**-7) | dict.fromkeys(facts.float16, 2.0**-10)
+        elements: Counter[float] = Counter()
+        for optimizer in trace.optimizers[:1]:
+            for step in trace.steps(optimizer)[:1]:
+                for name, array in step[min(step)].gradients.items():
+                    unit = max(unit_of(array, computed), by_layer.get(name, 0.0))
+                    elements[unit / eps_of(array.dtype)] += int(np.prod(array.shape))
+        whole = elements.total()
+        return cls(
+            units=max((units for units, size in elements.items() if 2 * size >= whole), default=1.0),
+            coarsest=max((1.0, *elements)),
+        )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from emulate.errors import WrongUse
-from emulate.probe import Replay, Trace
+from emulate.probe import IN_32_BITS, Replay, Trace
 from emulate.topology import Topology
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome, Rerun
@@ -20,7 +20,7 @@ from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledger import ledgers
 from emulate.verify.noise import FACTOR
 from emulate.verify.order import order_matters
-from emulate.verify.precision import rounding_units
+from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
@@ -33,6 +33,7 @@ _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
 )
+_OF_16_BITS = "With the program's layers in 32 bits everything agrees: what differs is what 16 bits make of it."
 SERVED_SECONDS = 60.0
 """How long a program with parameter servers, whose steps are not counted, is run."""
 
@@ -93,22 +94,46 @@ class Session:
             return _summary(reference, None), judged, self._without_us(reference)
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
-        self._yardsticks.rounding = rounding_units(reference.trace)
+        self._yardsticks.rounding = Rounding.of(reference.trace)
         self._yardsticks.apply_only = Facts.of(reference.trace).apply_only
         repeat = self._yardsticks.again()
-        base = Variation(keyed_draws=_draws_numbers(reference))
-        yardstick = self._yardsticks.with_noise(base)
-        runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-        compared = [self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None for topology in topologies]
         notes = _unseen(reference)
-        traces = yardstick.traces()
-        if traces is not None and order_matters(*traces, self._yardsticks.rounding):
+        bases = self._bases(reference, notes)
+        yardsticks = [self._yardsticks.with_noise(base) for base in bases]
+        runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
+        compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
+        traces = yardsticks[0].traces()
+        if traces is not None and order_matters(*traces, self._yardsticks.rounding_of(bases[0]).units):
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
-            self._judge_one(run.result(), keyed, base, reference, repeat) for run, keyed in zip(runs, compared, strict=True)
+            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference, repeat)
+            for run, found in zip(runs, compared, strict=True)
         ]
         return _summary(reference, repeat), judged, notes
+
+    def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
+        """What is compared: draws keyed by row, where there are any; of a program in 16 bits first what its layers do in 32."""
+        as_it_is = Variation(keyed_draws=_draws_numbers(reference))
+        assert reference.trace is not None
+        facts = Facts.of(reference.trace)
+        short = [name for name in ("bfloat16", "float16") if getattr(facts, name)]
+        if not short:
+            return [as_it_is]
+        wide = as_it_is.without(IN_32_BITS)
+        if self._yardsticks.reference(wide).traces() is None:
+            notes.append(
+                f"The program computes in {short[0]}, and does not run with its layers in 32 bits: it is compared as it is."
+            )
+            return [as_it_is]
+        notes.append(
+            f"The program computes in {short[0]}: runs are compared with its layers in 32 bits, where rounding hides less, and "
+            "where they agree so, as they are too."
+        )
+        return [wide, as_it_is]
+
+    def _compared(self, topology: Topology, base: Variation) -> Future[RunResult] | None:
+        return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
 
     def _without_us(self, reference: RunResult) -> list[str]:
         """Whether a program that raises on one device also fails without emulation and recording."""
@@ -133,19 +158,41 @@ class Session:
     def _judge_one(
         self,
         run: RunResult,
-        keyed: Future[RunResult] | None,
-        base: Variation,
+        made: Mapping[Variation, Future[RunResult] | None],
         reference: RunResult,
         repeat: Future[RunResult],
     ) -> Run:
         if run.status == "ok" and run.xla:
             self._run_as_written(run)
+        recovery = self._recovery(run)
+        judgements: list[Judgement] = []
+        for base, keyed in made.items():
+            if IN_32_BITS in base.switches and trace_of(keyed) is None:
+                continue  # it failed, as the program does or because it is in 32 bits
+            judgements.append(self._judged(run, keyed, base, reference, repeat, recovery))
+            if judgements[-1].verdict != "equivalent":
+                break
+        judgement = judgements[0]
+        if judgements[1:] and judgements[-1].verdict != "equivalent":
+            judgement = replace(judgements[-1], notes=(*judgements[-1].notes, _OF_16_BITS))
+        judged = judgement.fill(_shell(run))
+        return judged if recovery is None else _with_faults(judged, recovery)
+
+    def _judged(
+        self,
+        run: RunResult,
+        keyed: Future[RunResult] | None,
+        base: Variation,
+        reference: RunResult,
+        repeat: Future[RunResult],
+        recovery: Recovery | None,
+    ) -> Judgement:
+        """A topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
         compared = trace_of(keyed) or run.trace or self._runner.empty_trace(run)
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
-        recovery = self._recovery(run)
 
         def judged_on(base: Variation) -> Judgement:
             used = (self._yardsticks.with_noise(base).traces() if compared.num_steps else None) or traces
@@ -168,8 +215,7 @@ class Session:
         judgement = judged_on(bases[0])
         if len(bases) > 1 and judgement.is_unexplained:
             judgement = judged_on(bases[1]).advised_by(judgement)
-        judged = judgement.fill(_shell(run))
-        return judged if recovery is None else _with_faults(judged, recovery)
+        return judgement
 
     def _recovery(self, run: RunResult) -> Recovery | None:
         """The run again with the faults that were asked for; a program that has failed without them has nothing to show."""
@@ -235,6 +281,7 @@ class Session:
         replays = {
             "replay": Replay(Path()),
             "told": Replay(Path(), told=number),
+            "batch-of": Replay(Path(), batch_of=number),
             "replicas": Replay(Path(), number),
             "replicas-summed": Replay(Path(), number, summed=True, told=number),
             "replicas-regrouped": Replay(Path(), number, regrouped=True),
@@ -252,7 +299,9 @@ class Session:
         if rows is not None:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
         traces = self._yardsticks.with_noise(variation).traces()
-        return None if traces is None else Rerun(traces[0], topology, traces[1])
+        if traces is None:
+            return None
+        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 
     def _with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
@@ -290,7 +339,7 @@ def _shell(run: RunResult) -> Run:
         topology=str(run.topology),
         verdict="unverified",
         all_reduce=_all_reduce(run),
-        notes=tuple(run.notes),
+        notes=tuple(dict.fromkeys(run.notes)),
         seconds=run.seconds,
         failure=run.failure,
         stacks=run.stacks,

@@ -6,14 +6,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from emulate.probe import ProbePlan, Replay, Trace
+from emulate.probe import IN_32_BITS, ProbePlan, Replay, Trace
 from emulate.topology import REFERENCE, Topology
+from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 
 NOISE_RUNS = 3
 CONFIRMING_RUNS = 4
 CONFIRMING_ULPS = 16.0
+SUMMAND_ULPS = 2.0
+"""What is rounded to 16 bits on each replica is off by half a unit there."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +95,13 @@ class Yardsticks:
 
     Attributes:
         seed: The seed of the verification.
-        rounding: How many units in the last place of its gradients' dtype the program's own precision is (mixed precision).
+        rounding: That of the program as it stands.
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
     def __init__(self, runner: Runner, seed: int) -> None:
-        self.rounding = 1.0
+        self.rounding = Rounding()
         self.apply_only: tuple[str, ...] = ()
         self.permutes = True
         self._runner = runner
@@ -126,6 +129,10 @@ class Yardsticks:
         for yardstick in self._known.values():
             yardstick.noise = []
 
+    def rounding_of(self, variation: Variation) -> Rounding:
+        """How a variation rounds."""
+        return Rounding() if IN_32_BITS in variation.switches else self.rounding
+
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""
         return self._runner.start("reference again", REFERENCE, Variation().plan(self.seed), reference=True)
@@ -149,13 +156,15 @@ class Yardsticks:
         return self._runner.start(variation.label(str(topology)), topology, variation.plan(self.seed))
 
     def _noise(self, variation: Variation, number: int, ulps: float, summands: Path | None = None) -> Future[RunResult]:
+        rounding = self.rounding_of(variation)
         plan = replace(
             variation.plan(self.seed),
             permute=self.permutes,
-            perturb=ulps * self.rounding,
+            perturb=ulps * rounding.units,
             noise_seed=number,
-            short=self.rounding > 1,
+            short=rounding.units > 1,
             summands=summands,
+            perturb_summands=max(ulps * rounding.units, SUMMAND_ULPS * rounding.coarsest),
             apply_only=self.apply_only,
         )
         name = f"noise {number}" if self.permutes else f"noise {number} in order"

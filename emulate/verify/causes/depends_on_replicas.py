@@ -10,7 +10,9 @@ from emulate.verify.compare import Comparison
 
 
 def _search(case: Case) -> Sign | None:
-    first = case.base.first_step("gradient")
+    first, apart = case.base.first_step("gradient"), case.base.first_step("weight")
+    if apart is not None and (first is None or first > apart):
+        return _of_update(case, apart)
     if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
         return None
     told = case.switched("told")
@@ -29,6 +31,22 @@ def _search(case: Case) -> Sign | None:
     )
 
 
+def _of_update(case: Case, step: int) -> Sign | None:
+    """Gradients agree and weights do not: the number of replicas makes the update another one."""
+    left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
+    told = case.switched("batch-of") if left and is_possible(case) else None
+    if told is None or not explains_up_to(told, step):
+        return None
+    case.rebase(told, "batch-of")
+    return Sign(
+        f"The update of the weights depends on the number of replicas ({case.num_replicas}): from the same gradients it makes "
+        "other weights where there are more of them.",
+        f"{left[0].measure.key.tensor} differs after step {step}, {left[0].ratio:.0f} times the noise floor, and its gradient "
+        f"agrees; one device on the same rows, told that there are {case.num_replicas} replicas, has the same weights",
+        _SAME_UPDATE,
+    )
+
+
 def _how(told: Comparison, step: int) -> str | None:
     """In which way one device that is told the number has the same gradients: as they are, or but for what divides the loss."""
     if explains_up_to(told, step):
@@ -40,13 +58,21 @@ def _how(told: Comparison, step: int) -> str | None:
     return f"has the same gradients but for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
+_SAME_UPDATE = (
+    "The global batch is the same on every topology, and so is the step that suits it. Say the learning rate (the decay, the "
+    "steps of a schedule) as a number of the program's configuration, not as\n"
+    "    BASE_RATE * strategy.num_replicas_in_sync\n"
+    "which suits a batch that grows with the replicas."
+)
+
+
 DEPENDS_ON_REPLICAS = Cause(
     code="depends-on-replicas",
     title="the step depends on the number of replicas",
     meaning="What a row contributes is computed with num_replicas_in_sync: a label smoothing, a temperature, a margin, "
-    "statistics of a part of the data. On more replicas it is another loss.",
-    evidence="One device that is told the number of replicas has the replicas' gradients on the same rows; told that it is "
-    "alone it has not.",
+    "statistics of a part of the data. On more replicas it is another loss. Or the update is: a learning rate, a decay.",
+    evidence="One device that is told the number of replicas has the replicas' gradients (or, where these agree, weights) on "
+    "the same rows; told that it is alone it has not.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
     "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",

@@ -131,6 +131,23 @@ def test_copies_of_mirrored_and_auto_casting_variables_are_found(host: Any) -> N
     assert host(look) == [[plain], [plain] * 2, [plain] * 2, [plain] * 2]
 
 
+def test_a_policy_says_in_one_method_what_a_layer_computes_in_and_keeps_its_weights_in(host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tf_keras
+
+        made = [
+            cls("mixed_bfloat16")
+            for cls in (keras.dtype_policies.DTypePolicy, tf_keras.mixed_precision.Policy, *upstream.policy_classes())
+        ]
+        return [(one._parse_name("float16"), one._parse_name(one.name), one.compute_dtype, one.variable_dtype) for one in made]
+
+    of_mixed = ("bfloat16", "float32")
+    assert [tuple(map(tuple, found[:2])) + tuple(found[2:]) for found in host(look)] == [
+        (("float16", "float16"), of_mixed, *of_mixed)
+    ] * 4
+
+
 def test_collectives_start_in_these_methods(host: Any) -> None:
     def look() -> list[list[str]]:
         launcher = graph_functions.collective_launcher()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from emulate.probe.trace import Trace
 from emulate.verify.arrays import aligned
-from emulate.verify.case import Case
+from emulate.verify.case import Case, Rerun
 from emulate.verify.compare import Comparison, compare
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
-from emulate.verify.precision import computed_in, rounding_units, unit_of
+from emulate.verify.precision import Rounding, computed_in, unit_of
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Adam, Array, Problem, Sgd, train
 
@@ -241,8 +241,22 @@ def test_a_step_that_is_lost_does_not_blur_the_steps_before_it(tmp_path: Path) -
 
 def test_a_program_in_16_bits_is_disturbed_by_units_of_16_bits(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=100).astype("f2").astype("f4").tolist()
-    assert rounding_units(one_step(tmp_path / "short", values, values)) == 2**13
-    assert rounding_units(one_step(tmp_path / "long", [value / 3 for value in values], values)) == 1
+    assert Rounding.of(one_step(tmp_path / "short", values, values)) == Rounding(2.0**13, 2.0**13)
+    assert Rounding.of(one_step(tmp_path / "long", [value / 3 for value in values], values)) == Rounding()
+
+
+def test_a_program_whose_layers_compute_in_16_bits_is_disturbed_by_their_units_where_gradients_do_not_show_it(
+    tmp_path: Path,
+) -> None:
+    def clipped(folder: Path, named: list[str]) -> Trace:
+        made = Made(folder)
+        made.event({"event": "program", "bfloat16": named})
+        gradients = {"w": np.full(60, 1 / 3, "f4"), "of_32_bits": np.full(80, 1 / 3, "f4")}
+        made.step(0, gradients, {name: np.zeros_like(value) for name, value in gradients.items()}, rows=["0"])
+        return made.trace()
+
+    assert Rounding.of(clipped(tmp_path / "few", ["w"])) == Rounding(1.0, 2.0**16)
+    assert Rounding.of(clipped(tmp_path / "most", ["of_32_bits"])) == Rounding(2.0**16, 2.0**16)
 
 
 def test_weights_made_of_gradients_that_cancel_are_judged_by_runs_that_were_rounded_so(tmp_path: Path) -> None:
@@ -255,6 +269,12 @@ def test_weights_made_of_gradients_that_cancel_are_judged_by_runs_that_were_roun
     assert "gradients that cancel over the batch" in confirmed.notes[-1]
     case = Case(reference, ours, confirm=lambda: [one_step(tmp_path / "d", [1, 2e-9], [1, 2e-4])])
     assert case.comparison.is_equivalent
+
+
+def test_gradients_that_cancel_are_looked_at_once_more_where_a_suspect_is_switched_off(tmp_path: Path) -> None:
+    reference, ours = one_step(tmp_path / "a", [1, 0], [1, 0]), one_step(tmp_path / "b", [1, 1e-9], [1, 1e-4])
+    assert not Rerun(reference, ours).compare().is_equivalent
+    assert Rerun(reference, ours, (), lambda: [one_step(tmp_path / "c", [1, 2e-9], [1, 2e-4])]).compare().is_equivalent
 
 
 def test_weights_that_differ_by_more_than_that_are_a_difference(tmp_path: Path) -> None:

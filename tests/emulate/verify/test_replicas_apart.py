@@ -106,3 +106,27 @@ def test_what_one_device_reports_of_one_replica_after_the_other_is_not_compared(
     assert codes(found) == ["in-batch-negatives"]
     assert found.verdict == "equivalent"
     assert any(one.startswith("losses and metrics") for one in found.not_compared)
+
+
+def test_an_update_that_one_device_makes_too_when_it_is_told_the_number_of_replicas_depends_on_it(folder: Folder) -> None:
+    def run(replicas: int, rate: float) -> Trace:
+        def step(made: Made, k: int) -> None:
+            after = np.ones(32, "f4") - np.float32(rate) * WHOLE[: k + 1].sum(axis=0, dtype="f4")
+            for r in range(replicas):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                share = WHOLE[k] / np.float32(replicas)
+                made.step(k, {"w": share}, {"w": after}, replica=r, rows=rows, objective=1 / replicas)
+
+        return loop(folder.made(f"1x{replicas}"), step, weights=32)
+
+    topology = run(4, 0.4)
+
+    def judged_when_told(rate: float) -> Judgement:
+        told = Rerun(run(1, rate), topology)
+        return judge(Case(run(1, 0.1), topology, rerun=lambda *asked: told if asked[-1] == "batch-of" else None))
+
+    found = judged_when_told(0.4)
+    assert codes(found) == ["depends-on-replicas"]
+    assert "told that there are 4 replicas, has the same weights" in found.causes[0].evidence
+    assert "BASE_RATE * strategy.num_replicas_in_sync" in found.causes[0].fix
+    assert codes(judged_when_told(0.1)) == ["unexplained"]
