@@ -64,7 +64,15 @@ class Probe:
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
-        self.facts |= {"apply_only": [], "constants": [], "cached": [], "drawing": [], "bfloat16": [], "float16": []}
+        self.facts |= {
+            "apply_only": [],
+            "constants": [],
+            "cached": [],
+            "drawing": [],
+            "bfloat16": [],
+            "float16": [],
+            "distributed": [],
+        }
         self._facts_written: str = ""
         self._strategies: set[int] = set()
         self.initial = InitialWeights(self)

@@ -87,6 +87,8 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
 def _facts_of(probe: Probe, model: Any) -> None:
     """Which layers of a model may make a difference between topologies."""
     flatten = getattr(model, "_flatten_layers", None)
+    if hasattr(model, "_gpudist_draws"):
+        _add(probe, "distributed", [model.name])
     for layer in list(flatten()) if flatten else [model]:
         kind = type(layer).__name__
         if "BatchNormalization" in kind and not getattr(layer, "synchronized", False):

@@ -8,6 +8,8 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 
+_NAMES = ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16", "distributed")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -24,6 +26,7 @@ class Facts:
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         bfloat16: Names of variables whose layers compute in it.
         float16: The same.
+        distributed: Names of Keras models that gpudist_core distributes.
     """
 
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -36,6 +39,7 @@ class Facts:
     cached: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()
     float16: tuple[str, ...] = ()
+    distributed: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -44,7 +48,7 @@ class Facts:
         for trace in traces:
             for _, event in trace.of("program"):
                 merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
-                for name in ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16"):
+                for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))

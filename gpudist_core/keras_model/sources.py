@@ -12,6 +12,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
+from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
 
@@ -190,14 +191,18 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
         The source.
 
     Raises:
-        WrongUse: Where something is given beside a pipeline that the pipeline has itself, or a dataset that each host shuffles
-            in an order of its own.
+        WrongUse: Where something is given beside a pipeline that the pipeline has itself, a pipeline is distributed already, or
+            a dataset is shuffled by each host in an order of its own.
     """
     import tensorflow as tf
 
     x = data["x"]
     if isinstance(x, Pipeline):
         return FromPipeline(_of_pipeline(x, data), strategy, moves=training)
+    if isinstance(x, Distributed):
+        raise WrongUse(
+            "A model is given a pipeline, which it distributes itself", "Leave out its distribute(...).", x=type(x).__name__
+        )
     if isinstance(x, tf.distribute.DistributedDataset):
         return FromDistributed(x, strategy)
     if isinstance(x, tf.data.Dataset):

@@ -105,6 +105,7 @@ def _from_rerun(case: Case) -> Sign | None:
         _SUMMARY,
         f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) is {first.ratio:.0f} times the noise "
         f"floor away; with clipping switched off in both runs {left}",
+        _BY_THE_OPTIMIZER if case.facts.distributed else None,
     )
 
 
@@ -191,6 +192,10 @@ _FIX = (
     "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
     f"    {_CLIPPED_SUM}\n"
     "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
+)
+_BY_THE_OPTIMIZER = (
+    "Leave the clipping to the optimizer: gd.distributed lets it clip what all replicas add up to.\n"
+    "    model.compile(keras.optimizers.Adam(global_clipnorm=LIMIT), ...)  # or clipnorm, clipvalue"
 )
 _SUMMARY = "Every replica clips its own gradient before they are added up, instead of clipping the sum."
 

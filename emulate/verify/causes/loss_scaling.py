@@ -28,6 +28,12 @@ _ONCE_TOO_OFTEN = (
     "(MEAN divides by the number of replicas already), and ReduceOp.SUM does where ReduceOp.MEAN divides; or leave out the "
     "program's own division."
 )
+_OF_A_MEAN = (
+    "gd.distributed takes the number that a train_step differentiates for the mean over the rows that the step was given, and "
+    "makes it this replica's part of the mean over all. Divide neither by the global batch size nor by the replicas:\n"
+    "    loss = tf.reduce_mean(per_example_loss)\n"
+    "or differentiate the losses by row as they are."
+)
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
@@ -73,8 +79,9 @@ def _search_scaling(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     grows = case.ledger is not None and case.ledger.grows
+    cure = _GROWS if grows else _OF_A_MEAN if case.facts.distributed else None
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
-    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _GROWS if grows else None)
+    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, cure)
 
 
 def _about(case: Case) -> Sign | None:

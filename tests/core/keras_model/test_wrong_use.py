@@ -31,6 +31,8 @@ EXPECTED = {
     "have fewer). Received: global_batch_size=1, replicas=2. Make the global batch larger, or use fewer devices.",
     "a pipeline and targets": "WrongUse: A pipeline has targets, weights and batches of its own. Received: y='ndarray', "
     "batch_size=4. Put them into the pipeline.",
+    "a pipeline that is distributed": "WrongUse: A model is given a pipeline, which it distributes itself. Received: "
+    "x='Distributed'. Leave out its distribute(...).",
     "a split of a pipeline": "ValueError: Argument `validation_split` is only supported for tensors or NumPy arrays."
     "Found incompatible type in the input: [<class 'gpudist_core.pipelines.pipeline.Pipeline'>]",
     "weights of classes that are not numbered": "WrongUse: Labels are integers, one for each row. Received: shape=(12, 10), "

@@ -84,6 +84,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
     return {
         "fewer rows than replicas": lambda: model.fit(x, y, batch_size=1, verbose=0),
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
+        "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
         "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),
         "weights of classes that are not numbered": lambda: model.fit(one_hot, class_weight={1: 2.0}),
         "weights of classes and rows": lambda: model.fit(weighted, class_weight={1: 2.0}),

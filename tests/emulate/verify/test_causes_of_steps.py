@@ -44,6 +44,13 @@ def test_a_loss_divided_twice_is_loss_scaling(folder: Folder) -> None:
     assert "4.0000 times too small" in found.causes[0].summary
 
 
+def test_in_a_step_that_gpudist_core_distributes_the_cure_is_a_mean(folder: Folder) -> None:
+    wrong = Problem(steps=3, scale=lambda rows, batch, n: 1 / batch / n)
+    found = judge(folder.case(Problem(steps=3), wrong, facts={"distributed": ["model"]}))
+    assert codes(found) == ["loss-scaling"]
+    assert "loss = tf.reduce_mean(per_example_loss)" in found.causes[0].fix
+
+
 @pytest.mark.parametrize("times", [1.01, 0.5, 17.0])
 def test_a_factor_that_means_nothing_is_loss_scaling_where_many_elements_have_it(folder: Folder, times: float) -> None:
     wrong = Problem(steps=3, scale=lambda rows, batch, n: times / batch)
@@ -154,6 +161,9 @@ def test_a_loop_that_clips_before_apply_is_not_taken_for_local_normalization(fol
     switches = {"no-clipping": (Problem(steps=3), Problem(steps=3))} if can_rerun else {}
     found = judge(folder.case(right, wrong, facts={"clip_calls": 1}, switches=switches))
     assert codes(found) == ["clip-before-reduce"]
+    of_gpudist_core = {"clip_calls": 1, "distributed": ["model"]}
+    found = judge(folder.case(right, wrong, facts=of_gpudist_core, switches=switches))
+    assert ("Leave the clipping to the optimizer" in found.causes[0].fix) == can_rerun
 
 
 def test_clipping_that_hides_a_wrong_factor_is_switched_off_and_both_are_named(folder: Folder) -> None:
