@@ -96,7 +96,7 @@ def _facts_of(probe: Probe, model: Any) -> None:
         if "Dropout" in kind:
             _add(probe, "dropout", [layer.name])
         if getattr(layer, "compute_dtype", None) in ("bfloat16", "float16"):
-            _add(probe, layer.compute_dtype, [probe.names.of(v) for v in getattr(layer, "_trainable_variables", [])])
+            _add(probe, layer.compute_dtype, [probe.names.of(v) for v in upstream.own_weights(layer)])
         for variable in getattr(layer, "trainable_variables", []):
             if getattr(variable, "regularizer", None) is not None:
                 _add(probe, "regularized", [probe.names.of(variable)])

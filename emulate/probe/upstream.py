@@ -135,6 +135,11 @@ def batchnorm_classes() -> list[Any]:
     return found
 
 
+def own_weights(layer: Any) -> list[Any]:
+    """The trainable variables of a layer without those of the layers in it."""
+    return list(getattr(layer, "_trainable_variables", None) or getattr(layer, "_trainable_weights", ()))
+
+
 def policy_classes() -> list[Any]:
     """The dtype policies of the Keras that are imported: `_parse_name` says what a layer computes in and keeps weights in."""
     names = {f"{KERAS_3}.dtype_policies.dtype_policy": "DTypePolicy", f"{LEGACY_KERAS}.mixed_precision.policy": "Policy"}

@@ -140,6 +140,8 @@ REFUSALS = {
     "other width": "WrongUse: A chunk must have the table's shape but for its rows. Received: chunk=(11, 2), shape=(11, 6).",
     "no rows": "WrongUse: A table needs a row to split. Received: shape=(0, 6), axis=0. Give it rows.",
     "outside": "WrongUse: ShardedTable.gather needs all replicas of the table's own strategy at once. Received: strategy=",
+    "an array": "WrongUse: A table in slices is never one tensor. Received: wanted='an array', table='sharded'. In a step take",
+    "a tensor": "WrongUse: A table in slices is never one tensor. Received: wanted='a tensor', table='sharded'. In a step take",
     "other strategy": "WrongUse: A replicated tensor must be used in steps of its own strategy. Received: strategy=",
     "rows": "WrongUse: Rows to assign must be rows of the table. Received: start=10, values=(2, 6), table=(11, 6). Mend",
     "update": "WrongUse: Rows to update must be rows of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",

@@ -131,6 +131,21 @@ def test_copies_of_mirrored_and_auto_casting_variables_are_found(host: Any) -> N
     assert host(look) == [[plain], [plain] * 2, [plain] * 2, [plain] * 2]
 
 
+def test_a_layer_knows_its_own_weights_apart_from_those_of_the_layers_in_it(host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tf_keras
+
+        found = []
+        for package in (keras, tf_keras):
+            model = package.Sequential([package.layers.Dense(2)])
+            model.build((None, 3))
+            found.append([len(upstream.own_weights(layer)) for layer in (model, model.layers[0])])
+        return found
+
+    assert host(look) == [[0, 2]] * 2
+
+
 def test_a_policy_says_in_one_method_what_a_layer_computes_in_and_keeps_its_weights_in(host: Any) -> None:
     def look() -> Any:
         import keras
