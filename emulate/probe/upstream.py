@@ -137,7 +137,7 @@ def batchnorm_classes() -> list[Any]:
 
 def own_weights(layer: Any) -> list[Any]:
     """The trainable variables of a layer without those of the layers in it."""
-    return list(getattr(layer, "_trainable_variables", None) or getattr(layer, "_trainable_weights", ()))
+    return list(getattr(layer, "_trainable_variables", ())) or list(getattr(layer, "_trainable_weights", ()))
 
 
 def policy_classes() -> list[Any]:
