@@ -143,6 +143,7 @@ def layers() -> dict[str, bool]:
     layer = Adding()
     layer(tf.ones([2]))
     lists = [list(layer._losses), layer._get_own_losses()]
+    known = _of_variables()
     layer._clear_losses()
     drawn: list[str] = []
 
@@ -173,6 +174,57 @@ def layers() -> dict[str, bool]:
         == ["inputs", "rate", "noise_shape", "seed"],
         "BatchNormalization._moments": list(inspect.signature(inner._moments).parameters) == ["inputs", "mask"],
         "BatchNormalization._reduction_axes": inner._reduction_axes == [0],
+        **known,
+    }
+
+
+def _of_variables() -> dict[str, bool]:
+    """How a layer's variables start and are assigned, and what draws besides Keras's random functions."""
+    import keras
+    import tensorflow as tf
+    from keras.src import backend
+    from keras.src.backend.common import global_state
+    from keras.src.backend.tensorflow import image
+
+    seen: list[Any] = []
+
+    def watched(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, global_state.get_global_attribute("current_call_ctx") is not None))
+            return original(*args, **kwargs)
+
+        setattr(owner, name, call)
+
+    class Counting(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            self.count.assign_add(1.0)
+            return x
+
+    watched(backend.Variable, "_direct_assign")
+    watched(backend.Variable, "_initialize_with_initializer")
+    watched(keras.layers.RNN, "call")
+    watched(image, "elastic_transform")
+    watched(keras.layers.AugMix, "get_random_transformation")
+    counting = Counting()
+    counting(tf.ones([1, 2]))
+    counting.count.assign(0.0)
+    keras.layers.LSTM(1)(tf.ones([1, 2, 2]))
+    images = tf.ones([1, 8, 8, 3])
+    keras.layers.RandomElasticTransform(1.0)(images, training=True)
+    keras.layers.AugMix((0, 1))(images, training=True)
+    assigned = [in_a_call for name, in_a_call in seen if name == "_direct_assign"]
+    names = {name for name, _ in seen}
+    return {
+        "Variable._direct_assign, current_call_ctx": assigned[:2] == [True, False],
+        "Variable._initialize_with_initializer": "_initialize_with_initializer" in names,
+        "RNN.call": "call" in names,
+        "image.elastic_transform, AugMix.get_random_transformation": {"elastic_transform", "get_random_transformation"}
+        <= names,
     }
 
 
