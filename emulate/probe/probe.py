@@ -72,6 +72,7 @@ class Probe:
             "bfloat16": [],
             "float16": [],
             "distributed": [],
+            "casts": [],
         }
         self._facts_written: str = ""
         self._strategies: set[int] = set()

@@ -22,6 +22,7 @@ def install(probe: Probe) -> None:
     _without_xla(probe)
     for name in CLIPS:
         _wrap_clip(probe, name)
+    _see_casts(probe)
 
 
 def _without_xla(probe: Probe) -> None:
@@ -62,6 +63,24 @@ def _wrap_clip(probe: Probe, name: str) -> None:
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
 
     setattr(tf, name, clip)
+
+
+def _see_casts(probe: Probe) -> None:
+    """A step that makes 16 bits of 32 is rounded so in all that its gradients pass."""
+    import tensorflow as tf
+
+    original = tf.cast
+
+    @functools.wraps(original)
+    def cast(x: Any, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(x, dtype, *args, **kwargs)
+        if bodies.current() is not None and made.dtype in (tf.float16, tf.bfloat16):
+            given, name = getattr(x, "dtype", None), made.dtype.name
+            if getattr(given, "name", given) in ("float32", "float64") and name not in probe.facts["casts"]:
+                probe.facts["casts"].append(name)
+        return made
+
+    tf.cast = cast
 
 
 def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 
-_NAMES = ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16", "distributed")
+_NAMES = ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16", "casts", "distributed")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Facts:
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         bfloat16: Names of variables whose layers compute in it.
         float16: The same.
+        casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
     """
 
@@ -39,6 +40,7 @@ class Facts:
     cached: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()
     float16: tuple[str, ...] = ()
+    casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
 
     @classmethod

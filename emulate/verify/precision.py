@@ -25,7 +25,8 @@ _STEPS = 2
 
 Short = tuple[int, float]
 """Trailing zero bits of a float32's mantissa, and the unit in the last place at 1 of what was rounded so."""
-_SHORT: tuple[Short, ...] = ((16, 2.0**-7), (13, 2.0**-10))
+_BFLOAT16, _FLOAT16 = 2.0**-7, 2.0**-10
+_SHORT: tuple[Short, ...] = ((16, _BFLOAT16), (13, _FLOAT16))
 """bfloat16 and float16."""
 
 
@@ -89,14 +90,15 @@ class Rounding:
 
     @classmethod
     def of(cls, trace: Trace) -> Rounding:
-        """Of a run: of 16 bits is what shows no more, and the gradients of layers that compute so (clipping hides it)."""
+        """Of a run: of 16 bits is what shows no more, what is of layers that compute so, and all where a step casts itself."""
         facts, computed = Facts.of(trace), computed_in(trace)
-        by_layer = dict.fromkeys(facts.bfloat16, 2.0**-7) | dict.fromkeys(facts.float16, 2.0**-10)
+        by_layer = dict.fromkeys(facts.bfloat16, _BFLOAT16) | dict.fromkeys(facts.float16, _FLOAT16)
+        of_step = max(({"bfloat16": _BFLOAT16, "float16": _FLOAT16}[name] for name in facts.casts), default=0.0)
         elements: Counter[float] = Counter()
         for optimizer in trace.optimizers[:1]:
             for step in trace.steps(optimizer)[:1]:
                 for name, array in step[min(step)].gradients.items():
-                    unit = max(unit_of(array, computed), by_layer.get(name, 0.0))
+                    unit = max(unit_of(array, computed), by_layer.get(name, 0.0), of_step)
                     elements[unit / eps_of(array.dtype)] += int(np.prod(array.shape))
         whole = elements.total()
         return cls(

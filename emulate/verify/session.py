@@ -121,11 +121,13 @@ class Session:
         if not short:
             return [as_it_is]
         wide = as_it_is.without(IN_32_BITS)
-        if self._yardsticks.reference(wide).traces() is None:
+        in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
+        if in_32_bits is None:
             notes.append(
                 f"The program computes in {short[0]}, and does not run with its layers in 32 bits: it is compared as it is."
             )
             return [as_it_is]
+        self._yardsticks.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
         notes.append(
             f"The program computes in {short[0]}: runs are compared with its layers in 32 bits, where rounding hides less, and "
             "where they agree so, as they are too."

@@ -96,12 +96,14 @@ class Yardsticks:
     Attributes:
         seed: The seed of the verification.
         rounding: That of the program as it stands.
+        rounding_in_32_bits: The same with its layers in 32 bits.
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
     def __init__(self, runner: Runner, seed: int) -> None:
         self.rounding = Rounding()
+        self.rounding_in_32_bits = Rounding()
         self.apply_only: tuple[str, ...] = ()
         self.permutes = True
         self._runner = runner
@@ -131,7 +133,7 @@ class Yardsticks:
 
     def rounding_of(self, variation: Variation) -> Rounding:
         """How a variation rounds."""
-        return Rounding() if IN_32_BITS in variation.switches else self.rounding
+        return self.rounding_in_32_bits if IN_32_BITS in variation.switches else self.rounding
 
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""

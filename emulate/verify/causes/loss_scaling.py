@@ -34,6 +34,7 @@ _OF_A_MEAN = (
     "    loss = tf.reduce_mean(per_example_loss)\n"
     "or differentiate the losses by row as they are."
 )
+_ROUND_OF_16_BITS = 1e-2
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
@@ -42,18 +43,24 @@ _HIDDEN = 0.05
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
     fits = [fit for fit in case.explanation.scaled if fit.replicated == replicated]
-    if not fits or any(abs(fit.scale / fits[0].scale - 1) > ROUND for fit in fits):
+    if not fits or any(abs(fit.scale / fits[0].scale - 1) > _near(case) for fit in fits):
         return []
     # A factor without a meaning that a few numbers of one step have may be anything.
-    is_sure = len(fits) > 1 or fits[0].elements >= _MANY or _describe(fits[0].scale, case.num_replicas)[1]
+    is_sure = len(fits) > 1 or fits[0].elements >= _MANY or _describe(case, fits[0].scale)[1]
     return fits if is_sure else []
 
 
-def _describe(scale: float, replicas: int) -> tuple[str, bool]:
+def _near(case: Case) -> float:
+    """How near two factors are that are taken for one; what is rounded to 16 bits shows them less exactly."""
+    return _ROUND_OF_16_BITS if case.facts.casts else ROUND
+
+
+def _describe(case: Case, scale: float) -> tuple[str, bool]:
     """A factor in words, and whether it is the number of replicas or one over it."""
-    if abs(scale / replicas - 1) < ROUND:
+    replicas, near = case.num_replicas, _near(case)
+    if abs(scale / replicas - 1) < near:
         return f"{scale:.4f} times too large, the number of replicas ({replicas})", True
-    if abs(scale * replicas - 1) < ROUND:
+    if abs(scale * replicas - 1) < near:
         return f"{1 / scale:.4f} times too small, the number of replicas ({replicas})", True
     return f"{scale:.4g} times the reference's", False
 
@@ -67,7 +74,7 @@ def _search_scaling(case: Case) -> Sign | None:
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
     case.explain_fits(fits, lambda point: mixed or abs(point.factor / scale - 1) < 10 * ROUND)
-    words, _ = _describe(scale, case.num_replicas)
+    words, _ = _describe(case, scale)
     evidence = (
         f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "
         f"divided by it, what is left is {max(fit.after for fit in fits):.1f} times the noise floor"
@@ -112,7 +119,7 @@ def _behind(case: Case) -> Sign | None:
     if not parts:
         return None
     fit = max(parts.values(), key=lambda one: one.elements)
-    words, _ = _describe(fit.scale, case.num_replicas)
+    words, _ = _describe(case, fit.scale)
     return Sign(
         f"The gradient of a part of the loss is {words}.",
         f"Of {names_in_words(list(parts))} the sum of the local gradients / reference = {fit.scale:.4f} in step {fit.step}; "

@@ -248,15 +248,16 @@ def test_a_program_in_16_bits_is_disturbed_by_units_of_16_bits(tmp_path: Path) -
 def test_a_program_whose_layers_compute_in_16_bits_is_disturbed_by_their_units_where_gradients_do_not_show_it(
     tmp_path: Path,
 ) -> None:
-    def clipped(folder: Path, named: list[str]) -> Trace:
+    def clipped(folder: Path, named: list[str], **more: list[str]) -> Trace:
         made = Made(folder)
-        made.event({"event": "program", "bfloat16": named})
+        made.event({"event": "program", "bfloat16": named, **more})
         gradients = {"w": np.full(60, 1 / 3, "f4"), "of_32_bits": np.full(80, 1 / 3, "f4")}
         made.step(0, gradients, {name: np.zeros_like(value) for name, value in gradients.items()}, rows=["0"])
         return made.trace()
 
     assert Rounding.of(clipped(tmp_path / "few", ["w"])) == Rounding(1.0, 2.0**16)
     assert Rounding.of(clipped(tmp_path / "most", ["of_32_bits"])) == Rounding(2.0**16, 2.0**16)
+    assert Rounding.of(clipped(tmp_path / "cast", [], casts=["float16"])) == Rounding(2.0**13, 2.0**13)
 
 
 def test_weights_made_of_gradients_that_cancel_are_judged_by_runs_that_were_rounded_so(tmp_path: Path) -> None:
