@@ -95,9 +95,21 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
         result = proceed(pairs)
     finally:
         _release(marked)
-    kept = [(gradient, variable) for gradient, variable in pairs if is_floating(variable)]
+    # An optimizer of one's own, which gpudist_core gives the sum: each replica has its part of it.
+    parts = upstream.replicas_summed(optimizer)
+    kept = [(_part(gradient, parts), variable) for gradient, variable in pairs if is_floating(variable)]
     probe.step_made(name, body, replica, kept, {"reduced": True} if reduced else {})
     return result
+
+
+def _part(gradient: Any, parts: int) -> Any:
+    import tensorflow as tf
+
+    if parts == 1 or gradient is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values / parts, gradient.indices, gradient.dense_shape)
+    return gradient / parts
 
 
 def is_applying(replica: int) -> bool:

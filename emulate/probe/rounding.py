@@ -16,6 +16,7 @@ from emulate.probe.plan import ProbePlan
 from emulate.probe.trace import StoredArray, Trace
 from emulate.probe.variables import Names
 
+_OF_16_BITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 Pairs = list[tuple[Any, Any]]
 
 
@@ -66,11 +67,12 @@ class Rounding:
         if isinstance(gradient, tf.IndexedSlices):
             values = self._changed(generator, optimizer, gradient.values, None)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        size = int(np.finfo(np.float64 if gradient.dtype == tf.float64 else np.float32).nmant)
+        size = 2.0**-52 if gradient.dtype == tf.float64 else 2.0**-23
+        least = _OF_16_BITS.get(gradient.dtype.name, 0.0)  # less than a unit would be rounded away again
 
         def units(cycle: int, count: float = self._plan.perturb) -> Any:
             """Numbers of up to so many units in the last place, the same for all elements that are a cycle apart."""
-            steps = tf.constant(count * 2.0**-size * generator.uniform(-1, 1, cycle), gradient.dtype)
+            steps = tf.constant(max(count * size, least) * generator.uniform(-1, 1, cycle), gradient.dtype)
             return tf.gather(steps, tf.range(tf.size(flat)) % cycle)
 
         flat = tf.reshape(gradient, [-1])

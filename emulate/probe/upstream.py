@@ -135,6 +135,17 @@ def batchnorm_classes() -> list[Any]:
     return found
 
 
+def replicas_summed(optimizer: Any) -> int:
+    """Of how many replicas gpudist_core has summed the gradients that it gives to an optimizer's own `apply`; 1 for none."""
+    import tensorflow as tf
+
+    ours = sys.modules.get("gpudist_core.upstream.optimizers")
+    context = tf.distribute.get_replica_context()
+    if ours is None or context is None or not hasattr(optimizer, "_gpudist_reduced") or not ours.is_summed(optimizer):
+        return 1
+    return int(context.num_replicas_in_sync)
+
+
 def own_weights(layer: Any) -> list[Any]:
     """The trainable variables of a layer without those of the layers in it."""
     return list(getattr(layer, "_trainable_variables", ())) or list(getattr(layer, "_trainable_weights", ()))

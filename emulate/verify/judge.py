@@ -46,6 +46,21 @@ class Judgement:
         advice, note = _as_advice(found)
         return replace(self, causes=(*self.causes, *advice), notes=(*self.notes, *note))
 
+    def of_16_bits(self) -> Judgement:
+        """This, where everything agrees with the program's layers in 32 bits: wrong arithmetic would have shown there."""
+        found = [one for one in self.causes if one.code in _ARITHMETIC and not (one.allowed or one.advice)]
+        others = [one for one in self.causes if one not in found]
+        first = self.first_divergence
+        away = "" if first is None else f"; {first.tensor} ({first.kind}) at step {first.step} is {first.error:.2g} away"
+        rounded = Finding(
+            "unexplained",
+            "It differs in 16 bits alone: rounding is larger there than the noise floor tells, or amplified.",
+            f"With the program's layers in 32 bits everything agrees{away}",
+            "Keep in 32 bits what is small or summed over many: the weights (the policy mixed_bfloat16 instead of bfloat16), "
+            "the optimizer's state, the loss, the last layer; float16 needs keras.optimizers.LossScaleOptimizer.",
+        )
+        return replace(self, causes=(*others, *([rounded] if found else [])), notes=(*self.notes, _OF_16_BITS))
+
     def fill(self, run: Run) -> Run:
         """The run with these fields; its own notes come first."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -89,6 +104,22 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False) -> Ju
     )
 
 
+_OF_16_BITS = "With the program's layers in 32 bits everything agrees: what differs is what 16 bits make of it."
+_ARITHMETIC = (
+    "batchnorm-local-statistics",
+    "clip-before-reduce",
+    "depends-on-replicas",
+    "double-all-reduce",
+    "in-batch-negatives",
+    "local-normalization",
+    "loss-scaling",
+    "regularization-per-replica",
+    "sparse-gradient",
+    "uneven-batch",
+    "unexplained",
+    "variable-aggregation",
+)
+"""What the numbers of the steps show, in 32 bits as in 16."""
 _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
 """What the strategy does by design with the rows of each replica alone."""
 

@@ -33,7 +33,6 @@ _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
 )
-_OF_16_BITS = "With the program's layers in 32 bits everything agrees: what differs is what 16 bits make of it."
 SERVED_SECONDS = 60.0
 """How long a program with parameter servers, whose steps are not counted, is run."""
 
@@ -176,7 +175,7 @@ class Session:
                 break
         judgement = judgements[0]
         if judgements[1:] and judgements[-1].verdict != "equivalent":
-            judgement = replace(judgements[-1], notes=(*judgements[-1].notes, _OF_16_BITS))
+            judgement = judgements[-1].of_16_bits()
         judged = judgement.fill(_shell(run))
         return judged if recovery is None else _with_faults(judged, recovery)
 

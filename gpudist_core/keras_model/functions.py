@@ -168,7 +168,8 @@ class PredictFunction:
     def _on_replica(self, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
-        with shares.sharing(share), trainer.row_means(tapes=False), randomness.drawing(self._draws):
+        synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
+        with shares.sharing(share), trainer.row_means(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)
             if self._replicas.num_hosts > 1:
                 outputs = tf.nest.map_structure(gathered, outputs)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.steps import local
-from gpudist_core.upstream import batch_norm, layer_state, losses
+from gpudist_core.upstream import batch_norm, layer_state, losses, run_state
 
 
 class CompiledPass:
@@ -67,6 +67,8 @@ class CompiledPass:
         ):
             tape.watch(trained)
             y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
+            if share.num_replicas > 1:
+                self._check_layers_keep_nothing(changing, changed)
             loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
             of_variables, of_inputs = local.separate(self._model, own)
             if of_inputs is not None:
@@ -79,3 +81,14 @@ class CompiledPass:
                 loss += of_variables * total
             target = local.scaled(share, loss, scale)
         return local.unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, y_pred, changed
+
+    def _check_layers_keep_nothing(self, before: list[Any], after: list[Any]) -> None:
+        """Refuse a layer that keeps a mean of its rows and may read it again; BatchNormalization does not in training."""
+        own = {id(v) for one in run_state.flat_layers(self._model) if batch_norm.is_one(one) for v in one.variables}
+        for variable, old, new in zip(self._model.non_trainable_variables, before, after, strict=True):
+            if new is not old and id(variable) not in own and layer_state.is_of_rows(variable):
+                raise WrongUse(
+                    "A pass compiled by XLA cannot wait for other replicas, as a layer does that keeps a mean of its rows",
+                    "Leave jit_compile out.",
+                    variable=variable.path,
+                )

@@ -15,6 +15,7 @@ from typing import Any
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import run_state
 
 _mode = threading.local()
 
@@ -66,11 +67,16 @@ def mark(model: Any) -> None:
     Args:
         model: A Keras model, or another callable.
     """
+    for layer in run_state.flat_layers(model):
+        if is_one(layer):
+            layer.synchronized = True
+
+
+def is_one(layer: Any) -> bool:
+    """Whether a layer is a BatchNormalization."""
     import keras
 
-    for layer in model._flatten_layers() if hasattr(model, "_flatten_layers") else []:
-        if isinstance(layer, keras.layers.BatchNormalization):
-            layer.synchronized = True
+    return isinstance(layer, keras.layers.BatchNormalization)
 
 
 def are_of_all() -> bool:

@@ -96,9 +96,7 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
     """
     import tensorflow as tf
 
-    if share.num_replicas == 1 or variable.trainable or variable.aggregation not in ("mean", "none"):
-        return value
-    if not variable.value.dtype.is_floating or getattr(_here, "left_alone", False):
+    if share.num_replicas == 1 or not is_of_rows(variable) or getattr(_here, "left_alone", False):
         return value
     if not share.can_meet():
         warnings.warn(
@@ -108,9 +106,15 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
             stacklevel=2,
         )
         return value
-    value = tf.cast(value, variable.value.dtype)
-    before = variable.value.read_value()
+    kept = variable._value  # what `value` gives in a layer's call may be cast to 16 bits
+    value = tf.cast(value, kept.dtype)
+    before = kept.read_value()
     before = tf.where(tf.math.is_finite(before), before, tf.zeros_like(before))
     # The change is averaged: of what is the same on all replicas the sum of the fractions takes next to nothing away.
     change = tf.math.multiply_no_nan(value - before, tf.cast(share.fraction, value.dtype))
     return before + all_reduce(change)
+
+
+def is_of_rows(variable: Any) -> bool:
+    """Whether what a layer assigns to a Keras variable is taken for a mean over rows."""
+    return not variable.trainable and variable.aggregation in ("mean", "none") and variable._value.dtype.is_floating

@@ -170,14 +170,15 @@ def _overrides(optimizer: Any, name: str) -> bool:
     return bool(kinds) and not kinds[0].__module__.startswith("keras.")
 
 
-def _is_summed(optimizer: Any) -> bool:
+def is_summed(optimizer: Any) -> bool:
+    """Whether the gradients that an optimizer is given are those of all replicas already."""
     return optimizer._gpudist_reduced or id(optimizer) in getattr(_summed, "optimizers", ())
 
 
 @contextlib.contextmanager
 def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Iterator[list[Any]]:
     """Gradients of all replicas, where they are not yet; what the optimizer does with them meanwhile does not sum again."""
-    if _is_summed(optimizer):
+    if is_summed(optimizer):
         yield list(grads)
         return
     kept: frozenset[int] = getattr(_summed, "optimizers", frozenset())
@@ -239,13 +240,13 @@ class _Exact(_Base):
         me: Any = self
         return me._iterations if me._gpudist_accumulation is None else me._iterations // me._gpudist_accumulate
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
         if _overrides(self, "apply_gradients"):
             grads, variables = [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
             with _summed_first(self, grads, variables) as grads:
-                return super().apply_gradients(zip(grads, variables, strict=True))  # type: ignore[misc]
-        return super().apply_gradients(pairs)  # type: ignore[misc]
+                return super().apply_gradients(zip(grads, variables, strict=True), *args, **kwargs)  # type: ignore[misc]
+        return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         if _overrides(self, "apply"):
@@ -259,7 +260,7 @@ class _Exact(_Base):
         me: Any = self
         held: list[Any] | None = grads
         if me._gpudist_accumulation is not None:
-            held = me._gpudist_accumulation(grads, trainable_variables, reduced=_is_summed(self))
+            held = me._gpudist_accumulation(grads, trainable_variables, reduced=is_summed(self))
         if held is not None:
             self._gpudist_update(held, trainable_variables)
         if me.use_ema:
@@ -269,7 +270,7 @@ class _Exact(_Base):
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
         check_slices(self, trainable_variables)
-        if not _is_summed(self):
+        if not is_summed(self):
             grads = _gradients_of_all(self, grads, trainable_variables)
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.

@@ -122,6 +122,30 @@ def own_optimizers(run: Run) -> dict[str, Any]:
     return {name: run.fit(run.sequential(hidden, optimizer=kind), x, y, epochs=1) for name, kind in kinds.items()}
 
 
+def keeping_in_16_bits(run: Run) -> dict[str, Any]:
+    """A layer's call sees its variables cast to 16 bits; what they keep has 32."""
+    import keras
+
+    class Scaled(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.mean = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.mean.assign(keras.ops.mean(keras.ops.cast(x, "float32")))
+            return x
+
+    x, y = digits(76)
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = run.sequential(Scaled)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    run.fit(model, x, y, epochs=1)
+    return {"mean": float(model.layers[0].mean.numpy())}
+
+
 def own_aggregations(run: Run) -> dict[str, Any]:
     """Metrics whose variables are no sums over the replicas."""
     import keras

@@ -21,6 +21,7 @@ ALIKE_ON_HOSTS = {
     "averaged",
     "clipped",
     "drawing_for_weights",
+    "keeping_in_16_bits",
     "masked",
     "own_compute_loss",
     "own_optimizers",

@@ -41,6 +41,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
     with where.scope():
         model, optimizer = make(), keras.optimizers.SGD(0.1)
         normalized = keras.Sequential([keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
+        keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
     outside, other = make(), keras.optimizers.SGD(0.1)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -82,6 +83,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "another strategy": in_another_scope,
         "inside run": lambda: where.run(lambda: step(batch)),
         "compiled normalization": lambda: compiled(normalized),
+        "compiled mean": lambda: compiled(keeping),
         "compiled activity": lambda: compiled(active),
         "compiled variables": lambda: TrainStep(model, optimizer, loss, jit_compile=True, variables=model.trainable_variables),
         "compiled draws": lambda: TrainStep(model, optimizer, loss, jit_compile=True, draws="row"),
@@ -134,6 +136,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "compiled normalization": "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization "
         "does. Received: layer='batch_normalization'. Leave jit_compile out, or give up the same result on every topology with "
         "synchronize_batch_norm=False.",
+        "compiled mean": "A pass compiled by XLA cannot wait for other replicas, as a layer does that keeps a mean of its "
+        "rows. Received: variable='sequential_2/spectral_normalization/vector_u'. Leave jit_compile out.",
         "compiled activity": "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss). "
         "Received: losses=1. Leave jit_compile out.",
         "compiled variables": "jit_compile=True trains the model's own variables alone. Received: variables=2. "

@@ -130,3 +130,10 @@ def test_an_update_that_one_device_makes_too_when_it_is_told_the_number_of_repli
     assert "told that there are 4 replicas, has the same weights" in found.causes[0].evidence
     assert "BASE_RATE * strategy.num_replicas_in_sync" in found.causes[0].fix
     assert codes(judged_when_told(0.1)) == ["unexplained"]
+
+
+def test_where_32_bits_agree_no_cause_of_arithmetic_is_named(folder: Folder) -> None:
+    found = judged(folder, "replicas-summed", PARTS.sum(axis=1, keepdims=True)).of_16_bits()
+    assert (found.verdict, codes(found)) == ("divergent", ["unexplained"])
+    assert found.causes[0].evidence.startswith("With the program's layers in 32 bits everything agrees; w (gradient) at step 0")
+    assert "what differs is what 16 bits make of it" in found.notes[-1]
