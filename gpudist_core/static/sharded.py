@@ -272,14 +272,12 @@ class ShardedTable:
             whole[memory.along(self.info.axis, start, start + values.shape[self.info.axis])] = values
         return whole
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._is_in_slices("an array", "In a step take lookup, gather or matmul; as_numpy() gathers it on this host.")
-
     def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
-        raise self._is_in_slices("a tensor", "In a step take lookup, gather or matmul.")
-
-    def _is_in_slices(self, wanted: str, instead: str) -> WrongUse:
-        return WrongUse("A table in slices is never one tensor", instead, wanted=wanted, table=self.name)
+        raise WrongUse(
+            "A table in slices is never one tensor",
+            "In a step take lookup, gather or matmul; as_numpy() gathers it on this host.",
+            table=self.name,
+        )
 
     def __repr__(self) -> str:
         return f"<ShardedTable {self.name!r} shape={self.shape} dtype={self.dtype.name} {self.info}>"

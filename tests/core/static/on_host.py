@@ -116,7 +116,6 @@ def refusals() -> dict[str, str]:
         "other width": lambda: gd.replicate(iter([TABLE[:, :2]]), where, shape=(11, 6)),
         "no rows": lambda: gd.shard(TABLE[:0], where),
         "outside": lambda: table.lookup([1]),
-        "an array": lambda: np.asarray(table),
         "a tensor": lambda: tf.gather(table, [1]),
         "other strategy": lambda: other.run(lambda: copies + 1.0),
         "in a step": lambda: where.run(tf.function(lambda: copies.assign(TABLE))),
