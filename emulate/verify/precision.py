@@ -25,8 +25,8 @@ _STEPS = 2
 
 Short = tuple[int, float]
 """Trailing zero bits of a float32's mantissa, and the unit in the last place at 1 of what was rounded so."""
-_BFLOAT16, _FLOAT16 = 2.0**-7, 2.0**-10
-_SHORT: tuple[Short, ...] = ((16, _BFLOAT16), (13, _FLOAT16))
+_UNITS = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
+_SHORT: tuple[Short, ...] = ((16, _UNITS["bfloat16"]), (13, _UNITS["float16"]))
 """bfloat16 and float16."""
 
 
@@ -92,8 +92,8 @@ class Rounding:
     def of(cls, trace: Trace) -> Rounding:
         """Of a run: of 16 bits is what shows no more, what is of layers that compute so, and all where a step casts itself."""
         facts, computed = Facts.of(trace), computed_in(trace)
-        by_layer = dict.fromkeys(facts.bfloat16, _BFLOAT16) | dict.fromkeys(facts.float16, _FLOAT16)
-        of_step = max(({"bfloat16": _BFLOAT16, "float16": _FLOAT16}[name] for name in facts.casts), default=0.0)
+        by_layer = {name: unit for dtype, unit in _UNITS.items() for name in getattr(facts, dtype)}
+        of_step = max((_UNITS[dtype] for dtype in facts.casts), default=0.0)
         elements: Counter[float] = Counter()
         for optimizer in trace.optimizers[:1]:
             for step in trace.steps(optimizer)[:1]:

@@ -45,32 +45,6 @@ def test_what_16_bits_would_hide_is_found_with_the_layers_in_32(tmp_path: Path, 
     assert verdict.notes[0].startswith("The program computes in bfloat16: runs are compared with its layers in 32 bits")
 
 
-OWN_OPTIMIZER = """
-import keras, numpy as np, gpudist_core as gd
-keras.utils.set_random_seed(3)
-strategy = gd.make_strategy()
-class Normed(keras.optimizers.SGD):
-    def apply_gradients(self, grads_and_vars):
-        pairs = list(grads_and_vars)
-        norm = keras.ops.sqrt(sum(keras.ops.sum(g * g) for g, _ in pairs))
-        return super().apply_gradients([(g / norm, v) for g, v in pairs])
-x = np.random.default_rng(0).normal(size=(50, 6)).astype("float32")
-with strategy.scope():
-    model = gd.distributed(keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]))
-    model.compile(Normed(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-model.fit(x, x[:, :3].argmax(1), batch_size=12, shuffle=False, verbose=0)
-"""
-
-
-def test_an_optimizer_of_ones_own_is_judged_by_the_gradients_that_gpudist_core_gives_it(
-    tmp_path: Path, preload: Preload
-) -> None:
-    (tmp_path / "train.py").write_text(OWN_OPTIMIZER)
-    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
-    print(render(verdict))
-    assert verdict.runs[0].verdict == "equivalent"
-
-
 def test_a_right_program_that_clips_what_was_rounded_to_16_bits_is_equivalent(tmp_path: Path, preload: Preload) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(share=" / strategy.num_replicas_in_sync", clip=OF_ALL))
     verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
