@@ -57,7 +57,9 @@ def test_every_optimizer_takes_the_steps_of_one_device(on_hosts: OnHosts) -> Non
         assert kinds - {"Optimizer", "OptimizerMap", "LossScaleOptimizer", "MultiOptimizer"} <= set(OPTIMIZERS), (
             "one is left out"
         )
-        return {name: train(where, name, one) for name, one in OPTIMIZERS.items() if hasattr(keras.optimizers, name)}
+        if keras.__version__.startswith("3.12."):
+            kinds.remove("Muon")  # its Muon knows no variables of replicas
+        return {name: train(where, name, one) for name, one in OPTIMIZERS.items() if name in kinds}
 
     (expected,) = on_hosts("1x1", all_optimizers)
     (seen,) = on_hosts("1x3", all_optimizers)
