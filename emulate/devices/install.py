@@ -16,6 +16,7 @@ from emulate.devices.placement import translate_placement
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.servers import give_servers_their_gpus
 from emulate.devices.strategies import use_emulated_devices
+from emulate.devices.untuned import leave_datasets_untuned
 from emulate.errors import WrongUse
 from emulate.imports import when_imported
 
@@ -53,6 +54,8 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     use_emulated_devices(gpus, names, choice)
     if isinstance(gpus, PhysicalGpus):
         give_servers_their_gpus(gpus.hide_unseen)
+    else:
+        leave_datasets_untuned()
     if choice.replaces:
         choice.without_nccl()
         defer_past_control_flow()

@@ -49,6 +49,13 @@ def device_util() -> Any:
     return module
 
 
+def dataset_class() -> Any:
+    """The class of every dataset, whose `_apply_debug_options` each iterator calls before it is made."""
+    from tensorflow.python.data.ops import dataset_ops
+
+    return dataset_ops.DatasetV2
+
+
 def prefetching() -> Any:
     """The module behind `tf.data.experimental.prefetch_to_device`."""
     from tensorflow.python.data.experimental.ops import prefetching_ops
