@@ -60,6 +60,10 @@ def seconds(action: Callable[[], Any]) -> float:
 
 
 def in_turn(ours: Callable[[], float], theirs: Callable[[], float], times: int) -> tuple[float, float]:
-    """Medians of two measurements taken in turn, so that a machine that slows down slows down both."""
-    pairs = [(ours(), theirs()) for _ in range(times)]
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+    """Medians of two measurements taken in turn, each first as often, so that a machine that slows down slows down both."""
+    mine, other = [], []
+    for number in range(times):
+        sides = [(mine, ours), (other, theirs)]
+        for taken, measure in reversed(sides) if number % 2 else sides:
+            taken.append(measure())
+    return statistics.median(mine), statistics.median(other)
