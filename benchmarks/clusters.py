@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tempfile
@@ -73,7 +74,14 @@ def _multi_process_runner() -> float:
     """TensorFlow's own harness, in a process of its own because it wants to be a main program."""
     if importlib.util.find_spec("dill") is None:
         raise SystemExit("The comparison with multi_process_runner needs dill. Received: none installed. Run `make bench`.")
-    result = subprocess.run([sys.executable, "-m", "benchmarks.their_runner"], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as folder:  # its workers are killed, and leave their temporary files
+        result = subprocess.run(
+            [sys.executable, "-m", "benchmarks.their_runner"],
+            env={**os.environ, "TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     lines = [line for line in result.stdout.splitlines() if line.startswith("seconds ")]
     if not lines:
         raise SystemExit(f"multi_process_runner did not run:\n{result.stderr[-2000:]}")

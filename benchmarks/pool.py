@@ -11,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -66,9 +67,18 @@ def _their_pool(hosts: int) -> Iterator[Any]:
     if importlib.util.find_spec("dill") is None:
         raise SystemExit("The comparison with MultiProcessPoolRunner needs dill. Received: none installed. Run `make bench`.")
     command = [sys.executable, "-m", "benchmarks.their_pool", str(hosts)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # its workers are killed, and leave their temporary files
+        subprocess.Popen(
+            command,
+            env={**os.environ, "TMPDIR": folder},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
         assert process.stdin is not None
         assert process.stdout is not None
         lines = (line for line in process.stdout if line.startswith(("up", "seconds")))  # its workers write there too

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from emulate.cluster.keeper import Order
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.preload import Hello
 from emulate.cluster.running import RunningCluster
+from emulate.cluster.scratch import make_scratch
 from emulate.cluster.views import remove_tree
 from emulate.errors import Unavailable
 
@@ -40,7 +40,7 @@ class Preload:
 
     Attributes:
         directory: A scratch folder, the place for the folders of runs: it is deleted with the process, even when
-            this process is killed.
+            this process is killed (when all are killed at once, the next one that is made on this machine does it).
 
     Raises:
         Unavailable: On a system without what this rests on.
@@ -59,14 +59,14 @@ class Preload:
                 f"Hosts are emulated on Linux only. Received: sys.platform={sys.platform!r}. Use a Linux machine or container."
             )
         self.imports = imports
-        self.directory = Path(tempfile.mkdtemp(prefix="gpudist-"))
+        self.directory, held = make_scratch()
         self._lock = threading.Lock()
         self._control, theirs = Channel.pair()
         try:
             self._process = self._start(theirs, {**os.environ, **(environment or {})})
         finally:
             theirs.close()
-        self._finalizer = weakref.finalize(self, _end, self._control, self._process, self.directory)
+        self._finalizer = weakref.finalize(self, _end, self._control, self._process, self.directory, held)
         self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports, modules)))
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -134,7 +134,7 @@ def _search_path() -> list[str]:
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
-def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path) -> None:
+def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int) -> None:
     control.close()
     try:
         process.wait(_PATIENCE)
@@ -144,3 +144,4 @@ def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path) ->
     finally:
         with contextlib.suppress(OSError):
             remove_tree(directory)
+        os.close(held)

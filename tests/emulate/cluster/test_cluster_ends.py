@@ -206,6 +206,23 @@ def test_sigkill_of_the_supervisor_leaves_nothing(tmp_path: Path, topology: str)
     wait_until(lambda: not scratch.exists())
 
 
+def test_what_is_left_when_all_are_killed_at_once_goes_with_the_next_start(tmp_path: Path) -> None:
+    process, scratch, descendants = supervise("bare", "2x1", folder=tmp_path, pids=6)
+    process.suspend()
+    for one in descendants:
+        one.kill()
+    process.kill()
+    finish(process)
+    wait_until(lambda: not any(is_running(one.pid) for one in descendants))
+    assert scratch.exists()
+    with Preload(imports=False) as first:
+        assert not scratch.exists()
+        with Preload(imports=False) as second:
+            assert first.directory.exists()
+        assert not second.directory.exists()
+    assert not first.directory.exists()
+
+
 def test_sigkill_while_tensorflow_is_being_imported_leaves_nothing(tmp_path: Path) -> None:
     process, scratch, _ = supervise("loaded", "2x1", folder=tmp_path, pids=0)
     descendants = wait_until(lambda: process.children(recursive=True))
