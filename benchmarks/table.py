@@ -29,6 +29,7 @@ WHAT = {
     "sharded_memory_own": "Of it the process's own: without pages of libraries, which it shares and the system can drop",
     "sharded_memory_beyond_tensorflow": "Of it what came after the strategy was made: all but TensorFlow",
     "sharded_memory_system_allocator": "The same table with `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1`, slower in convolutions",
+    "sharded_memory_fresh": "The same table in a host that imports TensorFlow itself and counts more pages of its libraries",
     "pool_warm_2x1": "An all-reduce on a warm `2x1`: times as fast",
     "pool_warm_4x1": "The same on `4x1`",
     "pool_first_4x1_vs_multi_process_runner": "The first all-reduce of a new `4x1` of a pool: times as fast",

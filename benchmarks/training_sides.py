@@ -166,6 +166,19 @@ def sharded() -> tuple[float, float, float, float]:
     return _peak(), before, own.peak(), float(rows * dim * 4)
 
 
+def resident_array() -> float:
+    """Peak bytes of this process with an array of NumPy of 1 GB beside TensorFlow, Keras and a strategy that hold nothing."""
+    import keras
+    import numpy as np
+
+    strategy = _strategy()
+    with strategy.scope():
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    rows = np.ones((3_906_250, 64), "float32")
+    assert rows.nbytes == 1_000_000_000
+    return _peak()
+
+
 class _OwnMemory(threading.Thread):
     """Looks at the process's anonymous memory every millisecond: the system keeps a peak of the whole alone."""
 
