@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
@@ -21,6 +23,20 @@ def install(probe: Probe) -> None:
             _wrap(probe, cls, name)
 
 
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """What is assigned in here is not the step's own."""
+    body = bodies.current()
+    if body is None:
+        yield
+        return
+    before, body.assigns = body.assigns, True
+    try:
+        yield
+    finally:
+        body.assigns = before
+
+
 def _wrap(probe: Probe, cls: Any, name: str) -> None:
     original = getattr(cls, name)
 
@@ -33,11 +49,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
             probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
-        body.assigns = True  # one of several copies is assigned within
-        try:
+        with unseen():  # one of several copies is assigned within
             return original(self, *args, **kwargs)
-        finally:
-            body.assigns = False
 
     setattr(cls, name, assign)
 

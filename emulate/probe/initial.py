@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
-from emulate.probe import replay
+from emulate.probe import assignments, replay
 from emulate.probe.variables import copy_of, is_floating
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class InitialWeights:
         if any(value.shape != variable.shape for (variable, _), value in zip(copies, values, strict=True)):
             return False
         if probe.plan.initial is not None:
-            replay.assign_initial(probe.plan.initial, probe.names, copies, replica)
+            with assignments.unseen():
+                replay.assign_initial(probe.plan.initial, probe.names, copies, replica)
             values = [copy.read_value() for _, copy in copies]
         named = [
             (("variable", probe.names.of(variable), bool(getattr(variable, "trainable", True))), value)

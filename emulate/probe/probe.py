@@ -279,7 +279,7 @@ class Probe:
         """Floating-point variables of the models called in this step that no gradient changes."""
         models = list(body.models.values()) if body is not None else []
         found = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
-        return [v for v in found if is_floating(v)]
+        return [v for v in found if is_floating(v) and not _is_count_of_each(v)]
 
     def write_facts(self) -> None:
         """Say what kind of program this is, again whenever more is known."""
@@ -287,6 +287,15 @@ class Probe:
         if text != self._facts_written:
             self._facts_written = text
             self.recording.write({"event": "program", **self.facts})
+
+
+def _is_count_of_each(variable: Any) -> bool:
+    """Whether each replica counts for itself what is added up when it is read: the state of a metric in a model of Keras 2."""
+    import tensorflow as tf
+
+    if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+        return False
+    return bool(variable.aggregation == tf.VariableAggregation.SUM)
 
 
 class _Same:

@@ -18,6 +18,7 @@ from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NAME,
 from emulate.pytest_plugin.marks import Wanted, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
+from emulate.pytest_plugin.others import sendable, worker_input
 from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of
 from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
 from emulate.topology import Topology
@@ -91,6 +92,11 @@ class Controller:
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
+        """The limit of pytest-timeout is a deadline, of which hosts tell; its alarm here would say nothing of them."""
+        return None if _hosts_of(item) is None else True
+
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A mark that nothing has read must not be passed over; what a test beside the hosts runs on is noted."""
         topology = topology_of(item)
@@ -124,7 +130,7 @@ class Controller:
             return self._run(item, nextitem, topology, wanted)
         except Unavailable as error:
             return skipped_report(item, started, str(error), self._properties(topology, NO_DEVICE, "skipped", str(error)))
-        except GpudistError as error:
+        except (GpudistError, pytest.fail.Exception) as error:  # the latter from somebody's alarm
             return error_report(item, started, str(error), [(TOPOLOGY, str(topology)), (VERDICT, "error")])
 
     def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
@@ -162,7 +168,7 @@ class Controller:
             runs = [watch.run_of(host, results[host]) for host in trainers]
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
-        reports = merge(item, runs, deadline, self.settings.patience, started)
+        reports = merge(item, runs, watch.deadline, self.settings.patience, started)
         properties = self._properties(topology, lease.device, verdict_of(reports)) + news
         if self._config.getoption("setuponly", False):
             properties = [(TOPOLOGY, str(topology))]  # nothing ran there that could pass
@@ -228,11 +234,12 @@ class Controller:
                     self.clusters.expect(shape)
             files = dict.fromkeys(item.path for item in session.items if _hosts_of(item) == topology)
             self._session_plans[topology] = SessionPlan(
-                options=_sendable(vars(self._config.option)),
+                options=sendable(vars(self._config.option)),
                 args=list(self._config.args),
                 files=tuple(files),
                 temporary=self._temporary(),
-                worker=_worker(self._config),
+                worker=worker_input(self._config),
+                markers=list(self._config.getini("markers")),
             )
         return self._session_plans[topology]
 
@@ -280,9 +287,15 @@ class Controller:
         for topology, item in self._last.items():
             with contextlib.suppress(GpudistError), self.clusters.lease(topology) as lease:
                 watch = Watch(self._config, lease, item, _FINISH_SECONDS)
-                lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
+                results = lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
+                errors = [one.error.traceback_text for one in results if one.status == "raised" and one.error is not None]
                 for report in watch.late_reports(everything=True):
                     item.ihook.pytest_runtest_logreport(report=report)
+                for error in errors[:1]:
+                    said = f"The session of pytest on hosts of {topology} did not end well:\n{error}"
+                    for report in error_report(item, time.time(), said, [(TOPOLOGY, str(topology))])[:1]:
+                        report.when = "teardown"
+                        item.ihook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """How the clusters fared, for who asks for details."""
@@ -305,25 +318,3 @@ def _nodeid(item: pytest.Item) -> str:
     """Without what pytest-xdist appends for its groups."""
     assert item.parent is not None
     return f"{item.parent.nodeid}::{item.name}"
-
-
-def _worker(config: pytest.Config) -> dict[str, Any]:
-    """What makes a host's pytest look like a worker of pytest-xdist to other plugins."""
-    given = getattr(config, "workerinput", {})
-    return {
-        "workerid": given.get("workerid", "master"),
-        "workercount": given.get("workercount", 1),
-        "testrunuid": given.get("testrunuid", "gpudist"),
-        "mainargv": given.get("mainargv", ["pytest"]),
-    }
-
-
-def _sendable(options: dict[str, Any]) -> dict[str, Any]:
-    import pickle
-
-    found = {}
-    for name, value in options.items():
-        with contextlib.suppress(Exception):  # what cannot be sent to pytest-xdist's workers either
-            pickle.dumps(value)
-            found[name] = value
-    return found

@@ -10,7 +10,7 @@ import pytest
 
 from emulate.errors import WrongUse
 from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.wire import OUTPUT, dump_warning
+from emulate.pytest_plugin.wire import LIMIT, OUTPUT, dump_warning
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.host import Host
@@ -27,6 +27,8 @@ def listen(config: pytest.Config, host: Host) -> None:
     shows_setup = any(config.getoption(name, False) for name in ("setupshow", "setuponly", "setupplan"))
     if shows_setup or pytest.version_tuple < (9,):  # whose failed assertions ask the terminal for colours
         config.pluginmanager.register(_Terminal(host.send), "terminalreporter")
+    else:
+        config.get_terminal_writer = lambda: upstream.terminal_writer(io.StringIO())  # type: ignore[method-assign]
 
 
 class Told(io.TextIOBase):
@@ -88,6 +90,12 @@ class _Ears:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._host.send_report(report)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_set_timer(self, settings: Any) -> bool:
+        """The controller watches the time, on all hosts at once."""
+        self._host.send({"event": LIMIT, "seconds": settings.timeout})
+        return True
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
         if when == "runtest":

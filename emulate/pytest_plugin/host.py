@@ -16,6 +16,7 @@ from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
 from emulate.pytest_plugin.meeting import HostCluster, say_done
+from emulate.pytest_plugin.others import keep_off
 from emulate.pytest_plugin.surroundings import find_each_other, host_options, refuse_debugger, seed_everything
 from emulate.pytest_plugin.wire import CAPTURED, READY, Ended, SessionPlan, TestPlan, dump_report
 
@@ -78,6 +79,7 @@ class Host:
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
         self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
+        keep_off(self._config, plan.markers)
         self._config.stash[HOST] = self
         listen(self._config, self)
         upstream.refuse_debugger(refuse_debugger)
@@ -127,11 +129,14 @@ class Host:
 
     def _items(self, path: Path) -> list[pytest.Item]:
         if path not in self._nodes:
-            if self._context.topology.num_hosts > 1 and not self._context.topology.num_ps:
-                find_each_other()
+            self._find_each_other()
             self._nodes[path] = upstream.items_of(self._session, self._collectors[path])
             self._settle()
         return self._nodes[path]
+
+    def _find_each_other(self) -> None:
+        if self._context.topology.num_hosts > 1 and not self._context.topology.num_ps:
+            find_each_other()
 
     def _tear_down_before(self, item: pytest.Item) -> None:
         """What earlier tests left set up because nobody knew which test would follow."""
@@ -190,6 +195,7 @@ class Host:
         """The devices that a program sees on this host."""
         import tensorflow as tf
 
+        self._find_each_other()  # to list them starts TensorFlow's runtime
         # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
         for kind in ("GPU", "CPU"):
             call = pytest.CallInfo.from_call(

@@ -192,14 +192,15 @@ class _Merger:
         """All hosts passed, or all skipped, or all failed as expected; else that is the failure."""
         kinds = {_kind(report) for _, report in reports}
         first = reports[0][1]
-        if len(kinds) == 1:
+        if len(kinds) == 1 and first.outcome in ("passed", "skipped"):
             merged.outcome, merged.longrepr = first.outcome, first.longrepr
             if hasattr(first, "wasxfail"):
                 merged.wasxfail = first.wasxfail
             return
         said = _joined(reports, lambda report: _kind(report) + _reason(report))
         text = (
-            f"All hosts of a test must agree on what becomes of it. Received: {said}. Skip, or expect a failure, on every host."
+            f"All hosts of a test must agree on what becomes of it: passed, skipped or failed. Received: {said}. "
+            "Skip, or expect a failure, on every host."
         )
         self._set_failed(merged, "", upstream.failure(text, *self._place(), text))
 

@@ -57,7 +57,8 @@ def start_session(config: pytest.Config) -> pytest.Session:
 
 def end_session(session: pytest.Session) -> None:
     """What pytest does at the end."""
-    session.config.hook.pytest_sessionfinish(session=session, exitstatus=pytest.ExitCode.OK)
+    session.exitstatus = pytest.ExitCode.OK  # plugins read it there
+    session.config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
     session.config._ensure_unconfigure()
 
 

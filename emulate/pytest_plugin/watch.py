@@ -10,7 +10,7 @@ import pytest
 
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.merge import PHASES, HostRun
-from emulate.pytest_plugin.wire import CAPTURED, OUTPUT, READY, REPORT, WARNING, Received, load_report, load_warning
+from emulate.pytest_plugin.wire import CAPTURED, LIMIT, OUTPUT, READY, REPORT, WARNING, Received, load_report, load_warning
 
 if TYPE_CHECKING:
     from emulate.pool import HostResult, Lease
@@ -31,10 +31,11 @@ class Watch:
 
     Attributes:
         received: What each host said.
+        deadline: The seconds it has, when hosts were told of fewer too.
     """
 
     def __init__(self, config: pytest.Config, lease: Lease, item: pytest.Item, deadline: float) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._config = config
         self._lease = lease
         self._item = item
@@ -59,13 +60,23 @@ class Watch:
             self.received[host].captured = [Path(path) for path in event["paths"]]
         elif kind == READY:
             self._take_ready(host)
+        elif kind == LIMIT:
+            self._take_limit(event["seconds"])
         elif kind == OUTPUT:
             self._show(host, event["text"])
 
     def _take_ready(self, host: int) -> None:
         """The time of a test counts from when every host that runs it has started pytest and found it."""
         self._ready.add(host)
-        self._lease.allow(self._deadline if len(self._ready) == self._num_hosts else self._deadline + START_SECONDS)
+        self._allow()
+
+    def _take_limit(self, seconds: float) -> None:
+        """What pytest-timeout gives the test."""
+        self.deadline = min(self.deadline, seconds)
+        self._allow()
+
+    def _allow(self) -> None:
+        self._lease.allow(self.deadline if len(self._ready) == self._num_hosts else self.deadline + START_SECONDS)
 
     def _take_report(self, host: int, report: pytest.TestReport) -> None:
         if report.nodeid != self._nodeid:

@@ -18,6 +18,7 @@ WARNING = "gpudist-warning"
 OUTPUT = "gpudist-output"
 CAPTURED = "gpudist-captured"
 READY = "gpudist-ready"
+LIMIT = "gpudist-limit"
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class SessionPlan:
         files: The files whose tests may run on the hosts of this topology.
         temporary: An existing folder for the folders of `tmp_path`.
         worker: What `config.workerinput` has besides the host's own name.
+        markers: The marks that are known.
     """
 
     options: dict[str, Any]
@@ -37,6 +39,7 @@ class SessionPlan:
     files: tuple[Path, ...]
     temporary: Path
     worker: dict[str, Any]
+    markers: list[str]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""Other plugins of pytest: what they are told on hosts, and which have no part there."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from emulate.errors import WrongUse
+
+_OF_THE_WHOLE_RUN = ("pytest_cov", "_cov", "rerunfailures", "pytest-retry", "flaky")
+"""Names under which plugins register that measure the processes of a run, or repeat a test where it failed: one host that runs
+a test again leaves the others alone in their collectives."""
+
+
+def keep_off(config: pytest.Config, markers: list[str]) -> None:
+    """Take away from a host's pytest, before it is configured, what has no part there.
+
+    Args:
+        config: The host's.
+        markers: The lines of the ini value that the controller has; those of the plugins that go stay known.
+    """
+    for name in _OF_THE_WHOLE_RUN:
+        if config.pluginmanager.has_plugin(name):
+            config.pluginmanager.unregister(name=name)
+    for line in markers:
+        config.addinivalue_line("markers", line)
+
+
+def worker_input(config: pytest.Config) -> dict[str, Any]:
+    """What makes a host's pytest look like a worker of pytest-xdist to other plugins, and what those tell their workers.
+
+    Args:
+        config: The controller's, which may be a worker itself.
+
+    Returns:
+        What can be sent of `config.workerinput`; where there is none, what plugins and conftest.py put into that of a worker.
+
+    Raises:
+        WrongUse: When one of their hooks fails.
+    """
+    if hasattr(config, "workerinput"):
+        return sendable(config.workerinput)
+    told = {"workerid": "master", "workercount": 1, "testrunuid": "gpudist", "mainargv": ["pytest"]}
+    if config.getoption("randomly_seed", None) is not None:
+        told["randomly_seed"] = config.getoption("randomly_seed")  # pytest-randomly tells it through pytest-xdist alone
+    if hasattr(config.hook, "pytest_configure_node"):
+        found = (config.pluginmanager.get_plugin(name) for name in _OF_THE_WHOLE_RUN)
+        hook = config.pluginmanager.subset_hook_caller("pytest_configure_node", [one for one in found if one is not None])
+        gateway = SimpleNamespace(id="master", spec=SimpleNamespace(popen=True, chdir=None))
+        try:
+            hook(node=SimpleNamespace(config=config, workerinput=told, gateway=gateway))
+        except Exception as error:
+            raise WrongUse(
+                "To other plugins hosts are workers of pytest-xdist, which pytest_configure_node gives what they need. "
+                f"Received: {type(error).__name__}: {error} from it. Use node.config and node.workerinput alone there."
+            ) from error
+    return sendable(told)
+
+
+def sendable(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what cannot be sent to another process."""
+    found = {}
+    for name, value in values.items():
+        with contextlib.suppress(Exception):  # what cannot be sent to pytest-xdist's workers either
+            pickle.dumps(value)
+            found[name] = value
+    return found

@@ -1,0 +1,78 @@
+"""Variables that a program's step assigns by itself, and how they are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import emulate
+from emulate.cluster import Preload
+from emulate.report import render
+
+UNNAMED = """
+import numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+BATCH = 8 * strategy.num_replicas_in_sync
+draws = np.random.default_rng(0)
+x = draws.normal(size=(96, 6)).astype("float32")
+rows = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).repeat(2).batch(BATCH)
+with strategy.scope():
+    weights = [tf.Variable(draws.normal(size=shape).astype("float32")) for shape in ((6, 5), (5, 1))]
+    momenta = [tf.Variable(tf.zeros(w.shape), trainable=False) for w in weights]
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((tf.tanh(x @ weights[0]) @ weights[1] - y) ** 2) / BATCH
+    gradients = tf.distribute.get_replica_context().all_reduce("SUM", tape.gradient(loss, weights))
+    for w, m, g in zip(weights, momenta, gradients):
+        m.assign(0.9 * m + g)
+        w.assign_sub(0.01 * m)
+    return loss
+@tf.function
+def train(x, y):
+    return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+for x, y in strategy.experimental_distribute_dataset(rows):
+    train(x, y)
+"""
+
+LEGACY_METRIC = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import numpy as np, tensorflow as tf
+keras = tf.keras
+keras.utils.set_random_seed(4)
+x = np.random.default_rng(0).normal(size=(96, 5)).astype("float32")
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = keras.layers.Dense(1), keras.layers.LayerNormalization()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+    def call(self, x):
+        return self.dense(self.norm(x))
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            each = tf.reduce_sum((self(x, training=True) - y) ** 2, 1)
+            loss = tf.nn.compute_average_loss(each, global_batch_size=16)
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        self.loss_tracker.update_state(each)
+        return {"loss": self.loss_tracker.result()}
+    @property
+    def metrics(self):
+        return [self.loss_tracker]
+with tf.distribute.MirroredStrategy().scope():
+    model = Net()
+    model.compile(keras.optimizers.SGD(0.05))
+model.fit(tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(16), verbose=0)
+"""
+
+
+def test_variables_without_names_are_told_apart_in_every_run(tmp_path: Path, preload: Preload) -> None:
+    """A run that starts from another's weights gives them to variables by name."""
+    (tmp_path / "train.py").write_text(UNNAMED)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    assert verdict.runs[0].verdict == "equivalent", render(verdict)
+
+
+def test_what_each_replica_counts_for_a_metric_of_legacy_keras_is_not_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEGACY_METRIC)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2")
+    assert verdict.runs[0].verdict == "equivalent", render(verdict)
