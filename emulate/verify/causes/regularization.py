@@ -7,6 +7,15 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 
+_SCALED = "tf.nn.scale_regularization_loss(tf.add_n(model.losses))"
+_FIXES = (
+    "A term that depends on no row (a regularization): scale it for the number of replicas,\n"
+    f"    loss += {_SCALED}\n"
+    "A mean over the rows of a replica (a part of a loss of your own): divide its sum by the rows of the global batch,\n"
+    "    loss += tf.reduce_sum(per_example) / GLOBAL_BATCH_SIZE\n"
+    "What a layer adds in Keras's fit (add_loss), divided by the number of replicas: the mean over its rows, not the sum."
+)
+
 
 def _search(case: Case) -> Sign | None:
     fits = tuple(fit for fit in case.explanation.decayed if not stands_apart(fit))
@@ -29,7 +38,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_no_row(case: Case) -> Sign | None:
-    """A term of any form that comes once for each replica, whatever its rows."""
+    """A term of any form that comes once for each replica, or is divided by their number."""
     first = case.base.first_step("gradient")
     if first is None or not any(step == first for _, step in case.explanation.unexplained):
         return None
@@ -37,9 +46,10 @@ def _of_no_row(case: Case) -> Sign | None:
     if agrees is None:
         return None
     return Sign(
-        "A term of the loss that depends on no row counts once for each replica: every replica adds it, and the optimizer adds "
-        "up the replicas.",
+        "A part of the loss counts once for each replica, or is divided by their number: what every replica adds whatever its "
+        "rows, or what is a mean over its own rows, or, where Keras divides the losses, a sum over rows.",
         f"The gradients differ from step {first} on; {agrees}",
+        _FIXES,
     )
 
 
@@ -87,6 +97,6 @@ REGULARIZATION = Cause(
     evidence="What the gradients have too much is a multiple of the weights (L2) or of their signs (L1), on some tensors "
     "only, with one factor in every step; or, for a term of another form, one device on the rows of one replica after the "
     "other has it too, whichever rows are together.",
-    fix="Scale it for the number of replicas:\n    loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))",
+    fix=f"Scale it for the number of replicas:\n    loss += {_SCALED}",
     search=_search,
 )

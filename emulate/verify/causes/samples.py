@@ -107,7 +107,8 @@ REPEATED = Cause(
     fix="Let the strategy shard: strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)), or in "
     "distribute_datasets_from_function, per host:\n"
     "    dataset.shard(context.num_input_pipelines, context.input_pipeline_id)\n"
-    "    .batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))",
+    "    .batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))\n"
+    "Hosts that permute the rows before they take their share need one seed for all.",
     search=_search_repeated,
 )
 
