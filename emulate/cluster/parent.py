@@ -134,7 +134,7 @@ def _search_path() -> list[str]:
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
-def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int) -> None:
+def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:
     control.close()
     try:
         process.wait(_PATIENCE)
@@ -144,4 +144,5 @@ def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path, he
     finally:
         with contextlib.suppress(OSError):
             remove_tree(directory)
-        os.close(held)
+        if held is not None:
+            os.close(held)

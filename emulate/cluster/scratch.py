@@ -13,11 +13,12 @@ _PREFIX = "gpudist-"
 _HELD = "held"  # locked as long as the supervisor is there; the kernel unlocks it, however that one ends
 
 
-def make_scratch() -> tuple[Path, int]:
+def make_scratch() -> tuple[Path, int | None]:
     """Make a scratch folder, and remove those that nobody holds any more.
 
     Returns:
-        The folder, and the descriptor that holds it until it is closed.
+        The folder, and the descriptor that holds it until it is closed; None where the file system has no locks, and nobody
+        can tell whether it is held.
 
     Raises:
         OSError: When there is no place for it.
@@ -25,7 +26,10 @@ def make_scratch() -> tuple[Path, int]:
     _remove_abandoned()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     made = folder / "made"
-    held = _lock(made, os.O_CREAT)
+    try:
+        held = _lock(made, os.O_CREAT)
+    except OSError:
+        return folder, None
     made.rename(folder / _HELD)  # what has this name is locked, or abandoned
     return folder, held
 
