@@ -158,8 +158,8 @@ class Controller:
             news = self._news(lease.notes)
             watch = Watch(self._config, lease, item, deadline)
             limit, patience = deadline + START_SECONDS, self.settings.patience
+            self._last.pop(topology, None)  # interrupted, its hosts are gone
             results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take)
-            self._last.pop(topology, None)
             if not lease.is_broken:
                 self._last[topology] = item  # its hosts stay, with what is set up there
             trainers = [
@@ -233,8 +233,11 @@ class Controller:
                 if (shape := _hosts_of(item)) is not None:
                     self.clusters.expect(shape)
             files = dict.fromkeys(item.path for item in session.items if _hosts_of(item) == topology)
+            options = sendable(vars(self._config.option))
+            if options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
+                options["hypothesis_seed"] = str(self.settings.seed)
             self._session_plans[topology] = SessionPlan(
-                options=sendable(vars(self._config.option)),
+                options=options,
                 args=list(self._config.args),
                 files=tuple(files),
                 temporary=self._temporary(),

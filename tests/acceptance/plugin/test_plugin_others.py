@@ -165,3 +165,18 @@ def test_beside():
 """
     result = run(source)
     result.stdout.fnmatch_lines(["*The session of pytest on hosts of 2x1 did not end well:*", "*no place for the results*"])
+
+
+def test_hypothesis_draws_the_same_examples_on_all_hosts(run: Run) -> None:
+    source = """
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies
+
+
+@pytest.mark.topology("2x1")
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(number=strategies.integers(), text=strategies.text())
+def test_examples(strategy, cluster, number, text):
+    assert len(set(cluster.gather((number, text)))) == 1
+"""
+    run(source).assert_outcomes(passed=1)
