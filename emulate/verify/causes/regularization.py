@@ -22,7 +22,7 @@ def _search(case: Case) -> Sign | None:
     if case.has("accumulation"):
         return None
     if not fits or not _is_steady(fits) or not _is_known(case, fits[0]):
-        return _of_no_row(case)
+        return _of_each_replica(case)
     case.explain_fits(fits)
     first = fits[0]
     tensors = list(first.decay)
@@ -37,7 +37,7 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-def _of_no_row(case: Case) -> Sign | None:
+def _of_each_replica(case: Case) -> Sign | None:
     """A term of any form that comes once for each replica, or is divided by their number."""
     first = case.base.first_step("gradient")
     if first is None or not any(step == first for _, step in case.explanation.unexplained):
