@@ -66,6 +66,15 @@ class HostContext:
         """Wait for what the supervisor sends with `RunningCluster.tell`; EOFError when it is gone."""
         return self._channel.receive()[1]
 
+    def fileno(self) -> int:
+        """The file descriptor of the connection to the supervisor."""
+        return self._channel.fileno()
+
+    @property
+    def views(self) -> Views:
+        """What this run sees of the user's folders."""
+        return self._views
+
     def path(self, path: Path) -> Path:
         """Where a file of the user lies in this run: the same place, unless a working copy stands in for a view."""
         return self._views.path(path)
@@ -206,7 +215,7 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
     except SystemExit as leave:
         return _leave(leave.code, context)
     except BaseException as error:
-        said, original = describe(error), context._views.original
+        said, original = describe(error), context.views.original
         said = replace(said, message=original(said.message), traceback_text=original(said.traceback_text))
         _send_result(context, "raised", said)
         return 1

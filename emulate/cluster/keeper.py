@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from emulate.cluster import host, roles, stacks, system
+from emulate.cluster.anew import run_anew
 from emulate.cluster.channel import CONTROL, Channel, Inbox
 from emulate.cluster.isolation import Capability, Isolation, isolate
 from emulate.cluster.links import Links, address
@@ -200,7 +201,10 @@ class _Keeper:
                     end.close()
                 for fd in (fd for pair in outputs[:number] + outputs[number + 1 :] for fd in pair):
                     os.close(fd)
-                host.run(settings, self._context(number, channel), outputs[number] if outputs else None, parent)
+                context, output = self._context(number, channel), outputs[number] if outputs else None
+                if self._plan.own_hashes and number:
+                    run_anew(settings, context, output, parent)
+                host.run(settings, context, output, parent)
             self._hosts[pid] = number
         for channel in channels:
             channel.close()

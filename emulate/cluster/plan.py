@@ -34,6 +34,8 @@ class ClusterPlan:
         cwd: The working directory, None for the one of the caller.
         environment: Set on top of the caller's.
         emulated: False leaves devices, environment and network calls as they are on this machine: the plain program.
+        own_hashes: Every host after the first is an interpreter of its own, which hashes strings in its own way, as on real
+            hosts, and imports TensorFlow itself; without faults alone.
         echo: Pass output through instead of capturing it.
         start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
         shutdown_timeout: Seconds a host gets to leave by itself once all are over.
@@ -53,6 +55,7 @@ class ClusterPlan:
     cwd: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     emulated: bool = True
+    own_hashes: bool = False
     echo: bool = False
     start_timeout: float = 60
     shutdown_timeout: float = 5

@@ -52,6 +52,7 @@ class ProbePlan:
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
         own_seeds: Each host is seeded with another number, as where nobody seeds them.
+        own_hashes: Each host hashes strings in its own way, as real ones do.
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         precision: `float32` or `float64`: Keras's float type.
@@ -72,6 +73,7 @@ class ProbePlan:
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
     own_seeds: bool = False
+    own_hashes: bool = False
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     precision: str = "float32"

@@ -13,6 +13,7 @@ from typing import Any
 
 from emulate.errors import WrongUse
 from emulate.program import source
+from emulate.program.hashing import hash_places
 from emulate.program.pickling import pickle_by_value
 
 
@@ -28,6 +29,7 @@ class Program:
         module: Dotted name of the module, where it is run or imported by name.
         function: The function's name, for `function`.
         import_root: The folder that Python would put first on `sys.path`.
+        written: The file that a callable is written in, where there is one.
         cwd: The working directory it was found from.
         search_path: The rest of `sys.path`.
 
@@ -44,6 +46,7 @@ class Program:
     function: str | None = None
     import_root: Path | None = None
     pickled: bytes | None = field(default=None, repr=False)
+    written: Path | None = None
     cwd: Path = field(default_factory=Path.cwd)
     search_path: tuple[str, ...] = field(default_factory=lambda: _search_path(), repr=False)
 
@@ -110,7 +113,7 @@ class Program:
             raise source.needs_arguments(name, needed)
         if inspect.iscoroutinefunction(target):
             raise WrongUse(f"A program must be a plain function. Received: program={name!r}, which is an async function.")
-        return cls(name, "callable", args, pickled=pickle_by_value(target, name))
+        return cls(name, "callable", args, pickled=pickle_by_value(target, name), written=_written(target))
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -124,6 +127,12 @@ class Program:
     def folder(self) -> Path:
         """The folder of the program's file, the working directory for a callable."""
         return self.cwd if self.file is None else self.file.parent
+
+    def hash_places(self) -> list[str]:
+        """Where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
+        file = self.file or self.written
+        roots = (self.cwd, *([self.import_root] if self.import_root else []))
+        return [] if file is None else hash_places(file, roots)
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -176,6 +185,14 @@ def _package_of(file: Path) -> tuple[Path, str | None]:
 
 def _is_installed(folder: Path) -> bool:
     return any(folder.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+def _written(target: Any) -> Path | None:
+    try:
+        file = inspect.getsourcefile(inspect.unwrap(getattr(target, "func", target)))
+    except TypeError:  # an object that can be called: its class is written somewhere
+        file = inspect.getsourcefile(type(target)) if type(target).__module__ != "builtins" else None
+    return Path(file) if file is not None and Path(file).is_file() else None
 
 
 def _name_of(target: Any) -> str:

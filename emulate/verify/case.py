@@ -93,6 +93,8 @@ class Case:
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
+        own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
+        hash_places: Where the program makes sets or asks for hashes.
         outcome: How the run ended.
         recovery: What became of the program with faults.
         order_matters: Whether the order of the rows in a batch matters to the program.
@@ -110,6 +112,8 @@ class Case:
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
         own_seeds: Callable[[], RunResult | None] = _not_made,
+        own_hashes: Callable[[], RunResult | None] = _not_made,
+        hash_places: Sequence[str] = (),
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
         order_matters: bool = False,
@@ -128,7 +132,9 @@ class Case:
         self.unreachable: list[str] = []
         self._rerun = rerun
         self._confirm = confirm
+        self.hash_places = hash_places
         self._own_seeds = own_seeds
+        self._own_hashes = own_hashes
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         self._kept: tuple[str, ...] = ()
         self._base: Comparison | None = None
@@ -154,6 +160,11 @@ class Case:
     def with_own_seeds(self) -> RunResult | None:
         """The run of `topology` with a seed of its own on each host, where the program does not seed all that it draws from."""
         return self._own_seeds()
+
+    @cached_property
+    def with_own_hashes(self) -> RunResult | None:
+        """The run of `topology` with hosts that hash strings in their own ways, where the program makes something of hashes."""
+        return self._own_hashes()
 
     @cached_property
     def facts(self) -> Facts:

@@ -110,6 +110,11 @@ class Runner:
         return self._pool.submit(self._run, label, topology, plan, reference)
 
     @property
+    def program(self) -> Program:
+        """What is run."""
+        return self._settings.program
+
+    @property
     def faults(self) -> tuple[Fault, ...]:
         """What is to befall each topology, in a run of its own."""
         return self._settings.faults
@@ -232,6 +237,7 @@ class Runner:
         entry = self._entry(plan, reference)
         preload = self._fresh or self._preload
         cluster_plan = self._cluster_plan(result.topology, folder, entry, reference)
+        cluster_plan = replace(cluster_plan, own_hashes=plan is not None and plan.own_hashes)
         watch = self._follow(result, preload, cluster_plan, seconds)
         if watch.needs_fresh_process and preload is self._preload:
             self._use_fresh()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -207,6 +209,8 @@ class Session:
                 rerun=lambda *asked: self._rerun(asked, run, compared, base),
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._with_own_seeds(run, base),
+                own_hashes=lambda: self._with_own_hashes(run, base),
+                hash_places=self._hash_places,
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
@@ -312,6 +316,18 @@ class Session:
         if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
             return None
         return self._yardsticks.topology(run.topology, replace(base, replay=None, own_seeds=True)).result()
+
+    def _with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
+        """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
+        if run.status != "ok" or not run.topology.has_several_hosts or not self._hash_places:
+            return None
+        if os.environ.get("PYTHONHASHSEED", "random") != "random":
+            return None
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_hashes=True)).result()
+
+    @cached_property
+    def _hash_places(self) -> list[str]:
+        return self._runner.program.hash_places()
 
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
         """The reference failed or hung: how the topology ended is all that can be said."""

@@ -28,12 +28,14 @@ class Variation:
         switches: Suspects switched off.
         replay: The rows come from another run.
         own_seeds: Each host has a seed of its own.
+        own_hashes: Each host hashes strings in its own way.
     """
 
     keyed_draws: bool = False
     switches: frozenset[str] = frozenset()
     replay: Replay | None = None
     own_seeds: bool = False
+    own_hashes: bool = False
 
     def plan(self, seed: int) -> ProbePlan:
         """The probe's plan for it; the runner says where its trace goes."""
@@ -45,6 +47,7 @@ class Variation:
             switches=self.switches,
             replay=self.replay,
             own_seeds=self.own_seeds,
+            own_hashes=self.own_hashes,
             initial=initial,
         )
 
@@ -52,6 +55,7 @@ class Variation:
         """What a run of this variation is called."""
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
         parts += ["own seeds"] if self.own_seeds else []
+        parts += ["own hashes"] if self.own_hashes else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
             regrouped = " regrouped" if self.replay.regrouped else ""

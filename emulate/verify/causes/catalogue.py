@@ -23,6 +23,7 @@ from emulate.verify.causes.endings import (
     WAITS_FOR_DATA,
 )
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
+from emulate.verify.causes.hash_order import HASH_ORDER
 from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
@@ -77,6 +78,7 @@ _CAUSES: tuple[Cause, ...] = (
     IDENTICAL_DROPOUT,
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
+    HASH_ORDER,
     UNSEEDED_HOSTS,
     IDENTICAL_AUGMENTATION,
     CHECKPOINT_CONFLICT,

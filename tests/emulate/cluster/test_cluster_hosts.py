@@ -287,3 +287,37 @@ def test_clusters_run_at_the_same_time_from_one_parent(launch: Launch, tmp_path:
             events_until(cluster, lambda _, cluster=cluster: cluster.is_over)
             pids |= {outcome.value for outcome in cluster.outcomes}
     assert len(pids) == 6
+
+
+def test_hosts_with_hashes_of_their_own_hash_otherwise_and_are_hosts_in_all_else(run: Run) -> None:
+    """Each but the first is an interpreter of its own in the same network, folders and environment."""
+
+    def entry(context: HostContext) -> Any:
+        print("said", context.host)
+        context.send({"event": "told"})
+        Path(tempfile.gettempdir(), f"left-{context.host}").touch()
+        here = os.getcwd(), tf_config(context)["cluster"], tempfile.gettempdir(), os.readlink("/proc/self/ns/net")
+        return hash("word"), here, sorted(os.listdir("/proc/self/fd"))
+
+    ran = run("3x1", entry, own_hashes=True)
+    first, second, third = ran.values
+    assert len({hash("word"), *(value[0] for value in ran.values)}) >= 3
+    assert first[1] == second[1] == third[1]
+    assert len(first[2]) == len(second[2]) == len(third[2])
+    assert [ran.output(host) for host in range(3)] == ["said 0\n", "said 1\n", "said 2\n"]
+    assert len(ran.sent("told")) == 3
+
+
+@pytest.mark.parametrize("how", ["raised", "killed", "ended"])
+def test_the_end_of_a_host_with_hashes_of_its_own_is_told_as_any(run: Run, how: str) -> None:
+    def entry(context: HostContext) -> None:
+        if context.host and how == "raised":
+            raise ValueError("wrong")
+        if context.host and how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if context.host and how == "ended":
+            sys.exit(3)
+
+    outcome = run("2x1", entry, own_hashes=True).outcomes[1]
+    told = {"raised": ("raised", 1), "killed": ("killed", -9), "ended": ("exited", 3)}
+    assert (outcome.status, outcome.code) in (told[how], (told[how][0], None))

@@ -1,4 +1,4 @@
-"""Hosts with a seed of their own: what follows the seed is found, what does not is left in peace."""
+"""Hosts with a seed of their own and hosts that hash in their own ways: what follows from that is found, the rest is not."""
 
 from __future__ import annotations
 
@@ -101,6 +101,46 @@ def test_the_first_host_keeps_the_seed_and_the_others_have_another_each() -> Non
     assert seeds[0] == 2**32 - 1
     assert len(set(seeds)) == 8
     assert all(0 <= seed < 2**32 for seed in seeds)
+
+
+def hashed(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
+    run = RunResult("2x1 own hashes", Topology(2, 1), own, status=status, failure=failure)
+    topology = trained(folder, fixed)
+    return judge(Case(trained(folder, None), topology, own_hashes=lambda: run, hash_places=["train.py, line 9"]))
+
+
+def test_shares_that_follow_the_order_of_a_set_are_hash_order(folder: Folder) -> None:
+    found = hashed(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
+    assert (found.verdict, codes(found)) == ("divergent", ["hash-order"])
+    assert "every host does so in its own way (train.py, line 9)." in found.causes[0].summary
+    assert "of 48 rows that hosts after the first take " in found.causes[0].evidence
+
+
+def test_rows_that_the_hashes_make_anew_are_hash_order(folder: Folder) -> None:
+    found = hashed(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} renumbered" for row in fixed(1)]))
+    assert codes(found) == ["hash-order"]
+    assert "0 come from another host's share and 48 are none that they have" in found.causes[0].evidence
+
+
+def test_an_order_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(folder: Folder) -> None:
+    short = {host: fixed(host)[: STEPS * EACH] for host in range(HOSTS)}
+    found = hashed(folder, trained(folder, lambda host: shuffled(host, short[host])))
+    assert (found.verdict, codes(found)) == ("equivalent", [])
+    assert any("every row stays with its host" in note for note in found.notes)
+
+
+def test_other_numbers_under_other_hashes_are_hash_order(folder: Folder) -> None:
+    found = hashed(folder, trained(folder, fixed, weight=1.01))
+    assert codes(found) == ["hash-order"]
+    assert "on the same rows, the gradients differ (first w in step 0" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize(("status", "words"), [("failed", "raises"), ("hung", "does not end")])
+def test_a_program_that_fails_under_other_hashes_is_told_with_its_error(folder: Folder, status: str, words: str) -> None:
+    found = hashed(folder, None, status, "Traceback\nKeyError: 'word-3'\n")
+    assert codes(found) == ["hash-order"]
+    assert f"The program {words} where each host hashes strings in its own way" in found.causes[0].summary
+    assert "KeyError: 'word-3'" in found.causes[0].evidence
 
 
 @pytest.fixture
