@@ -46,6 +46,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if body is None or body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
+        if probe.plan.replay is not None and probe.plan.replay.taped and body.share not in (None, -1):
+            return self  # the last share's is assigned, which has all gradients
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
             probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])

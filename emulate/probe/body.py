@@ -41,6 +41,8 @@ class Body:
         label: The program's function, the same in every run of the program.
         assigned: Variables that the step has assigned itself, by their id.
         assigns: Whether one is being assigned.
+        share: Which share of another run's rows it is given, -1 for the last of them; None where it is given all, or its own.
+        collected: Of the shares so far the gradients that were taken, by tape (in the order of their use) or by optimizer.
         keeps: Whether the step assigns any variable itself: what a run keeps there a later one may apply.
     """
 
@@ -67,7 +69,8 @@ class Body:
         self.layer_depth = 0
         self.num_draws = 0
         self.share: int | None = None
-        self.accumulated: dict[str, list[list[Any]]] = {}
+        self.collected: dict[int | str, list[list[Any]]] = {}
+        self.num_taped = 0
 
     def __enter__(self) -> Body:
         self._outer = current()

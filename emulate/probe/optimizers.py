@@ -85,7 +85,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     probe.resume(name, optimizer)
     probe.initial.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
     if body is not None and body.share is not None and probe.plan.replay is not None:
-        pairs = replay.accumulated(probe.plan.replay, body, name, pairs)
+        pairs = replay.applied(probe.plan.replay, body, name, pairs)
         if not pairs:
             return None
     pairs = probe.rounding.changed(name, pairs)

@@ -19,6 +19,8 @@ class Replay:
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
         summed: The sum of the shares' gradients is applied, not their mean.
+        taped: The shares' gradients are joined where tapes make them, not where an optimizer applies them: what the program
+            does with gradients by itself (a sum over replicas, clipping, an update) it does once, with all of them.
         regrouped: Each share gets rows of all replicas, as many as its own.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
@@ -28,6 +30,7 @@ class Replay:
     trace: Path
     shares: int = 1
     summed: bool = False
+    taped: bool = False
     regrouped: bool = False
     told: int = 1
     batch_of: int = 1

@@ -178,10 +178,15 @@ class Probe:
         body.take_inputs(args, kwargs)
         draws.key_rows(self, body)
         result = function(*args, **kwargs)
-        if body.share is None:
+        if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
             self._leave(body)
             self._state_left(body)
         return result
+
+    @property
+    def _is_joined_at_tapes(self) -> bool:
+        """Whether the last share of a step has all that the step makes of its gradients."""
+        return self.plan.replay is not None and self.plan.replay.taped
 
     def _leave(self, body: Body) -> None:
         if body.applied:

@@ -91,14 +91,26 @@ def _gathered(value: Any, order: Any, number: Any) -> Any:
     return gathered
 
 
-def accumulated(replay: Replay, body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def applied(replay: Replay, body: Body, optimizer: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Collect one share's gradients; with the last share, their mean or sum; before it, nothing to apply."""
-    collected = body.accumulated.setdefault(optimizer, [])
-    collected.append([gradient for gradient, _ in pairs])
-    if body.share is None or body.share >= 0:
-        return []
+    if replay.taped:
+        return pairs if body.share == -1 else []
+    joined = _collected(replay, body, optimizer, [gradient for gradient, _ in pairs])
+    return [(gradient, variable) for gradient, (_, variable) in zip(joined, pairs, strict=True)] if body.share == -1 else []
+
+
+def taped(replay: Replay, body: Body, gradients: list[Any]) -> list[Any]:
+    """Collect what a tape makes of one share; with the last share, their mean or sum; before it, the share's own."""
+    body.num_taped += 1
+    joined = _collected(replay, body, body.num_taped, gradients)
+    return joined if body.share == -1 else gradients
+
+
+def _collected(replay: Replay, body: Body, maker: int | str, gradients: list[Any]) -> list[Any]:
+    collected = body.collected.setdefault(maker, [])
+    collected.append(gradients)
     number = 1 if replay.summed else len(collected)
-    return [(_joined([gradients[i] for gradients in collected], number), variable) for i, (_, variable) in enumerate(pairs)]
+    return [_joined(list(shares), number) for shares in zip(*collected, strict=True)]
 
 
 def _joined(gradients: list[Any], number: int) -> Any:
@@ -155,7 +167,7 @@ class Rows:
             return probe.call_once(body, function, args, kwargs)
         results = []
         for share in range(self._shares):
-            body.share = share if share < self._shares - 1 else -1
+            body.share, body.num_taped = share if share < self._shares - 1 else -1, 0
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None

@@ -63,7 +63,8 @@ def headline(runs: Sequence[Run]) -> str:
     if run.verdict == "failed":
         return f"failed: the program raised after {one_of(run.steps, 'step')}"
     if run.verdict == "unverified":
-        return "unverified: nothing could be compared" + (f" ({run.reason})" if run.reason else "")
+        what = "not all that must agree was seen" if run.worst is not None else "nothing could be compared"
+        return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
     if run.verdict == "unavailable":
         return "unavailable: this machine cannot provide it" + (f" ({run.reason})" if run.reason else "")
     return "equivalent"

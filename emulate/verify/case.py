@@ -83,6 +83,10 @@ def _not_made() -> RunResult | None:
 class Case:
     """One topology's run with the reference and what can be run again.
 
+    Attributes:
+        clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
+            does with gradients by itself.
+
     Args:
         reference: The run on one device.
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
@@ -130,6 +134,7 @@ class Case:
         self.found: list[Finding] = []
         self.notes: list[str] = []
         self.unreachable: list[str] = []
+        self.clips_the_sum = False
         self._rerun = rerun
         self._confirm = confirm
         self.hash_places = hash_places

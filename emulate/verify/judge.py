@@ -174,7 +174,13 @@ def _missing(case: Case) -> list[str]:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:
             missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
-    return missing if case.ledger else [*missing, "data: the rows of the batches were not seen"]
+    return missing if case.ledger else [*missing, _UNSEEN_ROWS]
+
+
+_UNSEEN_ROWS = (
+    "data: the rows of the batches were not seen, as they are no arguments of what Strategy.run calls; hand them to it as "
+    "arguments, and they are"
+)
 
 
 def _first(case: Case) -> Difference | None:

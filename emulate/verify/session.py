@@ -248,7 +248,8 @@ class Session:
         first, so that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not
         in what makes up for adding them up.
         """
-        union, shares = (replace(base, replay=Replay(topology.directory, number)) for number in (1, growth))
+        union = replace(base, replay=Replay(topology.directory))
+        shares = replace(base, replay=Replay(topology.directory, growth, taped="tape" in topology.optimizers))
         yardsticks = {way: self._yardsticks.with_noise(way) for way in (union, shares)}
         misfits = {way: _misfit(yardsticks[way], topology) for way in yardsticks}
         if min(misfits.values()) == float("inf"):
@@ -283,14 +284,19 @@ class Session:
         if run.status != "ok":
             return None
         number = len(compared.replicas)
+        apart = {
+            "replicas": Replay(Path(), number),
+            "replicas-summed": Replay(Path(), number, summed=True, told=number),
+            "replicas-taped": Replay(Path(), number, summed=True, taped=True),
+            "replicas-taped-told": Replay(Path(), number, summed=True, taped=True, told=number),
+            "replicas-taped-mean": Replay(Path(), number, taped=True),
+        }
         replays = {
             "replay": Replay(Path()),
             "told": Replay(Path(), told=number),
             "batch-of": Replay(Path(), batch_of=number),
-            "replicas": Replay(Path(), number),
-            "replicas-summed": Replay(Path(), number, summed=True, told=number),
-            "replicas-regrouped": Replay(Path(), number, regrouped=True),
-            "replicas-summed-regrouped": Replay(Path(), number, summed=True, regrouped=True, told=number),
+            **apart,
+            **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
         }
         variation, topology = base, compared
         for switch in asked:

@@ -58,6 +58,7 @@ class Variation:
         parts += ["own hashes"] if self.own_hashes else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
+            what += " at tapes" if self.replay.taped else ""
             regrouped = " regrouped" if self.replay.regrouped else ""
             told = f" told {self.replay.told}" if self.replay.told > 1 else ""
             batch = f" a batch of {self.replay.batch_of}" if self.replay.batch_of > 1 else ""

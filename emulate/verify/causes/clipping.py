@@ -154,6 +154,8 @@ def _by_hand(case: Case) -> Sign | None:
 
 def _behind(case: Case) -> Sign | None:
     """What enters the optimizer is clipped, and the loss is not: on each replica, as all that it does with its own rows."""
+    if case.clips_the_sum:
+        return None
     again = case.switched("no-clipping", alone=True) if case.facts.clip_calls else None
     if again is None:
         return None

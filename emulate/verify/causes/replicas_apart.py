@@ -11,6 +11,8 @@ NOTE = "gradients, weights and losses were compared with the reference on the ro
 
 
 _SUMS = ("replicas-summed", "replicas")
+_SUMS_AT_TAPES = ("replicas-taped", "replicas-taped-told", "replicas-taped-mean")
+"""For a program that does more with gradients by itself than to hand them to an optimizer."""
 _REPORTED = ("loss", "metric")
 _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
@@ -35,7 +37,7 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     """
     if not is_possible(case):
         return None
-    for switch in _SUMS:
+    for switch in _sums(case):
         again = case.switched(switch, alone=True)
         if again is None or not explains_up_to(again, step):
             continue
@@ -48,10 +50,17 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
             again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
             case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
         case.rebase(again)
+        case.clips_the_sum = switch in _SUMS_AT_TAPES
         case.notes.append(NOTE)
         told = f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
         return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
+
+
+def _sums(case: Case) -> tuple[str, ...]:
+    if "tape" in case.topology.optimizers:
+        return _SUMS_AT_TAPES
+    return _SUMS + (_SUMS_AT_TAPES if case.facts.clip_calls else ())
 
 
 def explains_a_sum(case: Case, step: int) -> bool:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulate.probe.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
+from emulate.verify.measure import complete
 
 
 def _apart(case: Case) -> Ledger | None:
@@ -17,7 +24,7 @@ def _apart(case: Case) -> Ledger | None:
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
     if ledger is None:
-        return None
+        return _alike(case) if case.ledger is None else None
     if ledger.repeated_in_step:
         return _shared(ledger)
     if ledger.samples.repeated and not ledger.lost and not ledger.is_cut_within_an_epoch:
@@ -26,6 +33,36 @@ def _search_repeated(case: Case) -> Sign | None:
             _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
         )
     return None
+
+
+def _alike(case: Case) -> Sign | None:
+    """Rows that are no input of the step are not seen; replicas that compute bit for bit the same have the same."""
+    first = case.base.first_step("gradient")
+    if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explanation.unexplained):
+        return None
+    steps = [step for name in case.topology.optimizers for step in complete(case.topology, name)]
+    if len(steps) < _FEWEST or not all(_is_alike(step) for step in steps):
+        return None
+    case.cut(first, "all replicas compute the same, on rows that were not seen")
+    return Sign(
+        "All replicas compute bit for bit the same loss and gradients: they train on the same rows.",
+        f"In all {len(steps)} steps the loss and each local gradient of the {len(steps[0])} replicas are the same bit for bit, "
+        "and the gradients are not one device's. Which rows they are was not seen: they are no arguments of the step",
+        _BY_NUMBER,
+    )
+
+
+def _is_alike(step: StepOfAll) -> bool:
+    """Whether all of several replicas have one loss, which is not 0, and the same gradients."""
+    losses = {one.objective for one in step.values()}
+    if len(step) < 2 or len(losses) != 1 or None in losses or 0 in losses:
+        return False
+    found = [gradients_of(step, tensor) for tensor in names_of(step)]
+    return all(len(one) == len(step) and _are_same([array.read() for array in one.values()]) for one in found)
+
+
+def _are_same(arrays: Sequence[Array]) -> bool:
+    return all(np.array_equal(array, arrays[0]) for array in arrays[1:])
 
 
 def _shared(ledger: Ledger) -> Sign:
@@ -62,6 +99,16 @@ def _search_missing(case: Case) -> Sign | None:
         _TOO_FEW_STEPS if only_fewer_steps else None,
     )
 
+
+_FEWEST = 3
+"""Steps it takes to believe that replicas compute the same."""
+
+_BY_NUMBER = (
+    "Let each replica take rows of its own, by its number:\n"
+    "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group\n"
+    "    start = step * GLOBAL_BATCH_SIZE + replica * ROWS_OF_A_REPLICA\n"
+    "or hand the rows to the step as arguments, from strategy.experimental_distribute_dataset."
+)
 
 _TOO_FEW_STEPS = (
     "Every step has the rows of one device's, there are only fewer steps. Count steps in global batches, whatever the number "

@@ -110,10 +110,16 @@ def test_a_program_that_fails_without_distribution_too_is_said_to(made):
 
 
 def test_a_failing_reference_alone_shows_its_traceback(made):
-    unverified = made.equivalent(verdict="unverified", reason="no reference")
+    unverified = made.equivalent(verdict="unverified", reason="no reference", worst=None)
     text = render(made.verdict(unverified, reference=Reference("failed", failure="ValueError: no")))
     assert "ValueError: no" in text
     assert "1x4  unverified: nothing could be compared (no reference)" in text
+
+
+def test_a_run_of_which_a_part_was_compared_is_not_said_not_to_be(made):
+    text = render(made.verdict(made.equivalent(verdict="unverified", not_compared=("data: the rows were not seen",))))
+    assert "1x4  unverified: not all that must agree was seen\n" in text
+    assert "data: the rows were not seen" in text
 
 
 def test_a_reference_that_differs_from_its_repeat_is_named(made):

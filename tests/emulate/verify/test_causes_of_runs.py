@@ -394,7 +394,8 @@ def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:
 
     found = judge(Case(loop(folder.made(), without), loop(folder.made("1x1"), without)))
     assert found.verdict == "unverified"
-    assert found.not_compared == ("data: the rows of the batches were not seen",)
+    assert len(found.not_compared) == 1
+    assert "data: the rows of the batches were not seen" in found.not_compared[0]
 
 
 def test_a_loss_that_no_report_shows_is_said_not_to_be_seen(folder: Folder) -> None:

@@ -1,0 +1,117 @@
+"""Programs that do more with gradients than to hand them to an optimizer, and steps that take their rows by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.report import render
+
+START = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+draws = np.random.default_rng(0)
+x = draws.normal(size=(96, 6)).astype("float32")
+y = x.sum(1, keepdims=True)
+BATCH = 16
+with strategy.scope():
+    weights = [tf.Variable(draws.normal(size=s).astype("float32"), name=n) for n, s in (("a", (6, 5)), ("b", (5, 1)))]
+    momenta = [tf.Variable(tf.zeros(w.shape), trainable=False, name=f"momentum_{w.name[0]}") for w in weights]
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(weights)
+context = tf.distribute.get_replica_context
+def errors(x, y):
+    return (tf.tanh(x @ weights[0]) @ weights[1] - y)[:, 0]
+"""
+
+LOOP = """
+@tf.function
+def train(x, y):
+    return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, y)).repeat(2).batch(BATCH)):
+    train(x, y)
+"""
+
+CLIPPED = (
+    START
+    + """
+def step(x, y):
+    with tf.GradientTape() as tape:
+        error = errors(x, y)
+        error = error / (tf.math.reduce_std(error) + 0.1)  # of the replica's own rows
+        loss = tf.reduce_sum(error ** 2) / BATCH
+    gradients = context().all_reduce("SUM", tape.gradient(loss, weights))
+    gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+    number = strategy.num_replicas_in_sync
+    optimizer.apply_gradients([(gradient / number, weight) for gradient, weight in zip(gradients, weights)])
+    return loss
+"""
+    + LOOP
+)
+
+BY_HAND = (
+    START
+    + """
+def step(x, y):
+    with tf.GradientTape() as tape:
+        error = errors(x, y)
+        loss = tf.reduce_sum(error ** 2) / BATCH
+        loss += 0.1 * tf.reduce_mean(error) ** 2 / strategy.num_replicas_in_sync  # of the replica's own rows
+    gradients = context().all_reduce("SUM", tape.gradient(loss, weights))
+    for weight, momentum, gradient in zip(weights, momenta, gradients):
+        momentum.assign(0.9 * momentum + gradient)
+        weight.assign_sub(0.01 * momentum)
+    return loss
+"""
+    + LOOP
+)
+
+ITS_OWN_ROWS = (
+    START
+    + """
+every_x, every_y = tf.constant(x), tf.constant(y)
+def step():
+    number = BATCH // strategy.num_replicas_in_sync
+    start = tf.cast(optimizer.iterations, tf.int32) * BATCH % 96 + REPLICA * number
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(errors(every_x[start : start + number], every_y[start : start + number]) ** 2) / BATCH
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+@tf.function
+def train():
+    return strategy.reduce("SUM", strategy.run(step), axis=None)
+for _ in range(12):
+    train()
+"""
+)
+
+
+def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run, str]:
+    (folder / "train.py").write_text(program)
+    verdict = emulate.verify(folder / "train.py", "1x2", preload=preload)
+    return verdict.runs[0], render(verdict)
+
+
+@pytest.mark.parametrize("program", [CLIPPED, BY_HAND], ids=["clipped after its own sum", "an update by hand"])
+def test_rows_that_meet_on_a_replica_are_found_behind_gradients_that_the_program_reduces(
+    tmp_path: Path, preload: Preload, program: str
+) -> None:
+    run, text = verified(tmp_path, preload, program)
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["in-batch-negatives"]), text
+
+
+def test_replicas_that_take_the_same_rows_by_themselves_are_found_by_their_gradients(tmp_path: Path, preload: Preload) -> None:
+    run, text = verified(tmp_path, preload, ITS_OWN_ROWS.replace("REPLICA", "0"))
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["samples-repeated"]), text
+    assert "bit for bit" in run.causes[0].evidence
+
+
+def test_a_step_that_takes_its_rows_by_itself_is_not_called_equivalent_and_the_way_out_is_said(
+    tmp_path: Path, preload: Preload
+) -> None:
+    run, text = verified(tmp_path, preload, ITS_OWN_ROWS.replace("REPLICA", "context().replica_id_in_sync_group"))
+    assert (run.verdict, run.causes) == ("unverified", ()), text
+    assert "hand them to it as arguments" in run.not_compared[0]
