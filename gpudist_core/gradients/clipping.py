@@ -51,16 +51,32 @@ class Clipping:
         if self.by_value is not None:
             bound = self.by_value
             return [g if g is None else _map(g, lambda v: tf.clip_by_value(v, -bound, bound)) for g in grads]
-        squares = _squared_norms(grads, variables)
         if self.by_norm is not None:
-            return [g if g is None else _to_norm(g, square, self.by_norm) for g, square in zip(grads, squares, strict=True)]
-        total = tf.add_n([square for square in squares if square is not None])
+            squares = _squared_norms(grads, variables)
+            norms = [square if square is None else tf.sqrt(square) for square in squares]
+            return [g if g is None else _to_norm(g, norm, self.by_norm) for g, norm in zip(grads, norms, strict=True)]
+        total = global_norm(grads, variables)
         return [g if g is None else _to_norm(g, total, float(self.by_global_norm or 0)) for g in grads]
 
 
 def of_optimizer(optimizer: Any) -> Clipping:
     """The clipping that a Keras optimizer was told: `clipnorm`, `global_clipnorm`, `clipvalue`."""
     return Clipping(optimizer.clipnorm or None, optimizer.global_clipnorm or None, optimizer.clipvalue or None)
+
+
+def global_norm(grads: list[Any], variables: list[Any]) -> Any:
+    """The L2 norm of gradients taken together, those of a sharded variable over all slices.
+
+    Args:
+        grads: Gradients of all replicas together, or None; of a sharded variable, this slice's. One at least is not None.
+        variables: The variables, in the same order.
+
+    Returns:
+        A scalar, float32 or wider.
+    """
+    import tensorflow as tf
+
+    return tf.sqrt(tf.add_n([square for square in _squared_norms(grads, variables) if square is not None]))
 
 
 def _map(gradient: Any, function: Any) -> Any:
@@ -84,10 +100,9 @@ def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
     return squares
 
 
-def _to_norm(gradient: Any, square: Any, bound: float) -> Any:
+def _to_norm(gradient: Any, norm: Any, bound: float) -> Any:
     """Scaled down to the bound where its norm is larger; a norm that is not finite makes NaN, as in Keras."""
     import tensorflow as tf
 
-    norm = tf.sqrt(square)
     factor = bound / tf.maximum(norm, bound)
     return reduction.scale(gradient, tf.where(tf.math.is_finite(norm), factor, tf.constant(float("nan"), norm.dtype)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import PredictFunction, StepFunction
 from gpudist_core.keras_model.sources import source_of
+from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import models, optimizers, trainer
 
 
@@ -182,6 +183,8 @@ class DistributedModel:
                 "class_weight": class_weight,
             }
             trains = training and not made
+            if made and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
+                data["batch_size"] = None
             seed = self._gpudist_seed() if trains and shuffle else 0
             source = source_of(self._gpudist_place, data, training=trains, seed=seed)
             epochs = Epochs(source, steps_per_epoch, steps_per_execution)
@@ -212,17 +215,21 @@ class DistributedModel:
             if iterator is not None
             else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
         )
-        with strategy.scope(), self._gpudist_without_call():
-            trainer.build(self, spec)
-
-    @contextlib.contextmanager
-    def _gpudist_without_call(self) -> Iterator[None]:
-        """A model that trains itself need not be one that can be called: then its parts were made before."""
-        try:
-            yield
-        except RuntimeError:
+        with strategy.scope():
             if trainer.is_default(type(self), "train_step"):
-                raise
+                trainer.build(self, spec)
+            else:
+                self._gpudist_build_own(spec)
+
+    def _gpudist_build_own(self, spec: Any) -> None:
+        """Build a model that trains itself: it may take a batch as a whole, or be one that cannot be called.
+
+        Its parts were made before then, or are made in the step, which says what it lacks.
+        """
+        for batch in (spec, (spec,)):
+            with contextlib.suppress(RuntimeError, TypeError, ValueError):
+                trainer.build(self, batch)
+                return
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the step of training."""

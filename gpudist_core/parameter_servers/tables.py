@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.shares import shares
-from gpudist_core.static.initializers import uniform
+from gpudist_core.static.initializers import Initializer, check_initializer, uniform
 from gpudist_core.upstream import coordination
 
-Initializer = Callable[[int, tuple[int, ...]], Any]
 _PIECE_BYTES = 1 << 26
 
 
@@ -224,6 +223,8 @@ def _layer_class() -> Any:
             self, rows: int, dim: int, *, parts: int | None = None, initializer: Any = None, seed: int = 0, **kwargs: Any
         ) -> None:
             super().__init__(**kwargs)
+            if initializer is not None:
+                check_initializer(initializer)
             sizes = part_sizes(rows, parts, tf.distribute.get_strategy())
             self.rows, self.dim, self.num_parts, self.seed = rows, dim, len(sizes), seed
             # Without autocast: under a mixed-precision policy each step would cast all parts.

@@ -37,16 +37,21 @@ class Rowwise:
         self._before = Mapper([stage for stage in plan.stages[:end] if stage.function], plan.source.spec, 0)
         after = [stage for stage in plan.stages[end:] if stage.function]
         self._after = Mapper(after, self._before.spec, 0)
-        self.spec = self._after.spec if plan.weighting is None else _with_weight(self._after.spec)
-        by_class = plan.weighting is not None and plan.weighting.of_rows is None
-        self._label = label_component(plan.source.spec) if by_class else None
+        self.spec, self._label = self._after.spec, None
+        if plan.weighting is not None:
+            by_class = plan.weighting.of_rows is None
+            self._label = label_component(self.spec) if by_class else None
+            self.spec = _with_weight(self.spec, by_class=by_class)
 
     def __call__(self, share: Share) -> Rows:
         """The rows of a share as they go to the replicas, flattened."""
         made = partial(self._made, share)
         parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
         parts = self._after(parts, self._plan.seed, share.epoch, share.rows, share.repeats)
-        return parts if self._plan.weighting is None else [*parts, self._weights(share)]
+        if self._plan.weighting is None:
+            return parts
+        labels = None if self._label is None else parts[self._label]
+        return [*parts, self._plan.weighting.weights(share.rows, labels)]
 
     def _made(self, share: Share, places: Any) -> Rows:
         if share.parts is None:
@@ -56,19 +61,14 @@ class Rowwise:
         rows, repeats = (share.rows, share.repeats) if places is None else (share.rows[places], share.repeats[places])
         return self._before(raw, self._plan.seed, share.epoch, rows, repeats)
 
-    def _weights(self, share: Share) -> Any:
-        weighting = self._plan.weighting
-        assert weighting is not None
-        labels = None if share.parts is None or self._label is None else share.parts[self._label]
-        return weighting.weights(share.rows, labels)
 
-
-def _with_weight(spec: Any) -> Any:
+def _with_weight(spec: Any, *, by_class: bool) -> Any:
     import tensorflow as tf
 
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise WrongUse("Weights are added to rows of (x, y)", "Return (x, y) from the last map, and no weight.", row=spec)
-    return (*spec, tf.TensorSpec((), tf.float32))
+    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if by_class and spec[1].shape.rank else ()
+    return (*spec, tf.TensorSpec(shape, tf.float32))
 
 
 class Distributed:

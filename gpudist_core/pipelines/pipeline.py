@@ -299,10 +299,11 @@ class Pipeline:
         """Add a weight to each row: batches of (x, y) become (x, y, weight), float32 of shape [rows].
 
         Args:
-            weights: The weight of each class; or "balanced", with which all classes count the same in all and a row 1 in the
-                mean over the data; or the weight of each row, of shape [rows].
-            labels: The class of each row, integers of shape [rows], for weights by class; None takes the second component
-                of a row.
+            weights: The weight of each class, which is y as the maps leave it (a number, or one-hot; as Keras takes
+                `class_weight`); or "balanced", with which all classes count the same in all and a row 1 in the mean over the
+                data; or the weight of each row, of shape [rows].
+            labels: The class of each row, integers of shape [rows], for weights by class. Where None, "balanced" takes the
+                second component of a row as it is before the maps.
             otherwise: The weight of a class that is given none; None refuses it.
 
         Returns:
@@ -311,7 +312,7 @@ class Pipeline:
         Raises:
             WrongUse: There are not as many weights as rows, a class has none, or rows come in a stream and are not counted.
         """
-        if isinstance(weights, Mapping) and labels is None and not self._plan.at_random:
+        if isinstance(weights, Mapping) and labels is None:
             return self._with(weighting=Weighting(None, dict(weights), otherwise))
         if isinstance(weights, Mapping):
             return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), dict(weights), otherwise)))

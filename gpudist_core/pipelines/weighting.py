@@ -21,7 +21,7 @@ class Weighting:
 
     Attributes:
         of_rows: The weight of each row of the data, or None.
-        of_classes: The weight of each class where rows come in a stream, whose second component is the class; or None.
+        of_classes: The weight of each class, which is y of a row (x, y) as the maps leave it; or None.
         otherwise: The weight of a class that has none; None refuses it.
     """
 
@@ -30,8 +30,28 @@ class Weighting:
     otherwise: float | None = None
 
     def weights(self, rows: Integers, labels: Any) -> Floats:
-        """The weights of rows, by their numbers or by their classes."""
-        return by_class(labels, dict(self.of_classes or {}), self.otherwise) if self.of_rows is None else self.of_rows[rows]
+        """The weights of rows, by their numbers or by their classes, y."""
+        if self.of_rows is not None:
+            return self.of_rows[rows]
+        classes = classes_of(labels)
+        found = by_class(classes.reshape(-1), dict(self.of_classes or {}), self.otherwise)
+        return found.reshape(classes.shape)
+
+
+def classes_of(labels: Any) -> Integers:
+    """The classes that targets stand for, as Keras takes them for `class_weight`.
+
+    Args:
+        labels: Numbers of classes, of shape [rows] or [rows, 1], floats rounded; or one-hot or probabilities, of shape
+            [rows, ..., classes].
+
+    Returns:
+        int64, of shape [rows] or [rows, ...].
+    """
+    found = np.asarray(labels)
+    if found.ndim > 1:
+        found = found.argmax(-1) if found.shape[-1] != 1 else found[..., 0]
+    return np.round(found).astype(np.int64)
 
 
 def label_component(row: Any) -> int:
@@ -44,12 +64,15 @@ def label_component(row: Any) -> int:
         Its place.
 
     Raises:
-        WrongUse: Rows are no such pairs, or y is no single tensor.
+        WrongUse: Rows are no such pairs, or y is no single tensor of numbers.
     """
     import tensorflow as tf
 
     if not isinstance(row, tuple) or len(row) < 2 or len(tf.nest.flatten(row[1])) != 1:
         raise WrongUse("The class is the second component of a row (x, y)", "Give such rows, or labels=....", row=row)
+    (y,) = tf.nest.flatten(row[1])
+    if y.dtype == tf.string:
+        raise WrongUse("A class is a number", "Number the classes in a map: keras.layers.StringLookup.", dtype=y.dtype.name)
     return len(tf.nest.flatten(row[0]))
 
 

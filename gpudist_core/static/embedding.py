@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpudist_core.errors import WrongUse
-from gpudist_core.static.initializers import uniform
-from gpudist_core.static.sharded import Initializer, ShardedTable, allocate, initialize
+from gpudist_core.static.initializers import Initializer, check_initializer, uniform
+from gpudist_core.static.sharded import ShardedTable, allocate, initialize
 from gpudist_core.static.sources import Source
 
 
@@ -23,7 +23,7 @@ class ShardedEmbedding:
     Args:
         rows: Rows of the table: ids are 0 to rows - 1.
         dim: Columns of the table.
-        strategy: The strategy whose replicas hold the slices.
+        strategy: The strategy whose replicas hold the slices; that in whose scope it is made unless given.
         initializer: As `gd.shard` takes it; uniform between -0.05 and 0.05 unless given.
         seed: Of the default initializer.
         name: The layer's name.
@@ -38,7 +38,7 @@ class ShardedEmbedding:
         cls,
         rows: int,
         dim: int,
-        strategy: Any,
+        strategy: Any = None,
         *,
         initializer: Initializer | None = None,
         seed: int = 0,
@@ -75,6 +75,8 @@ def _layer_class() -> Any:
             for what, count in (("rows", rows), ("dim", dim)):
                 if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
                     raise WrongUse(f"{what} must be a positive whole number", "Give 1 or more.", **{what: count})
+            if initializer is not None:
+                check_initializer(initializer)
             self.rows, self.dim, self.seed = int(rows), int(dim), seed
             strategy = strategy if strategy is not None else tf.distribute.get_strategy()
             source = Source((rows, dim), np.dtype(self.variable_dtype), lambda: iter(()))

@@ -24,13 +24,13 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.replicas import replicas_of
 from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
+from gpudist_core.static.initializers import Initializer, check_initializer
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import PIECE_BYTES, Source, numeric, source_of
 from gpudist_core.upstream import central_storage
 from gpudist_core.upstream import static as upstream
 
 Array = NDArray[Any]
-Initializer = Callable[[int, tuple[int, ...]], Any]
 _TOO_LARGE = "Use more devices, each of which holds a smaller slice, or a smaller dtype."
 
 
@@ -329,6 +329,8 @@ def shard(
             tensor=None if tensor is None else type(tensor).__name__,
             initializer=initializer,
         )
+    if initializer is not None:
+        check_initializer(initializer)
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         raise WrongUse("A table is made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
     source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)

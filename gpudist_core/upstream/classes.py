@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 _made: dict[tuple[type, type], type] = {}
 
@@ -23,10 +24,22 @@ def mix_in(thing: Any, mixin: type) -> Any:
     cls = type(thing)
     if not issubclass(cls, mixin):
         if (mixin, cls) not in _made:
-            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            names: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+            names["__reduce__"] = _reduced_as(cls)
             _made[mixin, cls] = _saved_as(cls, type(cls.__name__, (mixin, cls), names))
         thing.__class__ = _made[mixin, cls]
     return thing
+
+
+def _reduced_as(cls: type) -> Callable[[Any], Any]:
+    """Let what pickle makes of an object be of the plain class, which is found by its name."""
+
+    def reduce(self: Any) -> Any:
+        function, *rest = cast(Any, cls).__reduce__(self)
+        is_of_class = getattr(function, "__self__", None) is type(self)
+        return (getattr(cls, function.__name__) if is_of_class else function, *rest)
+
+    return reduce
 
 
 def _saved_as(cls: type, made: type) -> type:

@@ -64,7 +64,7 @@ def check(optimizer: Any) -> None:
         raise WrongUse(
             "The optimizer must be one of Keras 3, other than MultiOptimizer",
             "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
-            optimizer=type(optimizer).__name__,
+            optimizer=f"{type(optimizer).__module__.partition('.')[0]}: {type(optimizer).__name__}",
         )
 
 

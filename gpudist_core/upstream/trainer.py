@@ -21,7 +21,7 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import losses, run_state
+from gpudist_core.upstream import clipping_by_hand, losses, run_state
 
 _means = threading.local()
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
@@ -67,6 +67,7 @@ class _Means:
     def __init__(self, tapes: bool) -> None:
         self.tapes = tapes
         self.of_rows: dict[int, Any] = {}
+        self.parts = clipping_by_hand.Parts()
 
 
 def _current() -> tuple[_Means, shares.Share] | None:
@@ -82,6 +83,7 @@ def install() -> None:
     _install_losses()
     _install_mean()
     _install_tape()
+    clipping_by_hand.install(_current_parts)
 
 
 def _install_iterator() -> None:
@@ -208,9 +210,19 @@ def _install_tape() -> None:
         # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
         seeds = [g if g.shape.rank else g * tf.cast(current[1].fraction, g.dtype) for g in given]
         grads = original(self, targets, sources, seeds, **kwargs)
-        return tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
+        grads = tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
+        current[0].parts.remember(tf.nest.flatten(grads), tf.nest.flatten(sources))
+        return grads
 
     tf.GradientTape.gradient = gradient
+
+
+def _current_parts() -> tuple[clipping_by_hand.Parts, shares.Share] | None:
+    """Of a step that others wrote, on several replicas."""
+    current = _current()
+    if current is None or not current[0].tapes or current[1].num_replicas == 1:
+        return None
+    return current[0].parts, current[1]
 
 
 def _variables(sources: Any) -> bool:

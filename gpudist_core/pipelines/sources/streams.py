@@ -163,8 +163,16 @@ class DatasetStream:
         with tf.device("CPU:0"):
             batches = iter(rows.prefetch(1))
         while True:
-            with tf.device("CPU:0"):
-                batch = next(batches, None)
+            try:
+                with tf.device("CPU:0"):
+                    batch = next(batches, None)
+            except tf.errors.InvalidArgumentError as error:
+                if "Cannot batch tensors with different shapes" not in error.message:
+                    raise
+                shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
+                raise WrongUse(
+                    "The rows of a dataset have one shape", "Pad or crop them in the dataset.", shapes=shapes
+                ) from error
             if batch is None:
                 return
             parts = [np.asarray(part) for part in tf.nest.flatten(batch)]

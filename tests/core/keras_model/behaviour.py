@@ -15,10 +15,22 @@ def seen_all(folder: str) -> dict[str, Any]:
     import keras
 
     run, seen = Run(strategy()), {}
-    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned):
+    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned, pickled):
         keras.utils.set_random_seed(2)
         seen[act.__name__] = act(run, f"{folder}/{act.__name__}")
     return seen
+
+
+def pickled(run: Run, folder: str) -> dict[str, Any]:
+    """What pickle and copy make of a model is a plain one."""
+    import copy
+    import pickle
+
+    model = run.sequential(hidden)
+    copies = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model)]
+    kinds = [type(one).__mro__[0].__module__ for one in copies] + [type(one.optimizer).__name__ for one in copies]
+    same = [all(np.array_equal(a, b) for a, b in zip(model.get_weights(), one.get_weights(), strict=True)) for one in copies]
+    return {"kinds": kinds, "same": same, "distributed": [hasattr(one, "_gpudist_draws") for one in copies]}
 
 
 def masks(run: Run, folder: str) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.keras_model.run import Run, digits, hidden, weights_of
+from tests.core.keras_model.run import Run, digits, hidden, weights_of, words
 
 
 def own_train_step(run: Run) -> dict[str, Any]:
@@ -26,6 +26,59 @@ def own_train_step(run: Run) -> dict[str, Any]:
 
     x, y = digits(76)
     return run.fit(run.sequential(hidden, kind=Own), x, y)
+
+
+def clipped_by_hand(run: Run) -> dict[str, Any]:
+    """In a step of one's own, gradients of a table with repeated rows among them; values by hand come after the norm of all."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            grads = tape.gradient(loss, self.trainable_variables)
+            before = tf.linalg.global_norm(grads)
+            grads, norm = tf.clip_by_global_norm(grads, 0.05)
+            grads = [tf.clip_by_value(g, -0.01, 0.01) if k else g for k, g in enumerate(grads)]
+            grads[-1] = tf.clip_by_norm(grads[-1], 0.005)
+            self.optimizer.apply([g * 1.5 if k else g for k, g in enumerate(grads)], self.trainable_variables)
+            return {"before": before, "norm": norm, "loss": loss}
+
+    x = words(75)
+    with run.scope():
+        layers = [keras.layers.Embedding(27, 6), keras.layers.Flatten(), keras.layers.Dense(5)]
+        model = run.ours(Own([keras.Input(x.shape[1:], dtype="int64"), *layers]))
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return run.fit(model, x, x[:, 0] % 5)
+
+
+def of_pairs(run: Run) -> dict[str, Any]:
+    """A batch is two views, and the model, which nobody has built, takes both."""
+    import keras
+    import tensorflow as tf
+
+    class Pairs(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = keras.layers.Dense(4), keras.layers.Dense(4)
+
+        def call(self, views: Any) -> Any:
+            return self.one(views[0]), self.other(views[1])
+
+        def train_step(self, views: Any) -> Any:
+            with tf.GradientTape() as tape:
+                one, other = self(views, training=True)
+                loss = tf.reduce_mean(tf.reduce_sum(tf.square(one - other), -1))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    x, _ = digits(76)
+    with run.scope():
+        model = run.ours(Pairs())
+        model.compile(keras.optimizers.SGD(0.01))
+    return run.fit(model, tf.data.Dataset.from_tensor_slices((x, x + 0.1)).batch(25), batch_size=None)
 
 
 def own_compute_loss(run: Run) -> dict[str, Any]:

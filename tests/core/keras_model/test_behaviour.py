@@ -92,6 +92,14 @@ def test_hosts_without_a_common_seed_shuffle_alike(on_hosts: OnHosts) -> None:
         assert list(epochs[0]) != list(epochs[1]), kind
 
 
+def test_a_pickled_or_copied_model_is_a_plain_one(seen: dict[str, Any]) -> None:
+    assert seen["pickled"] == {
+        "kinds": ["keras.src.models.sequential"] * 2 + ["SGD"] * 2,
+        "same": [True, True],
+        "distributed": [False, False],
+    }
+
+
 def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are_warned_of(seen: dict[str, Any]) -> None:
     alone = (
         "A model is trained by all devices when it is made in the scope of a strategy. Received: model='outside', made "

@@ -35,8 +35,8 @@ EXPECTED = {
     "x='Distributed'. Leave out its distribute(...).",
     "a split of a pipeline": "ValueError: Argument `validation_split` is only supported for tensors or NumPy arrays."
     "Found incompatible type in the input: [<class 'gpudist_core.pipelines.pipeline.Pipeline'>]",
-    "weights of classes that are not numbered": "WrongUse: Labels are integers, one for each row. Received: shape=(12, 10), "
-    "dtype='float32', rows=12. Give the number of each row's class: of one-hot labels the argmax.",
+    "weights of classes that are not numbered": "WrongUse: A class is a number. Received: dtype='string'. Number the "
+    "classes in a map: keras.layers.StringLookup.",
     "weights of classes and rows": "WrongUse: Weights are added to rows of (x, y). Received: "
     "row=(TensorSpec(shape=(64,), dtype=tf.float32, name=None), TensorSpec(shape=(), dtype=tf.int64, name=None), "
     "TensorSpec(shape=(), dtype=tf.float32, name=None)). Return (x, y) from the last map, and no weight.",

@@ -75,7 +75,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
     x, y = digits(12)
     model = run.sequential()
     data = gd.Pipeline.from_arrays((x, y), global_batch_size=4)
-    one_hot = gd.Pipeline.from_arrays((x, np.eye(10, dtype="float32")[y]), global_batch_size=4)
+    words = gd.Pipeline.from_arrays((x, y.astype(str).astype(object)), global_batch_size=4)
     weighted = gd.Pipeline.from_arrays((x, y, np.ones(12, "float32")), global_batch_size=4)
 
     def batches(*parts: Any) -> Any:
@@ -86,7 +86,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
         "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
         "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),
-        "weights of classes that are not numbered": lambda: model.fit(one_hot, class_weight={1: 2.0}),
+        "weights of classes that are not numbered": lambda: model.fit(words, class_weight={1: 2.0}),
         "weights of classes and rows": lambda: model.fit(weighted, class_weight={1: 2.0}),
         "parts of different lengths": lambda: model.fit(batches(x, y[:7]), verbose=0),
     }

@@ -65,6 +65,7 @@ MESSAGES = {
     "a dataset that varies": r"A dataset gives the same rows in the same order each time, on every host\. Received: "
     r"shuffles=\['unseeded'\]\. .*",
     "ragged rows": r"The components of a row are dense tensors\. .*",
+    "rows of a dataset of many shapes": r"The rows of a dataset have one shape\. Received: shapes=\[\(None,\)\]\. Pad or crop .*",
     "a batched dataset of scalars": r"An element of a batched dataset has its rows along the first axes\. .*",
     "a map that is none": r"A map is a function of a row\. Received: function=3\. Give a function\.",
     "a map that draws": r"A map function is a function of the row, the same on every topology\. Received: "
@@ -211,6 +212,7 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
         "an empty dataset": lambda: from_dataset(dataset.take(0)),
         "a dataset that varies": lambda: from_dataset(dataset.shuffle(3).map(lambda x: x)),
         "ragged rows": lambda: from_dataset(dataset.ragged_batch(2).map(tf.ragged.range)),
+        "rows of a dataset of many shapes": lambda: _consume(from_dataset(dataset.map(lambda x: tf.range(x)))),
         "a batched dataset of scalars": lambda: from_dataset(dataset, batched=True),
     }
 
@@ -281,7 +283,7 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
         "balanced rows of nothing": lambda: _arrays().balanced(rows=0),
         "no pairs": lambda: Pipeline.from_arrays(X, global_batch_size=2).balanced(),
         "labels that are no classes": lambda: _arrays().balanced(X),
-        "a class without a weight": lambda: _arrays().weights({0: 1.0}),
+        "a class without a weight": lambda: _consume(_arrays().weights({0: 1.0})),
         "a class of a stream without a weight": lambda: _consume(_generator().weights({0: 1.0})),
         "too few weights": lambda: _arrays().weights([1, 2, 3]),
         "weights of another kind": lambda: _arrays().weights("even"),

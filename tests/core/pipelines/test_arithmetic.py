@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gpudist_core.pipelines.hashing import permutation, words
 from gpudist_core.pipelines.order import balanced, in_order, shuffled
 from gpudist_core.pipelines.shares import cuts, shares
 from gpudist_core.pipelines.sources.checksums import masked_crc32c
-from gpudist_core.pipelines.weighting import balancing, by_class
+from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, classes_of
 
 COUNTS = st.integers(1, 200)
 
@@ -116,6 +117,27 @@ def _crc32c(data: bytes) -> int:
 
 def _masked(word: int) -> int:
     return (((word >> 15) | (word << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes"),
+    [
+        ([0, 2, 1], [0, 2, 1]),
+        ([[0], [2]], [0, 2]),
+        ([0.0, 1.9, -0.2], [0, 2, 0]),
+        ([[0.1, 0.7, 0.2], [1, 0, 0]], [1, 0]),
+        ([[[0, 1], [1, 0]]], [[1, 0]]),
+        (np.zeros((0, 3)), []),
+        ([True, False], [1, 0]),
+    ],
+)
+def test_targets_stand_for_the_classes_that_keras_takes_them_for(targets: Any, classes: Any) -> None:
+    found = classes_of(targets)
+    assert found.dtype == np.int64
+    assert found.tolist() == classes
+    weights = Weighting(None, {0: 0.5, 1: 2.0}, 1.0).weights(np.arange(len(found)), targets)
+    assert weights.dtype == np.float32
+    assert weights.tolist() == np.select([found == 0, found == 1], [0.5, 2.0], 1.0).tolist()
 
 
 def test_balancing_weights_make_classes_count_the_same() -> None:

@@ -97,6 +97,7 @@ def replicated(kind: str) -> dict[str, Any]:
 
 def refusals() -> dict[str, str]:
     """Bad input, by what is wrong with it."""
+    import keras
     import tensorflow as tf
 
     import gpudist_core as gd
@@ -108,6 +109,8 @@ def refusals() -> dict[str, str]:
         "axis": lambda: gd.shard(TABLE, where, axis=2),
         "two sources": lambda: gd.shard(TABLE, where, initializer=lambda start, shape: np.zeros(shape)),
         "inside": lambda: where.run(lambda: gd.shard(TABLE, where)),
+        "an initializer by name": lambda: gd.ShardedEmbedding(10, 4, where, initializer="uniform"),
+        "an initializer of Keras": lambda: gd.shard(None, where, shape=(11, 6), initializer=keras.initializers.Zeros()),
         "half a row": lambda: gd.ShardedEmbedding(10.5, 4, where),
         "strings": lambda: gd.replicate(np.array(["a"]), where),
         "too few": lambda: gd.shard(iter([TABLE[:4]]), where, shape=(11, 6)),

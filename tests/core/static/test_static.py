@@ -131,6 +131,10 @@ def test_a_replicated_tensor_is_there_once_on_each_device(on_hosts: OnHosts, top
 REFUSALS = {
     "axis": r"WrongUse: The axis must be one of the tensor's. Received: axis=2, shape=(11, 6). Axes count from 0.",
     "two sources": "WrongUse: A table comes of a tensor or of an initializer. Received: tensor='ndarray', initializer=<func",
+    "an initializer by name": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
+    "by their numbers alone, so that each device makes its own slice. Received: initializer='uniform'. Take gpudist_core.",
+    "an initializer of Keras": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
+    "by their numbers alone, so that each device makes its own slice. Received: initializer='Zeros'. Take gpudist_core.",
     "inside": "WrongUse: A table is made once, for all replicas. Received: inside='Strategy.run'. Make it before Strategy.run.",
     "half a row": "WrongUse: rows must be a positive whole number. Received: rows=10.5. Give 1 or more.",
     "strings": "WrongUse: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",

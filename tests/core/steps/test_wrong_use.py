@@ -145,7 +145,7 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "compiled draws": "A pass compiled by XLA cannot know how many rows the other replicas have, as draws='row' needs. "
         "Received: draws='row'. Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
         "no optimizer of Keras": "The optimizer must be one of Keras 3, other than MultiOptimizer. Received: "
-        "optimizer='GradientDescentOptimizer'. "
+        "optimizer='tensorflow: GradientDescentOptimizer'. "
         "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
         "nothing to train": "A step needs a variable to train. Received: model='sequential'. "
         "Set trainable=True on a layer, or give variables=[...].",

@@ -1,0 +1,126 @@
+"""Clipping that a step of the user's own does: what is clipped are the gradients of all replicas.
+
+A tape gives a replica its part of each gradient, and parts that are clipped do not add up to what is clipped as a whole. So
+`tf.clip_by_global_norm`, `tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` add up the parts they are given, as
+the tape made them, and hand back an equal part of the clipped whole to each replica: what follows (a factor, the optimizer's
+sum over the replicas) is as it would be without. All else they are given they take as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.gradients import clipping, reduction
+
+
+class Parts:
+    """What tapes gave one replica in a step: its part of the gradient of each variable."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def remember(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """These are parts of gradients of these; what is no variable is left out."""
+        import keras
+        import tensorflow as tf
+
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None and isinstance(variable, (tf.Variable, keras.Variable)):
+                self._known[id(gradient)] = gradient, variable
+
+    def variables(self, gradients: Sequence[Any]) -> list[Any] | None:
+        """Of which variables they are parts of gradients; None where one is not, or all are None."""
+        known = [self._known.get(id(gradient)) for gradient in gradients if gradient is not None]
+        if not known or None in known:
+            return None
+        found = iter(known)
+        return [None if gradient is None else (next(found) or (None, None))[1] for gradient in gradients]
+
+
+Current = Callable[[], tuple[Parts, shares.Share] | None]
+
+
+def install(current: Current) -> None:
+    """Teach TensorFlow's functions.
+
+    Args:
+        current: The parts, and the share, of the step of the user's own that this thread traces on several replicas, if any.
+    """
+    import tensorflow as tf
+
+    by_global_norm, by_norm, by_value = tf.clip_by_global_norm, tf.clip_by_norm, tf.clip_by_value
+    global_norm = tf.linalg.global_norm
+
+    @functools.wraps(by_global_norm)
+    def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: Any = None) -> Any:
+        whole = _Whole.of(current, t_list)
+        if whole is None:
+            return by_global_norm(t_list, clip_norm, use_norm, name)
+        norm = whole.norm() if use_norm is None else use_norm
+        clipped, norm = by_global_norm(whole.gradients, clip_norm, norm, name)
+        return whole.parts_of(clipped), norm
+
+    @functools.wraps(by_norm)
+    def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
+        whole = _Whole.of(current, [t])
+        if whole is None:
+            return by_norm(t, clip_norm, axes, name)
+        if whole.is_sharded:
+            return whole.parts_of([reduction.scale(whole.gradients[0], clip_norm / tf.maximum(whole.norm(), clip_norm))])[0]
+        return whole.parts_of([by_norm(whole.gradients[0], clip_norm, axes, name)])[0]
+
+    @functools.wraps(by_value)
+    def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
+        whole = _Whole.of(current, [t])
+        if whole is None:
+            return by_value(t, clip_value_min, clip_value_max, name)
+        return whole.parts_of([by_value(whole.gradients[0], clip_value_min, clip_value_max, name)])[0]
+
+    @functools.wraps(global_norm)
+    def norm_of_all(t_list: Any, name: Any = None) -> Any:
+        whole = _Whole.of(current, t_list)
+        return global_norm(t_list, name) if whole is None else whole.norm()
+
+    tf.clip_by_global_norm, tf.clip_by_norm, tf.clip_by_value = clip_by_global_norm, clip_by_norm, clip_by_value
+    tf.linalg.global_norm = norm_of_all
+
+
+class _Whole:
+    """The gradients of all replicas whose parts a function was given.
+
+    Args:
+        parts: What is known of the step's gradients.
+        share: This replica's share of the step.
+        gradients: This replica's parts.
+        variables: Whose gradients they are.
+    """
+
+    def __init__(self, parts: Parts, share: shares.Share, gradients: list[Any], variables: list[Any]) -> None:
+        self._parts, self._replicas, self._variables = parts, share.num_replicas, variables
+        self.gradients = reduction.sum_over_replicas(gradients, variables)
+        self.is_sharded = any(reduction.is_sharded(variable) for variable in variables)
+
+    @classmethod
+    def of(cls, current: Current, given: Any) -> _Whole | None:
+        """The whole of what was given; None where that is no list of parts of gradients, or the replicas cannot meet."""
+        now = current()
+        if now is None or not isinstance(given, (list, tuple)) or not now[1].can_meet():
+            return None
+        variables = now[0].variables(given)
+        return None if variables is None else cls(*now, list(given), variables)
+
+    def norm(self) -> Any:
+        """The L2 norm of all gradients together, those of all slices of a table."""
+        return clipping.global_norm(self.gradients, self._variables)
+
+    def parts_of(self, gradients: list[Any]) -> list[Any]:
+        """This replica's parts of what became of the gradients: equal ones, and of a table in slices its own slice."""
+        parts = [
+            gradient if reduction.is_sharded(variable) else reduction.scale(gradient, 1 / self._replicas)
+            for gradient, variable in zip(gradients, self._variables, strict=True)
+        ]
+        self._parts.remember(parts, self._variables)
+        return parts
