@@ -23,7 +23,7 @@ def _search(case: Case) -> Sign | None:
         return None
     if not case.facts.clips:
         return _by_hand(case)
-    return _from_numbers(case) or _from_rerun(case) or _from_norms(case)
+    return _from_numbers(case) or _from_rerun(case) or _from_norms(case) or _beside_others(case)
 
 
 def _from_numbers(case: Case) -> Sign | None:
@@ -131,6 +131,36 @@ def _from_norms(case: Case) -> Sign | None:
             return Sign(
                 _SUMMARY, f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}"
             )
+    return None
+
+
+def _beside_others(case: Case) -> Sign | None:
+    """Behind something else that is wrong: other gradients on each replica, all of them as long as one device's, the limit.
+
+    What is wrong besides is looked for with clipping switched off in both runs.
+    """
+    first = case.base.first_step("gradient")
+    if not case.facts.clip_calls or first is None:
+        return None
+    for optimizer in case.base.runs.optimizers:
+        seen = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
+        replicas = sorted({replica for view in seen for replica in view.locals})
+        norms = [_whole(_locals(seen, replica)) for replica in replicas]
+        limit = _whole({view.tensor: view.reference for view in seen})
+        if len(norms) < 2 or any(abs(size / limit - 1) > _SEEN * 10 for size in norms):
+            continue
+        one, other = (_locals(seen, replica) for replica in replicas[:2])
+        apart = max((norm(one[name] - other[name]) for name in one if name in other), default=0.0)
+        again = case.switched("no-clipping") if apart > _SEEN * limit else None
+        if again is None or not again.points:
+            continue
+        case.rebase(again, "no-clipping")
+        case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
+        return Sign(
+            _SUMMARY,
+            f"In step {first} the gradients of the replicas are not the same, and each has the norm that one device's has, "
+            f"{limit:.5g}",
+        )
     return None
 
 

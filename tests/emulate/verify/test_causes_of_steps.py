@@ -175,6 +175,25 @@ def test_clipping_that_hides_a_wrong_factor_is_switched_off_and_both_are_named(f
     assert codes(judge(case)) == ["clip-before-reduce", "loss-scaling"]
 
 
+def test_clipping_is_found_beside_what_nothing_explains_by_the_norms_alone(folder: Folder) -> None:
+    def wrong() -> Problem:
+        problem = Problem(steps=3)
+        inner = problem.gradient
+
+        def gradient(weights: Weights, rows: Array, scale: float, reg: float) -> tuple[Weights, float]:
+            found, loss = inner(weights, rows, scale, reg)
+            return {name: g + np.square(g) for name, g in found.items()}, loss
+
+        problem.gradient = gradient  # type: ignore[method-assign]
+        return problem
+
+    switches = {"no-clipping": (Problem(steps=3), wrong())}
+    case = folder.case(_clipped_locals(Problem(steps=3)), _clipped_locals(wrong()), facts={"clip_calls": 1}, switches=switches)
+    found = judge(case)
+    assert codes(found) == ["clip-before-reduce", "unexplained"]
+    assert "each has the norm that one device's has, 0.25" in found.causes[0].evidence
+
+
 def test_a_difference_that_nothing_explains_is_unexplained(folder: Folder) -> None:
     def combine(gradients: list[Weights]) -> Weights:
         return {n: sum(g[n] for g in gradients) + np.float32(0.01) for n in gradients[0]}  # type: ignore[misc]
