@@ -58,6 +58,7 @@ class Session:
         self._program = program
         self._allow = allow
         self._yardsticks = Yardsticks(runner, seed)
+        self._untold: dict[str, str] = {}
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology; with parameter servers only whether the program runs can be judged.
@@ -220,6 +221,11 @@ class Session:
         judgement = judged_on(bases[0])
         if len(bases) > 1 and judgement.is_unexplained:
             judgement = judged_on(bases[1]).advised_by(judgement)
+        if judgement.is_unexplained and self._untold:
+            label, error = next(iter(self._untold.items()))
+            told = f"Runs that could have told more did not end well. The first was '{label}': {error}"
+            judgement = replace(judgement, notes=(*judgement.notes, told))
+        self._untold.clear()
         return judgement
 
     def _recovery(self, run: RunResult) -> Recovery | None:
@@ -311,6 +317,8 @@ class Session:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
         traces = self._yardsticks.with_noise(variation).traces()
         if traces is None:
+            failed = self._yardsticks.reference(variation).reference.result()
+            self._untold[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
             return None
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 

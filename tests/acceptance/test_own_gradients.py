@@ -89,6 +89,22 @@ for _ in range(12):
 )
 
 
+TIED_TO_ITS_SIZE = (
+    START
+    + """
+def step(x, y):
+    assert x.shape[0] in (None, 16 // strategy.num_replicas_in_sync), "the rows of a replica"
+    with tf.GradientTape() as tape:
+        each = errors(x, y) ** 2
+        place = tf.cast(context().replica_id_in_sync_group, tf.float32)
+        loss = (1 + place) * tf.reduce_sum(each * tf.reduce_max(each)) / BATCH
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    return loss
+"""
+    + LOOP.replace("batch(BATCH)", "batch(BATCH, drop_remainder=True)")
+)
+
+
 def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run, str]:
     (folder / "train.py").write_text(program)
     verdict = emulate.verify(folder / "train.py", "1x2", preload=preload)
@@ -115,3 +131,10 @@ def test_a_step_that_takes_its_rows_by_itself_is_not_called_equivalent_and_the_w
     run, text = verified(tmp_path, preload, ITS_OWN_ROWS.replace("REPLICA", "context().replica_id_in_sync_group"))
     assert (run.verdict, run.causes) == ("unverified", ()), text
     assert "hand them to it as arguments" in run.not_compared[0]
+
+
+def test_where_nothing_explains_a_difference_the_runs_that_failed_are_told(tmp_path: Path, preload: Preload) -> None:
+    run, text = verified(tmp_path, preload, TIED_TO_ITS_SIZE)
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["unexplained"]), text
+    assert "Runs that could have told more did not end well. " in run.notes[-1]
+    assert run.notes[-1].endswith("AssertionError: the rows of a replica")

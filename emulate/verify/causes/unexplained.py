@@ -81,7 +81,8 @@ def _rows(case: Case) -> Sign | None:
         "otherwise on another topology, and the same on hosts that were seeded alike; let it depend on the row, with "
         "tf.image.stateless_* or tf.random.stateless_*:\n"
         "    dataset.enumerate().map(lambda i, row: augment(row, seed=(SEED, i)))\n"
-        "before the dataset is sharded; gpudist_core's Pipeline.map(function, random=True) does that.",
+        "before the dataset is sharded; gpudist_core's Pipeline.map(function, random=True) does that. What each host learns "
+        "from its own share (a vocabulary, a mean, adapt()) makes other rows too: let all learn it from all rows.",
     )
 
 
