@@ -16,6 +16,7 @@ from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
 from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NAME, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
 from emulate.pytest_plugin.marks import Wanted, is_of_framework, topology_of, wanted_by
+from emulate.pytest_plugin.measuring import Measured
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
 from emulate.pytest_plugin.others import sendable, worker_input
@@ -243,6 +244,7 @@ class Controller:
                 temporary=self._temporary(),
                 worker=worker_input(self._config),
                 markers=list(self._config.getini("markers")),
+                measured=Measured.by(self._config),
             )
         return self._session_plans[topology]
 

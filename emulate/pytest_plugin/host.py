@@ -15,6 +15,7 @@ from emulate.pool import keep_state
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
+from emulate.pytest_plugin.measuring import Measuring
 from emulate.pytest_plugin.meeting import HostCluster, say_done
 from emulate.pytest_plugin.others import keep_off
 from emulate.pytest_plugin.surroundings import find_each_other, host_options, refuse_debugger, seed_everything
@@ -76,6 +77,7 @@ class Host:
         self._changed = self._has_failed = False
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
+        self._measuring = Measuring(plan.measured)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
         self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
@@ -83,7 +85,8 @@ class Host:
         self._config.stash[HOST] = self
         listen(self._config, self)
         upstream.refuse_debugger(refuse_debugger)
-        self._session = upstream.start_session(self._config)
+        with self._measuring.during():
+            self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
             sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
         self._collectors = upstream.collectors(self._session, plan.files)
@@ -106,7 +109,8 @@ class Host:
             self.send({"event": READY})
             seed_everything(plan.seed)
             self._has_failed = False
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
+            with self._measuring.during(plan.nodeid):
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
                 say_done(self._cluster)
             self._last = item

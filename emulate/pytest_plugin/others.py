@@ -12,8 +12,8 @@ import pytest
 from emulate.errors import WrongUse
 
 _OF_THE_WHOLE_RUN = ("pytest_cov", "_cov", "rerunfailures", "pytest-retry", "flaky")
-"""Names under which plugins register that measure the processes of a run, or repeat a test where it failed: one host that runs
-a test again leaves the others alone in their collectives."""
+"""Names under which plugins register that measure the processes of a run (`measuring` does it on hosts), or repeat a test where
+it failed: one host that runs a test again leaves the others alone in their collectives."""
 
 
 def keep_off(config: pytest.Config, markers: list[str]) -> None:

@@ -37,6 +37,7 @@ def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
         "numprocesses": None,
         "maxprocesses": None,
         "tx": [],
+        "cov_source": [],  # pytest-cov begins while options are read, by deleting what others have measured
     }
     options.pop("file_or_dir", None)  # argparse warns of it
     if options.get("log_file"):

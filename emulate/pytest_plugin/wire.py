@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from emulate.pytest_plugin.measuring import Measured
+
 # Events of a host.
 REPORT = "gpudist-report"
 WARNING = "gpudist-warning"
@@ -32,6 +34,7 @@ class SessionPlan:
         temporary: An existing folder for the folders of `tmp_path`.
         worker: What `config.workerinput` has besides the host's own name.
         markers: The marks that are known.
+        measured: How pytest-cov measures the run, if it does.
     """
 
     options: dict[str, Any]
@@ -40,6 +43,7 @@ class SessionPlan:
     temporary: Path
     worker: dict[str, Any]
     markers: list[str]
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True)

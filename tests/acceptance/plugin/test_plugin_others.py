@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,43 @@ def test_examples(strategy, cluster, number, text):
     assert len(set(cluster.gather((number, text)))) == 1
 """
     run(source).assert_outcomes(passed=1)
+
+
+MEASURED = """
+import pytest
+
+
+@pytest.mark.topology("2x1", "1x2")
+def test_first(strategy, cluster):
+    from measured import sign
+    assert sign(cluster.host - 0.5) in (-1, 1)
+
+
+@pytest.mark.topology("2x1")
+def test_second(strategy, cluster):
+    from measured import sign
+    assert sign(0) == 0
+"""
+
+SIGN = """def sign(x):
+    if x > 0:
+        return 1
+    if x < 0:
+        return -1
+    return 0
+
+
+def nobody_calls():
+    return 3
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-n", "1", "--cov-branch", "--cov-context=test"]], ids=["one process", "a worker"])
+def test_pytest_cov_measures_what_runs_on_hosts(run: Run, suite: pytest.Pytester, options: list[str]) -> None:
+    """The first host returns the one number, the second the other, and a warm one runs the second test."""
+    (Path(suite.path) / "measured.py").write_text(SIGN)
+    result = run(MEASURED, "--cov=measured", "--cov-report=json", "--cov-report=term", *options)
+    assert result.ret == 0
+    found = json.loads((Path(suite.path) / "coverage.json").read_text())["files"]["measured.py"]
+    assert (found["missing_lines"], len(found["executed_lines"])) == ([10], 7)
+    assert sorted(path.name for path in Path(suite.path).glob(".coverage*")) == [".coverage"]
