@@ -28,7 +28,7 @@ def parse(text: str | Fault) -> Fault:
         >>> parse("kill:host=1,step=5,phase=all-reduce")
         Kill(host=1, step=5, phase='all-reduce')
         >>> str(parse("link:latency=20ms,loss=1%"))
-        'link:latency=0.02,loss=0.01'
+        'link:latency=20ms,loss=1%'
     """
     if isinstance(text, Fault):
         return text
@@ -37,7 +37,13 @@ def parse(text: str | Fault) -> Fault:
         raise WrongUse(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
     kind = KINDS[name]
     known = {field.name.replace("_", "-"): field for field in fields(kind)}
-    given = dict(_item(text, name, item, known) for item in rest.split(",") if item.strip())
+    given: dict[str, Any] = {}
+    for key, value in (_item(text, name, item, known) for item in rest.split(",") if item.strip()):
+        if key in given:
+            raise WrongUse(
+                f"A fault must say each of its values once. Received: fault={text!r}, with {key} twice. Leave one out."
+            )
+        given[key] = value
     lacking = [one.name for one in known.values() if one.default is MISSING and one.name not in given]
     if lacking:
         raise WrongUse(f"A fault must say its {lacking[0]}. Received: fault={text!r}. Write it as in {EXAMPLES[name]!r}.")

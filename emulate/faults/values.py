@@ -25,15 +25,22 @@ class Fault:
 
     def __str__(self) -> str:
         given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
-        return f"{self.kind}:" + ",".join(f"{name}={_short(value)}" for name, value in given)
+        return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given)
 
     def _must(self, holds: bool, rule: str) -> None:
         if not holds:
             raise WrongUse(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
 
 
-def _short(value: object) -> str:
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+def _short(name: str, value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    thousandths, hundredths = f"{value * 1000:.12g}", f"{value * 100:.12g}"
+    if name == "latency" and float(thousandths) * 1e-3 == value:  # else it would not read back as it is
+        return f"{thousandths}ms"
+    if name == "loss" and float(hundredths) / 100 == value:
+        return f"{hundredths}%"
+    return repr(value).removesuffix(".0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +110,7 @@ class Preempt(AtStep):
 
     seconds: float = 30.0
     kind = "preempt"
-    meaning = "it is told to leave (SIGTERM), and killed `seconds` later (30)"
+    meaning = "it is told to leave (SIGTERM), and killed `seconds` later (30); on several hosts TensorFlow catches SIGTERM"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,10 +169,10 @@ class FillDisk(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(OnHost):
-    """The host never starts."""
+    """The host does not start with the others; where all are started again, it does."""
 
     kind = "missing"
-    meaning = "it never starts"
+    meaning = "it does not start (where all are started again, it does)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +190,10 @@ class Late(OnHost):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._must(self.seconds > 0, "A host that is late must be late by some seconds")
+
+
+_LONGEST = 5.0
+"""Seconds of latency: what takes longer is no link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +215,9 @@ class Link(Fault):
     def __post_init__(self) -> None:
         self._must(self.host is None or self.host >= 0, "Hosts are counted from 0")
         self._must(self.latency >= 0, "A latency must not be negative")
+        self._must(
+            self.latency <= _LONGEST, f"A latency must be at most {_LONGEST:g} s (a number without a unit is in seconds)"
+        )
         self._must(0 <= self.loss < 1, "A loss must be from 0% to below 100%")
         self._must(bool(self.latency or self.loss), "A link must have a latency or a loss")
 

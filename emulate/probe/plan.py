@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +61,8 @@ class ProbePlan:
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
+        begun: Of a program that may be started again how many steps each optimizer had made before its very first start; None
+            where nobody asks.
     """
 
     trace: Path
@@ -81,3 +84,4 @@ class ProbePlan:
     apply_only: tuple[str, ...] = ()
     precision: str = "float32"
     resumed: bool = False
+    begun: Mapping[str, int] | None = None

@@ -217,15 +217,21 @@ class Probe:
         self.step_made("tape", body, body.replica, pairs, {"tape": True} | ({"free": True} if self.has_optimizer else {}))
 
     def resume(self, name: str, optimizer: Any) -> None:
-        """Count the steps of a program that was started again from where its optimizer goes on."""
+        """Where a program may be started again: count its steps since its very first start from where its optimizer goes on."""
         import tensorflow as tf
 
-        if self.plan.resumed and name not in self.recording.made_before:
-            with tf.init_scope():
-                made = upstream.steps_made(optimizer)
-            self.recording.made_before[name] = self.recorder.made_before[name] = made
-            self.recording.write({"event": "resumed", "optimizer": name, "step": made})
-            self.send({"event": "resumed", "step": made})
+        if self.plan.begun is None or name in self.recording.made_before:
+            return
+        with tf.init_scope():
+            made = upstream.steps_made(optimizer)
+        if not self.plan.resumed:
+            self.recording.made_before[name] = self.recorder.made_before[name] = 0
+            self.recording.write({"event": "begun", "optimizer": name, "step": made})
+            return
+        made = max(0, made - self.plan.begun.get(name, 0))
+        self.recording.made_before[name] = self.recorder.made_before[name] = made
+        self.recording.write({"event": "resumed", "optimizer": name, "step": made})
+        self.send({"event": "resumed", "step": made})
 
     def step_made(
         self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]

@@ -132,7 +132,7 @@ class _Merger:
         elif reports:
             self._agree(merged, reports)
         self._has_failed |= merged.failed
-        if broken and not reports:
+        if broken:
             merged.start, merged.stop = self._since, time.time()
             merged.duration = merged.stop - merged.start
         self._since = merged.stop

@@ -91,7 +91,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False) -> Ju
     return Judgement(
         verdict=verdict,
         reason=_reason(case),
-        replicas=case.num_replicas,
+        replicas=case.num_replicas if case.untouched.of("strategy") or case.untouched.replicas else 0,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
         worst=decided_on.worst,

@@ -24,17 +24,28 @@ class Lives:
         faults: What was to befall it.
         fired: What did.
         runs: How each life went; only the last one can be the program's end.
+        in_life: Of each fault that came to pass, by its place in `faults`, in which life.
     """
 
     faults: tuple[Fault, ...]
     fired: list[Fired] = field(default_factory=list)
     runs: list[RunResult] = field(default_factory=list)
+    in_life: dict[int, int] = field(default_factory=dict)
 
     def add(self, run: RunResult, plan: ProbePlan, fired: Sequence[Fired]) -> None:
         """A life is over."""
         run.trace = Trace(plan.trace)
         self.runs.append(run)
         self.fired = list(fired)
+        for one in fired:
+            self.in_life.setdefault(one.number, len(self.runs) - 1)
+
+    @property
+    def begun(self) -> dict[str, int]:
+        """How many steps each optimizer had made before the very first start: what lay in the folder was restored."""
+        first = self.runs[0].trace
+        told = first.of("begun") if first is not None else []
+        return {str(event["optimizer"]): int(event["step"]) for _, event in told}
 
     @property
     def last(self) -> RunResult:
@@ -49,7 +60,15 @@ class Lives:
 
 def _told(life: Trace) -> int:
     """After how many steps an optimizer that was restored goes on, 0 where none was: its steps are counted from there."""
-    return max((int(event["step"]) for _, event in life.of("resumed")), default=0)
+    return max(_told_by_hosts(life).values(), default=0)
+
+
+def _told_by_hosts(life: Trace) -> dict[int, int]:
+    """The same for each host."""
+    found: dict[int, int] = {}
+    for host, event in life.of("resumed"):
+        found[host] = max(found.get(host, 0), int(event["step"]))
+    return found
 
 
 def _shift(life: Trace, without: Trace) -> int:
@@ -124,16 +143,43 @@ class Recovery:
 
     @cached_property
     def went_on_from(self) -> list[int]:
-        """Of each restart, after how many steps the program went on; 0 where it began anew."""
-        lives = [run.trace for run in self.lives.runs[1:] if run.trace is not None]
-        return [_told(life) or _shift(life, self.without) for life in lives]
+        """Of each restart, after how many steps the program went on, as its optimizer counts; 0 where it began anew."""
+        begun = max(self.lives.begun.values(), default=0)
+        return [begun + step for step in self._went_on_from]
+
+    @cached_property
+    def _went_on_from(self) -> list[int]:
+        """The same counted from the program's very first start."""
+        return [_told(life) or _shift(life, self.without) for life in self._later]
+
+    @property
+    def _later(self) -> list[Trace]:
+        return [run.trace for run in self.lives.runs[1:] if run.trace is not None]
+
+    @cached_property
+    def at_odds(self) -> dict[int, int]:
+        """Of the first restart at which hosts went on from different steps: from which each did; empty where there is none."""
+        begun = max(self.lives.begun.values(), default=0)
+        for life in self._later:
+            told = _told_by_hosts(life)
+            if len(set(told.values())) > 1:
+                return {host: begun + step for host, step in sorted(told.items())}
+        return {}
+
+    def restarts_of(self, number: int) -> list[int]:
+        """The restarts, by their place, that came of a fault: those until another one came to pass."""
+        life = self.lives.in_life.get(number)
+        if life is None:
+            return []
+        until = min((one for one in self.lives.in_life.values() if one > life), default=self.lives.restarts)
+        return list(range(life, min(until, self.lives.restarts)))
 
     @cached_property
     def not_restored(self) -> dict[str, set[int]]:
         """Trained variables that began with their first values where the program went on, with the hosts on which they did."""
         found: dict[str, set[int]] = {}
         first, *later = [run.trace for run in self.lives.runs if run.trace is not None]
-        for life, step in zip(later, self.went_on_from, strict=True):
+        for life, step in zip(later, self._went_on_from, strict=True):
             for optimizer in life.optimizers if step else ():
                 made = self.without.steps(optimizer)[step - 1 : step]
                 begun, anew = _trained(first.variables("initial")), _trained(life.variables("initial"))
@@ -161,6 +207,7 @@ class Recovery:
     def _report(self, number: int, fault: Fault) -> FaultReport:
         fired = next((one for one in self.lives.fired if one.number == number), None)
         worst = self.comparison.worst if self.comparison is not None else None
+        restarts = self.restarts_of(number)
         return FaultReport(
             fault=str(fault),
             fired=fired is not None,
@@ -168,8 +215,8 @@ class Recovery:
             step=fired.step if fired is not None else getattr(fault, "step", None),
             phase=getattr(fault, "phase", None),
             recovered=self.has_ended if fired is not None else None,
-            restarts=self.lives.restarts,
-            went_on_from=tuple(self.went_on_from),
+            restarts=len(restarts),
+            went_on_from=tuple(self.went_on_from[at] for at in restarts if at < len(self.went_on_from)),
             result=self.result if fired is not None else None,
             error=worst.error if worst is not None and fired is not None else None,
         )

@@ -123,7 +123,7 @@ class Runner:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"
         folder = self._directory / label.replace(" ", "-")
-        plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
+        plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision, begun={})
         plan = replace(plan, budget=min(plan.budget, self._settings.budget))
         return self._pool.submit(self._run_with_faults, label, topology, plan)
 
@@ -162,7 +162,7 @@ class Runner:
                 if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
                     return True
                 following = next_life(cluster, len(lives.runs))
-                plan = replace(plan, trace=following.directory, resumed=True)
+                plan = replace(plan, trace=following.directory, resumed=True, begun=lives.begun)
                 result = RunResult(label, topology, None)
                 self._describe(result, plan, False)
                 cluster.restart(replace(following, entry=self._entry(plan, False)))

@@ -104,8 +104,8 @@ class FaultReport:
         step: In which step, counted from 1 (not fired: the one that was asked for).
         phase: Where in the step.
         recovered: Whether the program came to its end; None where the fault did not come to pass.
-        restarts: How often all hosts were started again, for all faults of the run together.
-        went_on_from: After how many steps the program went on at each restart; 0 where it began anew.
+        restarts: How often all hosts were started again because of it.
+        went_on_from: After how many steps the program went on at each of these restarts; 0 where it began anew.
         result: `identical` to the run without faults, `within-noise` or `different`; None where it is not known.
         error: The largest difference in units of the noise, as an absolute number.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,28 @@ def test_a_program_that_cannot_be_restarted_has_not_recovered(preload: Preload) 
     [run] = verdict.runs
     assert (run.verdict, [cause.code for cause in run.causes]) == ("failed", ["not-recovered"]), render(verdict)
     assert verdict.exit_code == 3
+
+
+def test_what_an_earlier_run_left_in_the_folder_is_where_all_begin(
+    preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The steps before it are nobody's: neither the run without the fault nor the one with it makes them."""
+    monkeypatch.chdir(tmp_path)
+    program = str(RECOVERIES / "checkpoints.py")
+    interrupted = [sys.executable, "-m", "emulate", "run", program, "--topology", "2x1", "--fault", "kill:host=1,step=5"]
+    assert subprocess.run(interrupted, capture_output=True, check=False).returncode == 137
+    assert list((tmp_path / "checkpoints").iterdir())
+    verdict = verify("checkpoints.py", preload, "kill:host=0,step=8")
+    [run] = verdict.runs
+    assert run.verdict == "equivalent", render(verdict)
+    assert (run.steps, run.faults[0].went_on_from, run.faults[0].result) == (9, (6,), "identical")
+
+
+def test_each_of_several_faults_is_told_its_own_restart(preload: Preload) -> None:
+    verdict = verify("checkpoints.py", preload, "kill:host=1,step=5", "kill:host=0,step=11,phase=all-reduce")
+    [run] = verdict.runs
+    assert run.verdict == "equivalent", render(verdict)
+    assert [(fault.restarts, fault.went_on_from) for fault in run.faults] == [(1, (3,)), (1, (9,))]
 
 
 def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:

@@ -58,11 +58,23 @@ def _search_different(case: Case) -> Sign | None:
     assert first is not None
     where = f"from step {first.step} on, first the {first.kind} of {first.tensor}"
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
+    if recovery.at_odds:
+        each = ", ".join(f"host {host} from step {step}" for host, step in recovery.at_odds.items())
+        return Sign(
+            "After a fault the hosts went on from different steps, and the program ends with another result than without.",
+            f"{_befell(recovery)}; {_restarts(recovery)}; {each}; it differs {where}: {numbers}",
+            _AT_ODDS,
+        )
     return Sign(
         "After a fault the program comes to its end with another result than without.",
         f"{_befell(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
     )
 
+
+_AT_ODDS = (
+    "Each host restores the newest checkpoint that it has itself, and one did not get to write its last. Let all restore the "
+    "same step: the newest that every host has, or one host's in a folder that all read. gpudist_core.Checkpoints does."
+)
 
 NOT_RECOVERED = Cause(
     code="not-recovered",

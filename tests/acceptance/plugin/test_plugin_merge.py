@@ -143,6 +143,17 @@ def test_a_test_that_hung_took_as_long_as_it_did(item: pytest.Item) -> None:
     assert call.duration >= 7
 
 
+def test_a_test_that_hung_on_one_host_took_as_long_as_it_did_there(item: pytest.Item) -> None:
+    early = time.time() - 7
+    runs = [
+        host(0, report(item, "setup", stop=early), report(item, "call", start=early, stop=early), report(item, "teardown")),
+        host(1, report(item, "setup", stop=early), status="timeout"),
+    ]
+    call = merge(item, runs, 5, 5, started=early - 1)[1]
+    assert call.failed
+    assert call.duration >= 7
+
+
 def test_of_a_dump_of_pythons_own_the_head_is_shown(item: pytest.Item) -> None:
     dump = ["Fatal Python error: Segmentation fault", "", "Current thread 0x1 (most recent call first):"]
     dump += ['  File "/home/me/test_it.py", line 3 in test_it', '  File "/x/_pytest/python.py", line 1 in runtest']

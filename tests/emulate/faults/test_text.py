@@ -21,7 +21,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "phase": st.sampled_from(PHASES),
     "seconds": SECONDS,
     "factor": st.floats(min_value=1.001, max_value=1e6),
-    "latency": SECONDS,
+    "latency": st.floats(min_value=1e-6, max_value=5),
     "loss": st.floats(min_value=0, max_value=0.999),
 }
 
@@ -52,6 +52,7 @@ def test_each_kind_has_an_example_that_can_be_read_and_a_meaning(kind: str) -> N
 def test_times_and_parts_may_have_units() -> None:
     assert parse("link:latency=20ms,loss=1%") == Link(latency=0.02, loss=0.01)
     assert parse("stop:host=0,seconds=2min") == Stop(host=0, seconds=120)
+    assert str(parse("link:latency=20ms,loss=1%")) == "link:latency=20ms,loss=1%"
     assert parse(" kill: host = 1 , step = 5 ") == Kill(host=1, step=5)
 
 
@@ -80,7 +81,12 @@ def test_faults_come_as_texts_or_values_one_or_several() -> None:
         ("stop:host=1,seconds=-1", "A stop must take some seconds, or be for ever. Received: fault='stop:host=1,seconds=-1'."),
         ("stop:host=1,seconds=nan", "A fault's seconds must be a time. Received: fault='stop:host=1,seconds=nan',"),
         ("link:host=1", "A link must have a latency or a loss. Received: fault='link:host=1'."),
-        ("link:loss=100%", "A loss must be from 0% to below 100%. Received: fault='link:loss=1'."),
+        ("link:latency=20", "A latency must be at most 5 s (a number without a unit is in seconds). Received: fault='link:lat"),
+        (
+            "kill:host=1,step=3,step=4",
+            "A fault must say each of its values once. Received: fault='kill:host=1,step=3,step=4', w",
+        ),
+        ("link:loss=100%", "A loss must be from 0% to below 100%. Received: fault='link:loss=100%'."),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
@@ -105,7 +111,7 @@ def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
         (
             "link:loss=1%",
             "1x4",
-            "A link is between hosts. Received: fault='link:loss=0.01', topology='1x4', which has one host.",
+            "A link is between hosts. Received: fault='link:loss=1%', topology='1x4', which has one host.",
         ),
         (
             "missing:host=0",
@@ -135,5 +141,5 @@ def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
 def test_what_came_to_pass_is_told_in_words() -> None:
     fired = Fired(0, Kill(host=1, step=5, phase="all-reduce"), 5)
     assert str(fired) == "host 1 was killed in step 5, all-reduce (--fault kill:host=1,step=5,phase=all-reduce)"
-    assert str(Fired(0, Link(loss=0.5))) == "the links were made slow or lossy (--fault link:loss=0.5)"
+    assert str(Fired(0, Link(loss=0.5))) == "the links were made slow or lossy (--fault link:loss=50%)"
     assert math.isclose(parse("link:loss=50%").loss, 0.5)  # type: ignore[attr-defined]

@@ -1,0 +1,81 @@
+"""What is told of the lives of a program: which fault made which restart, and hosts that go on from different steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulate.faults import Fired, Kill
+from emulate.probe import ProbePlan, Trace
+from emulate.report.faults import outcome
+from emulate.topology import Topology
+from emulate.verify.recovery import Lives, Recovery
+from emulate.verify.result import RunResult
+from emulate.verify.verdict import FaultReport
+from tests.emulate.verify.cases import Folder
+
+FAULTS = tuple(Kill(host=1, step=step) for step in (2, 5, 9))
+
+
+def life(folder: Folder, *events: tuple[int, dict[str, Any]]) -> Trace:
+    made = folder.made("2x1")
+    for host in range(2):
+        made.event({"event": "end", "reason": "raised"}, host)
+    for host, event in events:
+        made.event(event, host)
+    return made.trace()
+
+
+def resumed(host: int, step: int) -> tuple[int, dict[str, Any]]:
+    return host, {"event": "resumed", "optimizer": "sgd", "step": step}
+
+
+def begun(step: int) -> tuple[int, dict[str, Any]]:
+    return 0, {"event": "begun", "optimizer": "sgd", "step": step}
+
+
+def recovery(lives: list[Trace], fired_by_life: list[int]) -> Recovery:
+    """Of lives by whose ends so many faults had come to pass."""
+    known = Lives(FAULTS)
+    for trace, count in zip(lives, fired_by_life, strict=True):
+        fired = [Fired(number, fault, fault.step) for number, fault in enumerate(FAULTS[:count])]
+        known.add(RunResult("2x1", Topology(2, 1), None), ProbePlan(trace=trace.directory), fired)
+    return Recovery(known, lives[0])
+
+
+def test_a_restart_is_that_of_the_last_fault_before_it(folder: Folder) -> None:
+    lives = [life(folder), *(life(folder, resumed(0, step), resumed(1, step)) for step in (1, 1, 4))]
+    told = recovery(lives, [1, 1, 2, 2])
+    assert [told.restarts_of(number) for number in range(3)] == [[0, 1], [2], []]
+    assert told.went_on_from == [1, 1, 4]
+    assert told.at_odds == {}
+
+
+def test_steps_are_told_as_the_optimizer_counts_them_also_where_it_began_with_some(folder: Folder) -> None:
+    told = recovery([life(folder, begun(6)), life(folder, resumed(0, 3), resumed(1, 3))], [1, 1])
+    assert told.lives.begun == {"sgd": 6}
+    assert told.went_on_from == [9]
+
+
+def test_hosts_that_go_on_from_different_steps_are_told_apart(folder: Folder) -> None:
+    told = recovery([life(folder, begun(2)), life(folder, resumed(0, 3), resumed(1, 4))], [1, 1])
+    assert told.at_odds == {0: 5, 1: 6}
+
+
+@pytest.mark.parametrize(
+    ("fault", "restarts", "said"),
+    [
+        (
+            "preempt:host=1,step=5",
+            0,
+            "told to leave: it came to its own end before it was killed, so leaving was not tried, the",
+        ),
+        ("preempt:host=1,step=5", 1, "recovered after 1 restart, went on from step 3, the same result bit by bit"),
+        ("stop:host=1,step=5,seconds=2", 0, "recovered without a restart, the same result bit by bit"),
+    ],
+)
+def test_a_host_that_was_told_to_leave_and_stayed_is_not_said_to_have_recovered(fault: str, restarts: int, said: str) -> None:
+    went = (3,) * restarts
+    report = FaultReport(fault, fired=True, step=5, recovered=True, restarts=restarts, went_on_from=went, result="identical")
+    assert outcome(report).startswith(f"in step 5, {said}")
