@@ -211,7 +211,7 @@ def _all_alike(counts: Sequence[Counter[str]]) -> bool:
 def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
     """The ledger of each optimizer that both runs have; rows that a probe did not see end it."""
     names = [name for name in reference.optimizers if name in topology.optimizers]
-    ended = _has_ended(topology)
+    ended = has_ended(topology)
     return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
 
 
@@ -225,7 +225,7 @@ def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
     return found
 
 
-def _has_ended(trace: Trace) -> bool:
+def has_ended(trace: Trace) -> bool:
     """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
     reasons = [event["reason"] for _, event in trace.of("end")]
     return len(reasons) == trace.num_hosts and set(reasons) == {"returned"}

@@ -133,6 +133,7 @@ def test_a_step_that_takes_its_rows_by_itself_is_not_called_equivalent_and_the_w
     assert "hand them to it as arguments" in run.not_compared[0]
 
 
+@pytest.mark.slow
 def test_where_nothing_explains_a_difference_the_runs_that_failed_are_told(tmp_path: Path, preload: Preload) -> None:
     run, text = verified(tmp_path, preload, TIED_TO_ITS_SIZE)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["unexplained"]), text

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import numpy as np
 
-from emulate.probe.trace import Trace
+from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, last_line
 from emulate.verify.compare import compare
-from emulate.verify.ledger import hosts_of_rows, ledgers
+from emulate.verify.ledger import has_ended, hosts_of_rows, ledgers
+from emulate.verify.measure import complete
 
 _OTHER = 0.2
 """Of rows that hang on the hashes at least half change their host or their contents; of rows that do not, none does."""
+_FEWEST = 4
+"""Rows seen in both runs, or in a step, that it takes to tell."""
 
 
 def _search(case: Case) -> Sign | None:
@@ -33,26 +36,60 @@ def _search(case: Case) -> Sign | None:
 
 
 def _rows(case: Case, trace: Trace, optimizer: str, where: str) -> Sign | None:
-    one, own = (_of_later_hosts(hosts_of_rows(of, optimizer)) for of in (case.topology, trace))
-    unknown = [row for row in own if row not in one]
-    moved = [row for row in own if row in one and own[row] != one[row]]
-    if len(moved) + len(unknown) < _OTHER * len(own):
-        case.notes.append(
-            "The order of a set of strings, or a hash, decides in which order a host takes its rows: every row stays with its "
-            "host, so none is lost or seen too often."
-        )
-        return None
-    return Sign(
+    known, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
+    # The first host hashes as before, and keeps its rows: only what the others take tells something.
+    others = {row: hosts - {0} for row, hosts in own.items() if hosts - {0}}
+    common = [row for row in others if row in known]
+    moved = [row for row in common if others[row] - known[row]]
+    summary = (
         "Which rows a host takes, or what is in them, depends on how Python hashes strings, and every host does so in its own "
-        f"way{where}.",
-        f"With hosts that hash as real ones do, of {len(own)} rows that hosts after the first take {len(moved)} come from "
-        f"another host's share and {len(unknown)} are none that they have where all hash alike",
+        f"way{where}."
     )
+    evidence = f"With hosts that hash as real ones do, of {len(others)} rows that hosts after the first take "
+    if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
+        return Sign(summary, f"{evidence}{len(moved)} come from another host's share")
+    if len(others) - len(common) < _OTHER * len(others):
+        case.notes.append(_ORDER)
+        return None
+    evidence += f"{len(others) - len(common)} are none that any host has where all hash alike"
+    still = _input_that_stays(case.topology, trace, optimizer)
+    if still is not None:
+        return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, and others are not")
+    if has_ended(case.topology) and has_ended(trace):
+        return Sign(summary, f"{evidence}, to the end of the program")
+    case.notes.append(_UNSEEN)
+    return None
 
 
-def _of_later_hosts(rows: Mapping[str, set[int]]) -> dict[str, set[int]]:
-    """The first host hashes as before, and keeps its rows."""
-    return {row: hosts - {0} for row, hosts in rows.items() if hosts - {0}}
+_ORDER = (
+    "The order of a set of strings, or a hash, decides in which order a host takes its rows: every row stays with its host, so "
+    "none is lost or seen too often."
+)
+_UNSEEN = (
+    "On hosts that hash strings in their own ways, as real ones do, those after the first have other rows: in another order, "
+    "so that other ones are seen in these steps, or with other contents. --steps all tells which; sorted(...) of a set, or "
+    "PYTHONHASHSEED=0 on every host, makes it sure."
+)
+
+
+def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
+    """Of the steps of the hosts after the first an input that has the same rows in the same order, where another has not."""
+    pairs = [
+        (step[replica], again[replica])
+        for step, again in zip(complete(one, optimizer), complete(other, optimizer), strict=False)
+        for replica in step
+        if replica in again and step[replica].host
+    ]
+    places = set.intersection(*(set(mine.row_inputs) & set(theirs.row_inputs) for mine, theirs in pairs)) if pairs else set()
+    return next((place for place in sorted(places) if all(_stays(mine, theirs, place) for mine, theirs in pairs)), None)
+
+
+def _stays(mine: Step, theirs: Step, place: int) -> bool:
+    one, other = mine.inputs[place], theirs.inputs[place]
+    if one is None or other is None or not (one.is_complete and other.is_complete) or one.shape != other.shape:
+        return False
+    rows = one.read()
+    return len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1 and bool(np.array_equal(rows, other.read()))
 
 
 def _numbers(case: Case, trace: Trace, where: str) -> Sign | None:
@@ -74,8 +111,8 @@ HASH_ORDER = Cause(
     "hash() of one, are others on every host: words and classes are numbered differently, files are dealt out twice or to "
     "nobody, without an error.",
     evidence="Where the program's own files make sets or ask for hashes, it is run once more on hosts whose Python hashes "
-    "in their own ways (the first as before): rows of the others are taken from another host's share or are none that were "
-    "there before, or gradients, weights or reports differ.",
+    "in their own ways (the first as before): rows of the others are taken from another host's share or have other contents, "
+    "or gradients, weights or reports differ.",
     fix="Sort before you number or deal out: sorted(set(words)); for a number that belongs to a string take zlib.crc32 or "
     "hashlib, not hash(). Or set PYTHONHASHSEED=0 in the environment of every host, which gpudist then takes as it is.",
     search=_search,

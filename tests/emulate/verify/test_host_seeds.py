@@ -103,9 +103,15 @@ def test_the_first_host_keeps_the_seed_and_the_others_have_another_each() -> Non
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-def hashed(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
+def ended(host: int) -> Sequence[dict[str, Any]]:
+    return [{"event": "end", "reason": "returned"}]
+
+
+def hashed(
+    folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None, *, whole: bool = False
+) -> Judgement:
     run = RunResult("2x1 own hashes", Topology(2, 1), own, status=status, failure=failure)
-    topology = trained(folder, fixed)
+    topology = trained(folder, fixed, told=ended if whole else lambda _: ())
     return judge(Case(trained(folder, None), topology, own_hashes=lambda: run, hash_places=["train.py, line 9"]))
 
 
@@ -114,12 +120,19 @@ def test_shares_that_follow_the_order_of_a_set_are_hash_order(folder: Folder) ->
     assert (found.verdict, codes(found)) == ("divergent", ["hash-order"])
     assert "every host does so in its own way (train.py, line 9)." in found.causes[0].summary
     assert "of 48 rows that hosts after the first take " in found.causes[0].evidence
+    assert found.causes[0].evidence.endswith(" come from another host's share")
 
 
 def test_rows_that_the_hashes_make_anew_are_hash_order(folder: Folder) -> None:
-    found = hashed(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} renumbered" for row in fixed(1)]))
+    def renumbered(host: int) -> Sequence[str]:
+        return fixed(0) if host == 0 else [f"{row} renumbered" for row in fixed(1)]
+
+    found = hashed(folder, trained(folder, renumbered, told=ended), whole=True)
     assert codes(found) == ["hash-order"]
-    assert "0 come from another host's share and 48 are none that they have" in found.causes[0].evidence
+    assert "48 are none that any host has where all hash alike, to the end of the program" in found.causes[0].evidence
+    held = hashed(folder, trained(folder, renumbered))
+    assert codes(held) == []
+    assert any("--steps all tells which" in note for note in held.notes)
 
 
 def test_an_order_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(folder: Folder) -> None:
