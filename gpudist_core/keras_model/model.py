@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import Unavailable
+from gpudist_core.errors import Unavailable, WrongUse
 from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
@@ -227,9 +226,13 @@ class DistributedModel:
         Its parts were made before then, or are made in the step, which says what it lacks.
         """
         for batch in (spec, (spec,)):
-            with contextlib.suppress(RuntimeError, TypeError, ValueError):
+            try:
                 trainer.build(self, batch)
                 return
+            except WrongUse:
+                raise
+            except (RuntimeError, TypeError, ValueError):
+                continue
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the step of training."""

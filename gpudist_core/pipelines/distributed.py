@@ -67,7 +67,7 @@ def _with_weight(spec: Any, *, by_class: bool) -> Any:
 
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise WrongUse("Weights are added to rows of (x, y)", "Return (x, y) from the last map, and no weight.", row=spec)
-    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if by_class and spec[1].shape.rank else ()
+    shape = tf.nest.flatten(spec[1])[0].shape[:-1] if by_class else ()
     return (*spec, tf.TensorSpec(shape, tf.float32))
 
 
