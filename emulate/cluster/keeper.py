@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from emulate.cluster import host, roles, stacks, system
-from emulate.cluster.anew import run_anew
 from emulate.cluster.channel import CONTROL, Channel, Inbox
 from emulate.cluster.isolation import Capability, Isolation, isolate
 from emulate.cluster.links import Links, address
+from emulate.cluster.own_interpreter import run_in_own_interpreter
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.upstream import is_runtime_initialized
 from emulate.cluster.views import remove_tree
@@ -203,7 +203,7 @@ class _Keeper:
                     os.close(fd)
                 context, output = self._context(number, channel), outputs[number] if outputs else None
                 if self._plan.own_hashes and number:
-                    run_anew(settings, context, output, parent)
+                    run_in_own_interpreter(settings, context, output, parent)
                 host.run(settings, context, output, parent)
             self._hosts[pid] = number
         for channel in channels:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from emulate.errors import WrongUse
+from emulate.program.source import parse
 
 _HASHING = ("set", "frozenset", "hash")
 _ORDERLESS = ("sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "isinstance")
@@ -35,10 +37,8 @@ def hash_places(file: Path, roots: tuple[Path, ...]) -> list[str]:
             continue
         seen.add(one)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(one.read_bytes(), str(one))
-        except (OSError, SyntaxError, ValueError):
+            tree = parse(one, one.name)
+        except WrongUse:  # the program will say so, if it gets there
             continue
         found += [f"{one.name}, line {line}" for line in _lines(tree)]
         to_read += _imported(tree, (one.parent, *roots))

@@ -33,14 +33,17 @@ def outcome(fault: FaultReport) -> str:
         "different": f"another result (largest difference {number(fault.error)})",
         None: "nothing could be compared",
     }
-    recovered = "told to leave" if fault.fault.startswith("preempt:") and not fault.restarts else "recovered"
-    return f"{where}{recovered}{_after(fault)}, {results[fault.result]}"
+    if fault.fault.startswith("preempt:") and not fault.restarts:
+        return f"{where}{_STAYED}, {results[fault.result]}"
+    return f"{where}recovered{_after(fault)}, {results[fault.result]}"
+
+
+_STAYED = "told to leave: it came to its own end before it was killed, so leaving was not tried"
 
 
 def _after(fault: FaultReport) -> str:
     if not fault.restarts:
-        unheeded = fault.fault.startswith("preempt:") and fault.recovered
-        return ": it came to its own end before it was killed, so leaving was not tried" if unheeded else " without a restart"
+        return " without a restart"
     times = "1 restart" if fault.restarts == 1 else f"{fault.restarts} restarts"
     if not fault.went_on_from:
         return f" after {times}"

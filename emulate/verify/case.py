@@ -83,10 +83,6 @@ def _not_made() -> RunResult | None:
 class Case:
     """One topology's run with the reference and what can be run again.
 
-    Attributes:
-        clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
-            does with gradients by itself.
-
     Args:
         reference: The run on one device.
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
@@ -102,6 +98,10 @@ class Case:
         outcome: How the run ended.
         recovery: What became of the program with faults.
         order_matters: Whether the order of the rows in a batch matters to the program.
+
+    Attributes:
+        clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
+            does with gradients by itself.
     """
 
     def __init__(

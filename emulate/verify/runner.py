@@ -236,8 +236,8 @@ class Runner:
             self._describe(result, plan, reference)
         entry = self._entry(plan, reference)
         preload = self._fresh or self._preload
-        cluster_plan = self._cluster_plan(result.topology, folder, entry, reference)
-        cluster_plan = replace(cluster_plan, own_hashes=plan is not None and plan.own_hashes)
+        own_hashes = plan is not None and plan.own_hashes
+        cluster_plan = self._cluster_plan(result.topology, folder, entry, reference, own_hashes=own_hashes)
         watch = self._follow(result, preload, cluster_plan, seconds)
         if watch.needs_fresh_process and preload is self._preload:
             self._use_fresh()
@@ -271,7 +271,9 @@ class Runner:
             program = replace(program, args=settings.reference_args)
         return RecordedProgram(program, plan, settings.seed, settings.precision, settings.device)
 
-    def _cluster_plan(self, topology: Topology, folder: Path, entry: RecordedProgram, reference: bool) -> ClusterPlan:
+    def _cluster_plan(
+        self, topology: Topology, folder: Path, entry: RecordedProgram, reference: bool, *, own_hashes: bool = False
+    ) -> ClusterPlan:
         settings = self._settings
         return ClusterPlan(
             topology=topology,
@@ -283,6 +285,7 @@ class Runner:
             network=settings.network,
             tf_config=settings.tf_config if reference else None,
             reference=reference,
+            own_hashes=own_hashes,
             views=(Path.cwd(), *settings.program.folders),
             cwd=Path.cwd(),
         )

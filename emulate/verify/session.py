@@ -58,7 +58,7 @@ class Session:
         self._program = program
         self._allow = allow
         self._yardsticks = Yardsticks(runner, seed)
-        self._untold: dict[str, str] = {}
+        self._failed_runs: dict[str, str] = {}
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology; with parameter servers only whether the program runs can be judged.
@@ -211,7 +211,7 @@ class Session:
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._with_own_seeds(run, base),
                 own_hashes=lambda: self._with_own_hashes(run, base),
-                hash_places=self._hash_places,
+                hash_places=self._hash_places if run.topology.has_several_hosts else (),
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
@@ -221,11 +221,11 @@ class Session:
         judgement = judged_on(bases[0])
         if len(bases) > 1 and judgement.is_unexplained:
             judgement = judged_on(bases[1]).advised_by(judgement)
-        if judgement.is_unexplained and self._untold:
-            label, error = next(iter(self._untold.items()))
+        if judgement.is_unexplained and self._failed_runs:
+            label, error = next(iter(self._failed_runs.items()))
             told = f"Runs that could have told more did not end well. The first was '{label}': {error}"
             judgement = replace(judgement, notes=(*judgement.notes, told))
-        self._untold.clear()
+        self._failed_runs.clear()
         return judgement
 
     def _recovery(self, run: RunResult) -> Recovery | None:
@@ -318,7 +318,7 @@ class Session:
         traces = self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()
-            self._untold[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
+            self._failed_runs[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
             return None
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 

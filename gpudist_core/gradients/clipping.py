@@ -54,9 +54,9 @@ class Clipping:
         if self.by_norm is not None:
             squares = _squared_norms(grads, variables)
             norms = [square if square is None else tf.sqrt(square) for square in squares]
-            return [g if g is None else _to_norm(g, norm, self.by_norm) for g, norm in zip(grads, norms, strict=True)]
+            return [g if g is None else to_norm(g, norm, self.by_norm) for g, norm in zip(grads, norms, strict=True)]
         total = global_norm(grads, variables)
-        return [g if g is None else _to_norm(g, total, float(self.by_global_norm or 0)) for g in grads]
+        return [g if g is None else to_norm(g, total, float(self.by_global_norm or 0)) for g in grads]
 
 
 def of_optimizer(optimizer: Any) -> Clipping:
@@ -100,8 +100,17 @@ def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
     return squares
 
 
-def _to_norm(gradient: Any, norm: Any, bound: float) -> Any:
-    """Scaled down to the bound where its norm is larger; a norm that is not finite makes NaN, as in Keras."""
+def to_norm(gradient: Any, norm: Any, bound: float) -> Any:
+    """Scaled down to the bound where its norm is larger; a norm that is not finite makes NaN, as in Keras.
+
+    Args:
+        gradient: A gradient, or one of several.
+        norm: The L2 norm of it, or of all of them: a scalar.
+        bound: The largest norm.
+
+    Returns:
+        A gradient of its form and dtype.
+    """
     import tensorflow as tf
 
     factor = bound / tf.maximum(norm, bound)

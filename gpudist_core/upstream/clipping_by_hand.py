@@ -69,7 +69,7 @@ def install(current: Current) -> None:
         if whole is None:
             return by_norm(t, clip_norm, axes, name)
         if whole.is_sharded:
-            return whole.parts_of([reduction.scale(whole.gradients[0], clip_norm / tf.maximum(whole.norm(), clip_norm))])[0]
+            return whole.parts_of([clipping.to_norm(whole.gradients[0], whole.norm(), clip_norm)])[0]
         return whole.parts_of([by_norm(whole.gradients[0], clip_norm, axes, name)])[0]
 
     @functools.wraps(by_value)

@@ -6,8 +6,8 @@ import numpy as np
 
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, last_line
-from emulate.verify.compare import compare
+from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.unseeded_hosts import ends_otherwise, numbers_apart
 from emulate.verify.ledger import has_ended, hosts_of_rows, ledgers
 from emulate.verify.measure import complete
 
@@ -25,14 +25,13 @@ def _search(case: Case) -> Sign | None:
         return None
     where = f" ({'; '.join(case.hash_places[:3])})"
     if run.status != "ok" or run.trace is None:
-        how = "raises" if run.status == "failed" else "does not end"
-        said = last_line(run.failure or run.where, "no error was seen")
-        return Sign(
-            f"The program {how} where each host hashes strings in its own way, as real hosts do{where}.",
-            f"With the same hashes on all hosts it ends: {said}",
-        )
+        as_real = f"each host hashes strings in its own way, as real hosts do{where}."
+        return ends_otherwise(run, as_real, "With the same hashes on all hosts it ends")
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
-    return _rows(case, run.trace, apart[0], where) if apart else _numbers(case, run.trace, where)
+    if apart:
+        return _rows(case, run.trace, apart[0], where)
+    summary = f"What hosts compute depends on how Python hashes strings, and every host does so in its own way{where}."
+    return numbers_apart(case, run.trace, summary, "With hosts that hash as real ones do")
 
 
 def _rows(case: Case, trace: Trace, optimizer: str, where: str) -> Sign | None:
@@ -90,18 +89,6 @@ def _stays(mine: Step, theirs: Step, place: int) -> bool:
         return False
     rows = one.read()
     return len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1 and bool(np.array_equal(rows, other.read()))
-
-
-def _numbers(case: Case, trace: Trace, where: str) -> Sign | None:
-    found = compare(case.topology, trace, case.noise)
-    if found.is_equivalent_but_for_kinks or found.first is None:
-        return None
-    first = found.first
-    return Sign(
-        f"What hosts compute depends on how Python hashes strings, and every host does so in its own way{where}.",
-        f"With hosts that hash as real ones do, on the same rows, the {first.kind}s differ (first {first.tensor} in step "
-        f"{first.step}: {first.error:.3g} apart, noise {first.noise:.3g})",
-    )
 
 
 HASH_ORDER = Cause(

@@ -13,6 +13,16 @@ from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
 
+_FEWEST = 3
+"""Steps it takes to believe that replicas compute the same."""
+
+_BY_NUMBER = (
+    "Let each replica take rows of its own, by its number:\n"
+    "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group\n"
+    "    start = step * GLOBAL_BATCH_SIZE + replica * ROWS_OF_A_REPLICA\n"
+    "or hand the rows to the step as arguments, from strategy.experimental_distribute_dataset."
+)
+
 
 def _apart(case: Case) -> Ledger | None:
     """The ledger where rows differ; not where the program's data do not even repeat."""
@@ -99,16 +109,6 @@ def _search_missing(case: Case) -> Sign | None:
         _TOO_FEW_STEPS if only_fewer_steps else None,
     )
 
-
-_FEWEST = 3
-"""Steps it takes to believe that replicas compute the same."""
-
-_BY_NUMBER = (
-    "Let each replica take rows of its own, by its number:\n"
-    "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group\n"
-    "    start = step * GLOBAL_BATCH_SIZE + replica * ROWS_OF_A_REPLICA\n"
-    "or hand the rows to the step as arguments, from strategy.experimental_distribute_dataset."
-)
 
 _TOO_FEW_STEPS = (
     "Every step has the rows of one device's, there are only fewer steps. Count steps in global batches, whatever the number "

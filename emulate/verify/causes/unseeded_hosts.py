@@ -7,6 +7,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, last_line
 from emulate.verify.compare import compare
 from emulate.verify.ledger import hosts_of_rows, ledgers
+from emulate.verify.result import RunResult
 
 _MOVED = 0.2
 """Of shares that follow the seed at least half of the rows change their host; of fixed shares none but equal rows."""
@@ -21,13 +22,28 @@ def _search(case: Case) -> Sign | None:
     if run is None:
         return None
     if run.status != "ok" or run.trace is None:
-        how = "raises" if run.status == "failed" else "does not end"
-        said = last_line(run.failure or run.where, "no error was seen")
-        return Sign(
-            f"The program {how} where each host has a seed of its own.", f"With the same seed on all hosts it ends: {said}"
-        )
+        return ends_otherwise(run, "each host has a seed of its own.", "With the same seed on all hosts it ends")
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
-    return _rows(case, run.trace, apart[0]) if apart else _numbers(case, run.trace)
+    if apart:
+        return _rows(case, run.trace, apart[0])
+    summary = "Hosts compute with random numbers that every host draws for itself, and nothing seeds them."
+    return numbers_apart(case, run.trace, summary, "With a seed of its own on each host")
+
+
+def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
+    """A run in which hosts differ on purpose ends with an error, or does not end.
+
+    Args:
+        run: That run.
+        where: In what they differ.
+        without: What is told of the run in which they do not.
+
+    Returns:
+        What is told of it.
+    """
+    how = "raises" if run.status == "failed" else "does not end"
+    said = last_line(run.failure or run.where, "no error was seen")
+    return Sign(f"The program {how} where {where}", f"{without}: {said}")
 
 
 def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
@@ -56,15 +72,26 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     )
 
 
-def _numbers(case: Case, trace: Trace) -> Sign | None:
+def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | None:
+    """Other numbers from the same rows in a run in which hosts differ on purpose.
+
+    Args:
+        case: Whose topology's run it is compared with.
+        trace: Of that run.
+        summary: What is told then.
+        how: In what hosts differ.
+
+    Returns:
+        The sign; None where the numbers agree.
+    """
     found = compare(case.topology, trace, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
     first = found.first
     return Sign(
-        "Hosts compute with random numbers that every host draws for itself, and nothing seeds them.",
-        f"With a seed of its own on each host, on the same rows, the {first.kind}s differ (first {first.tensor} in step "
-        f"{first.step}: {first.error:.3g} apart, noise {first.noise:.3g})",
+        summary,
+        f"{how}, on the same rows, the {first.kind}s differ (first {first.tensor} in step {first.step}: {first.error:.3g} "
+        f"apart, noise {first.noise:.3g})",
     )
 
 

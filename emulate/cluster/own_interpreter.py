@@ -16,10 +16,12 @@ from emulate.cluster import host
 from emulate.cluster.channel import Channel
 from emulate.faults import Board, HostFaults
 
-_START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.anew import main; main(int(sys.argv[1]))"
+_START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.own_interpreter import main; main(int(sys.argv[1]))"
 
 
-def run_anew(settings: host.HostSettings, context: host.HostContext, output: tuple[int, int] | None, parent: int) -> NoReturn:
+def run_in_own_interpreter(
+    settings: host.HostSettings, context: host.HostContext, output: tuple[int, int] | None, parent: int
+) -> NoReturn:
     """Be a host, from the fork to the end of the process, in an interpreter that has imported nothing yet.
 
     Args:
@@ -28,7 +30,7 @@ def run_anew(settings: host.HostSettings, context: host.HostContext, output: tup
         output: Where its standard output and error go; None for files.
         parent: The keeper's process id.
     """
-    assert not settings.faults.faults, "faults do not reach a host that begins anew"
+    assert not settings.faults.faults, "faults do not reach a host with an interpreter of its own"
     channel, views = context.fileno(), context.views
     known = {name: value for name, value in vars(settings).items() if name != "faults"} | {"is_preloaded": False}
     place = {name: getattr(context, name) for name in ("topology", "host", "role", "directory")}
