@@ -217,11 +217,12 @@ with Cluster("2x1", echo=True) as cluster:
     cluster.run(eval, "print('running', flush=True) or __import__('time').sleep(1000)")
 """
     process = start_python(code, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    process.stdout.readline()
+    running = [process.stdout.readline() for _ in range(2)]  # one of each host: the first is not there for both
     descendants = process.children(recursive=True)
     process.send_signal(2)
     process.communicate()
     assert process.returncode == -2
+    assert all(b"running" in line for line in running)
     assert len(descendants) >= 4
     assert not any(is_running(one.pid) for one in descendants)
 
