@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cached_property
-from itertools import product
-from pathlib import Path
 
 from emulate.errors import WrongUse
 from emulate.probe import IN_32_BITS, Replay, Trace
 from emulate.topology import Topology
 from emulate.verify.arithmetic import ROUND, explain
-from emulate.verify.case import Case, Outcome, Rerun
+from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import last_line
 from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
@@ -24,9 +20,9 @@ from emulate.verify.noise import FACTOR
 from emulate.verify.order import order_matters
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
+from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
-from emulate.verify.seeding import GENERATORS
 from emulate.verify.verdict import Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
@@ -58,7 +54,7 @@ class Session:
         self._program = program
         self._allow = allow
         self._yardsticks = Yardsticks(runner, seed)
-        self._failed_runs: dict[str, str] = {}
+        self._reruns = Reruns(self._yardsticks, runner.program)
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology; with parameter servers only whether the program runs can be judged.
@@ -207,11 +203,11 @@ class Session:
                 plain=reference.trace,
                 repeat=trace_of(repeat),
                 untouched=run.trace,
-                rerun=lambda *asked: self._rerun(asked, run, compared, base),
+                rerun=lambda *asked: self._reruns.make(asked, run, compared, base),
                 confirm=lambda: self._yardsticks.confirming(base, compared),
-                own_seeds=lambda: self._with_own_seeds(run, base),
-                own_hashes=lambda: self._with_own_hashes(run, base),
-                hash_places=self._hash_places if run.topology.has_several_hosts else (),
+                own_seeds=lambda: self._reruns.with_own_seeds(run, base),
+                own_hashes=lambda: self._reruns.with_own_hashes(run, base),
+                hash_places=self._reruns.hash_places if run.topology.has_several_hosts else (),
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
@@ -221,11 +217,10 @@ class Session:
         judgement = judged_on(bases[0])
         if len(bases) > 1 and judgement.is_unexplained:
             judgement = judged_on(bases[1]).advised_by(judgement)
-        if judgement.is_unexplained and self._failed_runs:
-            label, error = next(iter(self._failed_runs.items()))
-            told = f"Runs that could have told more did not end well. The first was '{label}': {error}"
+        failed = self._reruns.take_first_failure()
+        if judgement.is_unexplained and failed:
+            told = f"Runs that could have told more did not end well. The first was {failed}"
             judgement = replace(judgement, notes=(*judgement.notes, told))
-        self._failed_runs.clear()
         return judgement
 
     def _recovery(self, run: RunResult) -> Recovery | None:
@@ -284,64 +279,6 @@ class Session:
         if traces is None or dealt is None:
             return False
         return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
-
-    def _rerun(self, asked: Sequence[str], run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
-        """Both sides again with suspects switched off, and the reference on the topology's rows: all, or each replica's."""
-        if run.status != "ok":
-            return None
-        number = len(compared.replicas)
-        apart = {
-            "replicas": Replay(Path(), number),
-            "replicas-summed": Replay(Path(), number, summed=True, told=number),
-            "replicas-taped": Replay(Path(), number, summed=True, taped=True),
-            "replicas-taped-told": Replay(Path(), number, summed=True, taped=True, told=number),
-            "replicas-taped-mean": Replay(Path(), number, taped=True),
-        }
-        replays = {
-            "replay": Replay(Path()),
-            "told": Replay(Path(), told=number),
-            "batch-of": Replay(Path(), batch_of=number),
-            **apart,
-            **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
-        }
-        variation, topology = base, compared
-        for switch in asked:
-            variation = variation if switch in replays else variation.without(switch)
-        if variation != base:
-            again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None)))
-            if again is None:
-                return None
-            topology = again
-        rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
-        if rows is not None:
-            variation = replace(variation, replay=replace(rows, trace=topology.directory))
-        traces = self._yardsticks.with_noise(variation).traces()
-        if traces is None:
-            failed = self._yardsticks.reference(variation).reference.result()
-            self._failed_runs[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
-            return None
-        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
-
-    def _with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
-        if run.status != "ok" or run.trace is None or not run.topology.has_several_hosts:
-            return None
-        seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
-        if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
-            return None
-        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_seeds=True)).result()
-
-    def _with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
-        if run.status != "ok" or not run.topology.has_several_hosts or not self._hash_places:
-            return None
-        if os.environ.get("PYTHONHASHSEED", "random") != "random":
-            return None
-        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_hashes=True)).result()
-
-    @cached_property
-    def _hash_places(self) -> list[str]:
-        return self._runner.program.hash_places()
 
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
         """The reference failed or hung: how the topology ended is all that can be said."""

@@ -1,0 +1,101 @@
+"""Runs made on the way to a cause: with suspects switched off, on the topology's own rows, and as hosts of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+
+from emulate.probe import Replay, Trace
+from emulate.program import Program
+from emulate.verify.case import Rerun
+from emulate.verify.causes.cause import last_line
+from emulate.verify.result import RunResult
+from emulate.verify.seeding import GENERATORS
+from emulate.verify.yardstick import Variation, Yardsticks, trace_of
+
+
+class Reruns:
+    """Makes them.
+
+    Args:
+        yardsticks: Makes and keeps the runs of a verification.
+        program: Whose files are read.
+    """
+
+    def __init__(self, yardsticks: Yardsticks, program: Program) -> None:
+        self._yardsticks = yardsticks
+        self._program = program
+        self._failed: dict[str, str] = {}
+
+    def take_first_failure(self) -> str | None:
+        """What the first run that failed is called, with its error; forgotten with all the others."""
+        failed = next((f"'{label}': {error}" for label, error in self._failed.items()), None)
+        self._failed.clear()
+        return failed
+
+    def make(self, asked: Sequence[str], run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
+        """Both sides again with suspects switched off, and the reference on the topology's rows: all, or each replica's."""
+        if run.status != "ok":
+            return None
+        replays = _replays(len(compared.replicas))
+        variation, topology = base, compared
+        for switch in asked:
+            variation = variation if switch in replays else variation.without(switch)
+        if variation != base:
+            again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None)))
+            if again is None:
+                return None
+            topology = again
+        rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
+        if rows is not None:
+            variation = replace(variation, replay=replace(rows, trace=topology.directory))
+        traces = self._yardsticks.with_noise(variation).traces()
+        if traces is None:
+            failed = self._yardsticks.reference(variation).reference.result()
+            self._failed[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
+            return None
+        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
+
+    def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
+        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
+        if run.status != "ok" or run.trace is None or not run.topology.has_several_hosts:
+            return None
+        seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
+        if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
+            return None
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_seeds=True)).result()
+
+    def with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
+        """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
+        if run.status != "ok" or not run.topology.has_several_hosts or not self.hash_places:
+            return None
+        if os.environ.get("PYTHONHASHSEED", "random") != "random":
+            return None
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_hashes=True)).result()
+
+    @cached_property
+    def hash_places(self) -> list[str]:
+        """Where the program's own files hang on how strings hash."""
+        return self._program.hash_places()
+
+
+def _replays(number: int) -> dict[str, Replay]:
+    """The topology's rows for a reference, by the name that a cause asks for: all at once, or those of each replica."""
+    apart = {
+        "replicas": Replay(Path(), number),
+        "replicas-summed": Replay(Path(), number, summed=True, told=number),
+        "replicas-taped": Replay(Path(), number, summed=True, taped=True),
+        "replicas-taped-told": Replay(Path(), number, summed=True, taped=True, told=number),
+        "replicas-taped-mean": Replay(Path(), number, taped=True),
+    }
+    return {
+        "replay": Replay(Path()),
+        "told": Replay(Path(), told=number),
+        "batch-of": Replay(Path(), batch_of=number),
+        **apart,
+        **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
+    }
