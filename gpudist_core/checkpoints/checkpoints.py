@@ -117,6 +117,8 @@ class Checkpoints(CallbackMethods):
         self._has_looked = False
         self._calls = 0
         self._last = 0
+        self._writing: int | None = None
+        self._saved: int | None = None
         self._fit: Fit | None = None
 
     def saved(self) -> list[Path]:
@@ -204,8 +206,12 @@ class Checkpoints(CallbackMethods):
             self._save(step, "end of an epoch", self._synchronous)
 
     def _save_rest(self, step: int) -> None:
-        """Save the end of a `fit` that no checkpoint has yet."""
-        if self._every is not None and step not in self._folder.steps():
+        """Save the end of a `fit` that no checkpoint has yet.
+
+        All hosts must decide alike: what is in the folder one may see while another is still writing.
+        """
+        self._settle()
+        if self._every is not None and step != self._saved:
             self._save(step, "end of training", self._synchronous)
 
     def _begin_fit(self, has_position: bool) -> None:
@@ -360,7 +366,7 @@ class Checkpoints(CallbackMethods):
 
     def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
         self._run.restore(opened, items)
-        self._last = opened.manifest.step
+        self._last = self._saved = opened.manifest.step
         if self._fit is not None:
             self._fit.taken(opened)
         if refused:
@@ -377,6 +383,7 @@ class Checkpoints(CallbackMethods):
         position = None if self._fit is None else self._fit.position()
         snapshot = self._run.snapshot(step, reason, position)
         self._failure = None
+        self._writing = step
         self._background.start(lambda: saving.write(snapshot, self._folder, hosts.writing, self._keep))
         if synchronous:
             self.wait()
@@ -387,6 +394,8 @@ class Checkpoints(CallbackMethods):
         if over is not None and not isinstance(over, SaveFailed):
             raise over
         self._failure = over if over is not None else self._failure
+        self._saved = self._writing if over is None and self._writing is not None else self._saved
+        self._writing = None
         if over is not None and warn:
             warnings.warn(str(over), stacklevel=4)
 

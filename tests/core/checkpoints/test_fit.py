@@ -91,6 +91,39 @@ def test_without_a_position_in_the_data_epochs_are_what_is_kept(on_hosts: OnHost
     assert names == ["step-00000020", "step-00000030"]
 
 
+def ending_apart(folder: str) -> list[str]:
+    """Four steps, the last one saved; the last host looks at the end of the training when that is written, the first before."""
+    import time
+
+    import keras
+
+    import gpudist_core as gd
+    from gpudist_core.checkpoints import saving
+    from gpudist_core.replicas import replicas_of
+    from tests.core.checkpoints.training import strategy_here
+
+    keras.utils.set_random_seed(3)
+    strategy, write = strategy_here(), saving.write
+    host = replicas_of(strategy).host
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(1.0)
+        return write(*args)
+
+    saving.write = slowly
+    with strategy.scope():
+        model = gd.distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = gd.Pipeline.from_arrays((np.ones((16, 4), "float32"), np.zeros(16, "int64")), global_batch_size=4)
+    later = keras.callbacks.LambdaCallback(on_train_end=lambda _: time.sleep(3.0 * host))
+    model.fit(data, verbose=0, callbacks=[later, gd.Checkpoints(folder, every=4, timeout=10.0)])
+    return sorted(path.name for path in gd.Checkpoints(folder, every=4).saved())
+
+
+def test_hosts_that_end_apart_save_the_same_checkpoints(on_hosts: OnHosts, tmp_path: Path) -> None:
+    assert on_hosts("2x1", ending_apart, str(tmp_path / "run")) == [["step-00000004"]] * 2
+
+
 def interrupted(folder: str) -> dict[str, Any]:
     """Fits that raise after some batches and go on: how many updates were made, and how far off the weights are."""
     import keras
