@@ -24,7 +24,13 @@ def strategy_classes() -> list[Any]:
 
 def device(name: str) -> Any:
     """`tf.device` as TensorFlow has it, whatever the emulator put in its place for programs."""
-    return load("tensorflow.python.framework.ops").device_v2(name)
+    return load("tensorflow.python.framework.ops").device_v2(_here(name))
+
+
+def _here(name: str) -> str:
+    """A device of this process by its full name, where others are connected to it: theirs are not meant."""
+    server = load("tensorflow.python.eager.context").context().get_server_def()
+    return name if server is None else f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
 
 
 def function_class() -> Any:

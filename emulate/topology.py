@@ -77,8 +77,15 @@ class Topology:
         """Whether a program needs TF_CONFIG to use all of it."""
         return self.num_hosts > 1 or self.num_ps > 0
 
+    @property
+    def has_several_programs(self) -> bool:
+        """Whether the program makes its steps on several hosts; with parameter servers it does on the chief alone."""
+        return self.num_hosts > 1 and not self.num_ps
+
     def __str__(self) -> str:
         return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")
 
 
 REFERENCE = Topology(1, 1)
+REFERENCE_WITH_SERVERS = Topology(1, 1, 1)
+"""What a program with parameter servers is compared with: it cannot do with less than a worker and a server."""

@@ -53,6 +53,7 @@ class Body:
         context = tf.distribute.get_replica_context()
         self.replica = static_int(context.replica_id_in_sync_group) if context is not None else 0
         probe.replica_seen(self.replica)
+        probe.coordinated.see_run()
         self.graph = None if tf.executing_eagerly() else upstream.control_flow_root(tf.compat.v1.get_default_graph())
         self.inputs: list[tuple[tuple[Any, ...], Any]] = []
         self.objective: list[Any] = []

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from emulate.probe.probe import Probe
 
 STEPS = "gpudist_core.steps.train"
+COORDINATED = "gpudist_core.parameter_servers.training"
 RANDOMNESS = "gpudist_core.upstream.randomness"
 
 
 def install(probe: Probe) -> None:
     """See to it once a program imports them; a program that does not is not touched."""
     when_imported(STEPS, lambda: _see_losses(probe))
+    when_imported(COORDINATED, lambda: _see_coordinated(probe))
     when_imported(RANDOMNESS, functools.partial(_see_draws, keyed=probe.plan.keyed_draws))
 
 
@@ -34,6 +36,26 @@ def _see_losses(probe: Probe) -> None:
         return losses
 
     cls.several = several
+
+
+def _see_coordinated(probe: Probe) -> None:
+    """The losses of a training with parameter servers, and whether it leaves the order of its updates to chance."""
+    cls = sys.modules[COORDINATED].CoordinatedTraining
+    train, take = cls.train, cls._take
+
+    @functools.wraps(train)
+    def seen_train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.schedule == "asynchronous":
+            probe.coordinated.leave_order_to_chance()
+        return train(self, *args, **kwargs)
+
+    @functools.wraps(take)
+    def seen_take(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = take(self, *args, **kwargs)
+        probe.recording.report("loss", "step/loss", loss)
+        return loss
+
+    cls.train, cls._take = seen_train, seen_take
 
 
 def _see_draws(*, keyed: bool) -> None:

@@ -77,6 +77,7 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     replica, reduced = _where(probe, body)
     if (id(optimizer), replica) in _inside or not pairs:
         return proceed(pairs)
+    probe.coordinated.see_update()
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
     name = _name(probe, optimizer)
@@ -128,6 +129,8 @@ def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
 
     if body is not None:
         return body.replica, False
+    if probe.has_servers:  # the coordinator applies what workers have sent
+        return probe.first_replica, True
     context = tf.distribute.get_replica_context()
     if context is not None:
         return bodies.static_int(context.replica_id_in_sync_group), False

@@ -9,6 +9,7 @@ from emulate.imports import when_imported
 from emulate.probe import (
     assignments,
     collectives,
+    coordinated,
     core,
     draws,
     graphs,
@@ -41,6 +42,7 @@ class Probe:
         host: This host's number.
         send: Sends an event to the supervisor.
         several_hosts: Whether collectives between hosts are to be watched.
+        has_servers: Whether this host coordinates workers and parameter servers.
         all_reduce: Tells which all-reduce the strategies use.
     """
 
@@ -51,12 +53,14 @@ class Probe:
         host: int,
         send: Callable[[Mapping[str, Any]], None],
         several_hosts: bool = False,
+        has_servers: bool = False,
         all_reduce: Callable[[], str] = lambda: "auto",
     ) -> None:
         self.plan = plan
         self.host = host
         self.send = send
         self.several_hosts = several_hosts
+        self.has_servers = has_servers
         self._all_reduce = all_reduce
         self.names = Names()
         self.rounding = Rounding(plan, self.names)
@@ -73,8 +77,10 @@ class Probe:
             "float16": [],
             "distributed": [],
             "casts": [],
+            "asynchronous": False,
         }
         self._facts_written: str = ""
+        self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
         self._strategies: set[int] = set()
         self.initial = InitialWeights(self)
         self.recording.at_end.append(self.initial.note_unseen)
@@ -108,6 +114,8 @@ class Probe:
         reports.install_reduce(self)
         reports.install_local_results(self)
         optimizers.install_tensorflow(self)
+        if self.has_servers:
+            coordinated.install(self)
         if self.several_hosts:
             recording = self.recording
             collectives.install(collectives.Listener(self.send, lambda: recording.num_steps, recording.write))
@@ -116,6 +124,11 @@ class Probe:
         optimizers.install_keras(self, package)
         reports.install_keras(self, package)
         switches.install_keras(self, package)
+
+    def _leaves_order_to_chance(self) -> None:
+        """The program is asynchronous."""
+        self.facts["asynchronous"] = True
+        self.write_facts()
 
     def note(self, code: str, text: str) -> None:
         """Tell the user something, through the trace and the supervisor."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
@@ -141,7 +141,7 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
             return original(self, *args, **kwargs)
         position = 1 if takes_number else 0
         logs = kwargs.get("logs", args[position] if len(args) > position else None)
-        for name, value in (logs or {}).items():
+        for name, value in logs.items() if isinstance(logs, Mapping) else ():  # none yet where a worker has them
             _report_log(probe, f"{where}/{name}", value)
         return original(self, *args, **kwargs)
 

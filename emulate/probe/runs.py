@@ -29,7 +29,7 @@ def _wrap(probe: Probe, cls: Any) -> None:
     def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
         import tensorflow as tf
 
-        if bodies.current() is not None or type(self).__name__.startswith("ParameterServerStrategyV2"):
+        if bodies.current() is not None:
             return original(self, fn, args, kwargs, options)
         probe.strategy_seen(self)
         result = original(self, _probed(probe, clones, fn), args, kwargs, options)

@@ -22,6 +22,7 @@ def install(probe: Probe) -> None:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, target, sources, *args, **kwargs)
         body = bodies.current()
+        probe.coordinated.see_tape()
         if body is not None:
             body.taped = True
             result = _joined_over_shares(body, probe, sources, result)

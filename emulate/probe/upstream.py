@@ -9,6 +9,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from emulate.graph_functions import load
@@ -34,6 +35,34 @@ def replica_counters() -> list[Any]:
     """The classes that tell a program `num_replicas_in_sync` (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [lib.StrategyBase, lib.ReplicaContextBase]
+
+
+@dataclass(frozen=True)
+class Coordination:
+    """The classes behind `ClusterCoordinator` (TF 2.21)."""
+
+    coordinator: Any
+    cluster: Any
+    worker: Any
+    queue: Any
+    closure: Any
+    resource_closure: Any
+    remote_value: Any
+
+
+def coordination() -> Coordination:
+    """They: what a coordinator does with what is scheduled."""
+    module = load("tensorflow.python.distribute.coordinator.cluster_coordinator")
+    values = load("tensorflow.python.distribute.coordinator.values")
+    return Coordination(
+        coordinator=module.ClusterCoordinator,
+        cluster=module.Cluster,
+        worker=module.Worker,
+        queue=module._CoordinatedClosureQueue,
+        closure=module.Closure,
+        resource_closure=module.ResourceClosure,
+        remote_value=values.RemoteValueImpl,
+    )
 
 
 LOSS_SCALERS = (

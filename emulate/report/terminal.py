@@ -79,11 +79,11 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
 def reference_text(reference: Reference) -> str:
     """What is to be said of the reference; empty where it is in order."""
     if reference.status == "ok" and not reference.repeatable:
-        return "The reference (the program on 1x1) differs from its own repeat: see unseeded-randomness."
+        return f"The reference (the program on {reference.topology}) differs from its own repeat: see unseeded-randomness."
     if reference.status in ("ok", "none"):
         return ""
     words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
-    return f"On one device (1x1, the reference) the program {words}."
+    return f"On {reference.where} ({reference.topology}, the reference) the program {words}."
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

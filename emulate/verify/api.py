@@ -21,7 +21,7 @@ from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
-from emulate.verify.session import Session
+from emulate.verify.session import judge_all
 from emulate.verify.verdict import Run, Verdict
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def verify(
         restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = Session(runner, found.name, seed, allow).judge(fitting)
+        reference, runs, notes = judge_all(runner, found.name, seed, allow, fitting)
         notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
@@ -131,8 +131,8 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
         check_for(befalling, topology)
         if topology.num_ps:
             raise WrongUse(
-                f"A run with faults is compared step by step. Received: topology={str(topology)!r}, faults="
-                f"{[str(one) for one in befalling]}, where steps with parameter servers are not recorded. "
+                f"A run with faults is compared where every host makes steps. Received: topology={str(topology)!r}, faults="
+                f"{[str(one) for one in befalling]}, where the chief alone makes them. "
                 "Use `gpudist run --fault`, or leave the servers out."
             )
     return befalling

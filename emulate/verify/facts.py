@@ -28,6 +28,7 @@ class Facts:
         float16: The same.
         casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
+        asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
 
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Facts:
     float16: tuple[str, ...] = ()
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
+    asynchronous: bool = False
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -53,6 +55,7 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
+                merged["asynchronous"] = merged.get("asynchronous", False) or bool(event.get("asynchronous"))
                 merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
         return cls(**merged)
 

@@ -60,9 +60,19 @@ class RecordedProgram:
             self.program.start(context.path)
             return
         when_imported("tensorflow", _without_graph_optimization)
-        several = context.topology.has_several_hosts
+        has_servers = context.topology.num_ps > 0
+        if has_servers and context.role != "chief":  # it serves: the chief records what it does
+            if self.seed is not None:
+                Seeding(self.seed, self.precision).install()
+            self.program.start(context.path)
+            return
         probe = Probe(
-            self.plan, host=context.host, send=context.send, several_hosts=several, all_reduce=devices.all_reduce_in_use
+            self.plan,
+            host=context.host,
+            send=context.send,
+            several_hosts=context.topology.has_several_programs,
+            has_servers=has_servers,
+            all_reduce=devices.all_reduce_in_use,
         )
         if self.seed is not None:
             host = context.host if self.plan.own_seeds else None

@@ -67,7 +67,7 @@ class Judgement:
         return replace(run, **{**own, "notes": run.notes + self.notes})
 
 
-def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False) -> Judgement:
+def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, asynchronous: bool = False) -> Judgement:
     """Judge a run.
 
     Args:
@@ -75,17 +75,23 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False) -> Ju
         allow: Codes of causes that are expected: they are reported and do not decide.
         grows: Whether the batch grows with the replicas. Each has as many rows then as one device that is alone, and does with
             them by design what that does: it is told, and does not decide where nothing else does.
+        asynchronous: Whether the program leaves the order of its updates to chance: it is never called equivalent.
 
     Returns:
         The verdict with its causes.
     """
     causes = find_causes(case, allow)
+    if case.topology.topology.num_ps:
+        causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
     own_rows: list[str] = []
     if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
         advice, own_rows = _as_advice(deciding)
         causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
     verdict, missing = _verdict(case, deciding)
+    if verdict in ("equivalent", "unverified"):
+        missing = _unordered(case, missing, asynchronous=asynchronous)
+        verdict = "unverified" if missing else "equivalent"
     base = case.base
     decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
@@ -124,6 +130,30 @@ _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
 """What the strategy does by design with the rows of each replica alone."""
 
 
+def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
+    """With parameter servers what a verdict of equivalence lacks besides: one order of the updates, and of the rows."""
+    if not case.topology.topology.num_ps:
+        return missing
+    if asynchronous and not case.topology.num_steps:
+        return [_UNORDERED]
+    order = [_UNORDERED if missing else _ASYNCHRONOUS] if asynchronous else []
+    own_rows = [_OWN_ROWS] if case.ledger is not None and case.ledger.first_apart is not None else []
+    return [*order, *own_rows, *missing]
+
+
+_OF_ROWS = ("samples-missing", "samples-repeated", "samples-reordered", "empty-shard", "unequal-steps")
+"""What is no mistake of workers that go over data of their own."""
+_OWN_ROWS = (
+    "data: workers go over data of their own, other rows in a step than a single worker has; gradients and weights were "
+    "compared on the same rows"
+)
+_UNORDERED = (
+    "order: the program makes updates without waiting for those before: their order, and how old the variables are that "
+    "workers see, is left to chance, and so is the result"
+)
+_ASYNCHRONOUS = f"{_UNORDERED}. Made one after the other, as they were here, they are those of one worker on the same rows"
+
+
 def _deciding(causes: Sequence[Finding]) -> list[Finding]:
     return [cause for cause in causes if not (cause.allowed or cause.advice)]
 
@@ -157,9 +187,12 @@ def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
 def _unreported(case: Case, verdict: str) -> list[str]:
     """That no number of the program's own was seen: what it prints may be one replica's."""
     is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
-    return [] if is_seen or verdict != "equivalent" else [_UNREPORTED]
+    if is_seen or verdict != "equivalent":
+        return []
+    return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
 
 
+_UNREPORTED_BY_WORKERS = "No loss was seen: what workers make of their rows by themselves, and send back, was not compared."
 _UNREPORTED = (
     "The loss that is trained was compared. What the program itself reports was not seen: only what Strategy.reduce returns, a "
     "number of experimental_local_results that is taken alone, and what Keras logs are."
@@ -169,7 +202,9 @@ _UNREPORTED = (
 def _missing(case: Case) -> list[str]:
     """What a verdict of equivalence lacks."""
     compared = case.base.kinds()
-    missing = [f"{kind}: none was seen in both runs" for kind in NEEDED if kind not in compared]
+    with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
+    needed = [kind for kind in NEEDED if not (with_servers and kind == "loss")]
+    missing = [f"{kind}: none was seen in both runs" for kind in needed if kind not in compared]
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:

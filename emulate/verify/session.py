@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from emulate.errors import WrongUse
 from emulate.probe import IN_32_BITS, Replay, Trace
-from emulate.topology import Topology
+from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import last_line
@@ -31,8 +31,42 @@ _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
 )
-SERVED_SECONDS = 60.0
-"""How long a program with parameter servers, whose steps are not counted, is run."""
+_OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
+
+
+def judge_all(
+    runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology]
+) -> tuple[Reference, list[Run], list[str]]:
+    """Judge each topology beside its reference: one device, or with parameter servers one worker.
+
+    Args:
+        runner: Makes the runs.
+        program: The program's name, for messages.
+        seed: The seed of the verification.
+        allow: Codes of causes that do not decide.
+        topologies: In any order.
+
+    Returns:
+        What the (first) reference did, the verdict on each topology, and what holds for all of them.
+
+    Raises:
+        WrongUse: When the program ends well and never trains.
+    """
+    references: list[Reference] = []
+    runs: dict[Topology, Run] = {}
+    notes: list[str] = []
+    for place in (REFERENCE, REFERENCE_WITH_SERVERS):
+        wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
+        if not wanted:
+            continue
+        reference, judged, about = Session(runner, program, seed, allow, place).judge(wanted)
+        references.append(reference)
+        runs |= dict(zip(wanted, judged, strict=True))
+        notes += about
+    if references[1:]:
+        notes.append(_OF_SERVERS)
+    found = references[0] if references else Reference("none")
+    return found, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
 
 
 class Session:
@@ -47,17 +81,21 @@ class Session:
         program: The program's name, for messages.
         seed: The seed of the verification.
         allow: Codes of causes that do not decide.
+        reference: Where the reference runs.
     """
 
-    def __init__(self, runner: Runner, program: str, seed: int, allow: Collection[str]) -> None:
+    def __init__(
+        self, runner: Runner, program: str, seed: int, allow: Collection[str], reference: Topology = REFERENCE
+    ) -> None:
         self._runner = runner
         self._program = program
         self._allow = allow
-        self._yardsticks = Yardsticks(runner, seed)
+        self._reference = reference
+        self._yardsticks = Yardsticks(runner, seed, reference)
         self._reruns = Reruns(self._yardsticks, runner.program)
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
-        """Make the runs and judge each topology; with parameter servers only whether the program runs can be judged.
+        """Make the runs and judge each topology.
 
         Args:
             topologies: At least one.
@@ -68,30 +106,17 @@ class Session:
         Raises:
             WrongUse: When the program ends well and never trains.
         """
-        compared = [topology for topology in topologies if not topology.num_ps]
-        served = [topology for topology in topologies if topology.num_ps]
-        reference, runs, notes = self._judge_all(compared) if compared else (Reference("none"), [], [])
-        known = dict(zip(compared, runs, strict=True)) | {topology: self._with_servers(topology) for topology in served}
-        return reference, [known[topology] for topology in topologies], notes
-
-    def _with_servers(self, topology: Topology) -> Run:
-        """A run with parameter servers: it is made, and nothing of it is compared yet."""
-        run = self._runner.start_unprobed(str(topology), topology, SERVED_SECONDS).result()
-        nothing = self._runner.empty_trace(run)
-        how = "It ran without an error." if run.status == "ok" else "It did not run to its end."
-        run.notes.append(f"What parameter servers apply is not recorded, so nothing was compared. {how}")
-        outcome = replace(_outcome(run, run), reference_failure=None)
-        return judge(Case(nothing, nothing, outcome=outcome), self._allow).fill(_shell(run))
-
-    def _judge_all(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged = [self._without_reference(run.result(), reference) for run in runs]
-            return _summary(reference, None), judged, self._without_us(reference)
+            return self._summary(reference, None), judged, self._without_us(reference)
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
+        if _is_left_to_chance(reference.trace):
+            runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
+            return self._summary(reference, None), [self._without_order(run.result()) for run in runs], _unseen(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
         self._yardsticks.apply_only = Facts.of(reference.trace).apply_only
         repeat = self._yardsticks.again()
@@ -108,7 +133,7 @@ class Session:
             self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference, repeat)
             for run, found in zip(runs, compared, strict=True)
         ]
-        return _summary(reference, repeat), judged, notes
+        return self._summary(reference, repeat), judged, notes
 
     def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
         """What is compared: draws keyed by row, where there are any; of a program in 16 bits first what its layers do in 32."""
@@ -137,7 +162,7 @@ class Session:
 
     def _without_us(self, reference: RunResult) -> list[str]:
         """Whether a program that raises on one device also fails without emulation and recording."""
-        if reference.status != "failed":
+        if reference.status != "failed" or self._reference.num_ps:  # without TF_CONFIG it would fail by that
             return []
         plain = self._runner.start_plain(3 * reference.seconds).result()
         if plain.status != "failed":
@@ -190,6 +215,7 @@ class Session:
         """A topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
         compared = trace_of(keyed) or run.trace or self._runner.empty_trace(run)
+        asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
@@ -207,12 +233,12 @@ class Session:
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._reruns.with_own_seeds(run, base),
                 own_hashes=lambda: self._reruns.with_own_hashes(run, base),
-                hash_places=self._reruns.hash_places if run.topology.has_several_hosts else (),
+                hash_places=self._reruns.hash_places if run.topology.has_several_programs else (),
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
             )
-            return judge(case, self._allow, grows=growth > 1)
+            return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         judgement = judged_on(bases[0])
         if len(bases) > 1 and judgement.is_unexplained:
@@ -280,11 +306,26 @@ class Session:
             return False
         return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
 
+    def _without_order(self, run: RunResult) -> Run:
+        """The coordinator applies what has arrived: which rows make a step, on which weights, is left to chance here too."""
+        nothing = self._runner.empty_trace(run)
+        outcome = replace(_outcome(run, run), reference_failure=None)
+        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run))
+
+    def _summary(self, reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
+        place = str(self._reference)
+        if reference.status != "ok" or reference.trace is None:
+            return Reference(reference.status, 0, True, reference.failure, place)
+        again = trace_of(repeat)
+        repeatable = again is None or _same_weights(reference.trace, again)
+        return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
+
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
         """The reference failed or hung: how the topology ended is all that can be said."""
         ends = "raises" if reference.status == "failed" else "does not end"
         if run.status == "ok":
-            run.notes.append(f"On one device the program {ends}; there is nothing to compare with.")
+            where = Reference("none", topology=str(self._reference)).where
+            run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks
         nothing = self._runner.empty_trace(reference)
@@ -313,6 +354,11 @@ def _shell(run: RunResult) -> Run:
         stacks=run.stacks,
         details={"hosts": run.hosts} if run.status == "hung" else {},
     )
+
+
+def _is_left_to_chance(trace: Trace) -> bool:
+    """Whether a coordinator makes updates of what workers have sent, without waiting for all that it has asked for."""
+    return Facts.of(trace).asynchronous and any(event.get("reduced") for _, event in trace.of("step"))
 
 
 def _draws_numbers(run: RunResult) -> bool:
@@ -382,14 +428,6 @@ def _unseen(reference: RunResult) -> list[str]:
     it, was = ("them", "were") if unseen[1:] else ("one", "was")
     what = f"; {' and '.join(unseen)}, if the program has {it}, {was} not seen" if unseen else ""
     return [f"Every run was held after {trace.num_steps} steps (--steps): nothing that comes later was run{what}."]
-
-
-def _summary(reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
-    if reference.status != "ok" or reference.trace is None:
-        return Reference(reference.status, 0, True, reference.failure)
-    again = trace_of(repeat)
-    repeatable = again is None or _same_weights(reference.trace, again)
-    return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable)
 
 
 def _same_weights(one: Trace, other: Trace) -> bool:

@@ -154,12 +154,18 @@ class Run:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the reference did: `status` is `ok`, `failed`, `hung` or `none`."""
+    """What the reference did, and where: `status` is `ok`, `failed`, `hung` or `none`."""
 
     status: str
     steps: int = 0
     repeatable: bool = True
     failure: str | None = None
+    topology: str = "1x1"
+
+    @property
+    def where(self) -> str:
+        """Where it ran, in words."""
+        return "one worker with one server" if "ps" in self.topology else "one device"
 
 
 @dataclass(frozen=True)

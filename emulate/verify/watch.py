@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,7 @@ class Watch:
         self._progress = progress
         self._judge = HangJudge(result.topology)
         self._reached: set[int] = set()
+        self._training = _training(cluster.roles)
         self._failed_at: float | None = None
         self.needs_fresh_process = False
 
@@ -86,7 +87,7 @@ class Watch:
 
     def _is_over(self) -> bool:
         over = {outcome.host for outcome in self._cluster.outcomes}
-        if self._cluster.is_over or (self._reached and set(range(len(self._cluster.roles))) <= self._reached | over):
+        if self._cluster.is_over or (self._reached and self._training <= self._reached | over):
             return True
         if (cause := first_cause(self._cluster.outcomes)) is None:
             return False
@@ -160,6 +161,11 @@ class Watch:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         said = [line for line in lines if not _LOG_LINE.match(line)][-LAST_LINES:]
         return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
+
+
+def _training(roles: Sequence[str]) -> set[int]:
+    """Those that make the program's steps: with parameter servers the chief alone, whom the others serve."""
+    return {host for host, role in enumerate(roles) if role == "chief"} or set(range(len(roles)))
 
 
 def _patience(cause: HostOutcome) -> float:

@@ -97,6 +97,7 @@ class Yardsticks:
     Args:
         runner: Makes them.
         seed: The seed of the verification.
+        reference: Where the reference runs.
 
     Attributes:
         seed: The seed of the verification.
@@ -106,7 +107,8 @@ class Yardsticks:
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
-    def __init__(self, runner: Runner, seed: int) -> None:
+    def __init__(self, runner: Runner, seed: int, reference: Topology = REFERENCE) -> None:
+        self._reference = reference
         self.rounding = Rounding()
         self.rounding_in_32_bits = Rounding()
         self.apply_only: tuple[str, ...] = ()
@@ -119,8 +121,7 @@ class Yardsticks:
         """The reference alone."""
         if variation not in self._known:
             plan = replace(variation.plan(self.seed), apply_only=self.apply_only)
-            run = self._runner.start(variation.label("reference"), REFERENCE, plan, reference=True)
-            self._known[variation] = Yardstick(run)
+            self._known[variation] = Yardstick(self._start("reference", variation, plan))
         return self._known[variation]
 
     def with_noise(self, variation: Variation) -> Yardstick:
@@ -142,7 +143,7 @@ class Yardsticks:
 
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""
-        return self._runner.start("reference again", REFERENCE, Variation().plan(self.seed), reference=True)
+        return self._start("reference again", Variation(), Variation().plan(self.seed))
 
     def confirming(self, variation: Variation, topology: Trace) -> list[Trace]:
         """Noise runs with a larger perturbation: a small difference may be a unit on its kink, or a gradient that cancels.
@@ -176,4 +177,8 @@ class Yardsticks:
         )
         name = f"noise {number}" if self.permutes else f"noise {number} in order"
         name = name if summands is None else f"{name} for {summands.name}"
-        return self._runner.start(variation.label(name), REFERENCE, plan, reference=True)
+        return self._start(name, variation, plan)
+
+    def _start(self, name: str, variation: Variation, plan: ProbePlan) -> Future[RunResult]:
+        name = name if self._reference == REFERENCE else f"{name} on {self._reference}"
+        return self._runner.start(variation.label(name), self._reference, plan, reference=True)

@@ -300,3 +300,42 @@ def test_what_a_tf_function_makes_gets_its_values_after_the_trace_and_before_it_
         return seen, float(add()), seen
 
     assert fresh_host(look)[1:] == (3.0, [[2.0]])
+
+
+def test_a_coordinator_gives_closures_to_the_threads_of_its_workers_through_one_queue(host: Any) -> None:
+    def look() -> Any:
+        import inspect
+
+        names = upstream.coordination()
+        source = {name: inspect.getsource(getattr(names, name)) for name in ("cluster", "worker", "queue", "closure")}
+        return {
+            "queue": _parameters(names.queue.get) + _parameters(names.queue.put) + _parameters(names.queue.put_back),
+            "has": [text in source["queue"] for text in _OF_THE_QUEUE],
+            "cluster": [
+                text in source["cluster"] for text in ("self.closure_queue = ", "self.workers = ", "closure_queue.put(closure)")
+            ],
+            "worker": [
+                text in source["worker"]
+                for text in ("closure_queue.get(tag=self.worker_index)", "def _process_closure(self, closure)")
+            ],
+            "closure": [text in source["closure"] for text in ("self._args", "self._kwargs", "self._concrete_function")],
+            "value": [hasattr(names.remote_value, name) for name in ("fetch", "get")],
+            "coordinator": [hasattr(names.coordinator, name) for name in ("join", "done")],
+        }
+
+    found = host(look)
+    assert found.pop("queue") == ["self", "timeout", "tag", "self", "closure", "tag", "self", "closure"]
+    assert all(all(present) for present in found.values()), found
+
+
+_OF_THE_QUEUE = (
+    "self._queue_lock",
+    "self._should_process_closures",
+    "self._closures_queued_condition",
+    "self._tagged_queue",
+    "self._queue_free_slot_condition",
+    "self.inflight_closure_count += 1",
+    "self._inflight_closure_count",
+    "def mark_finished(self)",
+    "def mark_failed(self",
+)

@@ -1,0 +1,271 @@
+"""Parameter servers: what a program schedules on workers is done one after the other, so that a run can be compared.
+
+TensorFlow gives a function to whichever worker is free. Here the workers have them in turn, and each waits until the one before
+is done: the updates are those that one worker would make with the same rows. Whether a program leaves the order to chance (it
+schedules updates without waiting for them) is remembered.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from emulate.probe import replay, upstream
+from emulate.probe.body import parts_of
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+MOST_APART = 256
+"""So many functions whose gradients are applied together have numbers of their own."""
+_processing = threading.local()
+
+
+@final
+class Coordinated:
+    """What is known of the functions that a program has scheduled.
+
+    Args:
+        on_asynchronous: Called when an update is made while something scheduled before has not been waited for.
+    """
+
+    def __init__(self, on_asynchronous: Callable[[], None]) -> None:
+        self._on_asynchronous = on_asynchronous
+        self._is_asynchronous = False
+        self._waiting: set[int] = set()
+        self._number = 0
+        # Graphs of functions, with those that they are traced in.
+        self._updating: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._taping: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def leave_order_to_chance(self) -> None:
+        """The program is asynchronous."""
+        if not self._is_asynchronous:
+            self._is_asynchronous = True
+            self._on_asynchronous()
+
+    def see_update(self) -> None:
+        """An optimizer applies gradients here."""
+        if not _mark(self._updating) and self._waiting:
+            self.leave_order_to_chance()
+
+    def see_tape(self) -> None:
+        """A gradient is taken here."""
+        _mark(self._taping)
+
+    def see_run(self) -> None:
+        """A replica's function is called here: what enters it is recorded there."""
+        _mark(self._running)
+
+    def makes_gradients_of_its_arguments(self, graph: Any) -> bool:
+        """Whether a scheduled function is what elsewhere a replica's function is, and its step the next to be made."""
+        return graph in self._taping and graph not in self._running and not self._is_asynchronous
+
+    def scheduled(self, graph: Any) -> int:
+        """A function is scheduled; returns its number."""
+        if graph in self._updating and self._waiting:
+            self.leave_order_to_chance()
+        self._number += 1
+        self._waiting.add(self._number)
+        return self._number
+
+    def waited_for(self, number: int | None = None) -> None:
+        """The program has seen the end of a function, or of all."""
+        if number is None:
+            self._waiting.clear()
+        elif not getattr(_processing, "here", False):
+            self._waiting.discard(number)
+
+
+def _mark(graphs: weakref.WeakSet[Any]) -> bool:
+    """Remember the graph that is being built, and those around it; False in eager code."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        graphs.add(graph)
+        graph = getattr(graph, "outer_graph", None)
+    return True
+
+
+def install(probe: Probe) -> None:
+    """Wrap the coordinator, its queue and what it returns."""
+    names = upstream.coordination()
+    _take_turns(names)
+    _see_closures(probe, names)
+    _see_waits(probe, names)
+
+
+def _see_closures(probe: Probe, names: upstream.Coordination) -> None:
+    original = names.closure.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if isinstance(self, names.resource_closure):
+            return  # a dataset of a worker's own, or its iterator
+        graph = self._concrete_function.graph
+        self._gpudist_number = probe.coordinated.scheduled(graph)
+        if probe.coordinated.makes_gradients_of_its_arguments(graph):
+            _record_rows(probe, self)
+
+    names.closure.__init__ = init
+
+
+def _record_rows(probe: Probe, closure: Any) -> None:
+    """The rows that the coordinator sends along; noise runs have them in another order."""
+    import tensorflow as tf
+
+    if probe.plan.permute:
+        closure._args, closure._kwargs = replay.permuted(probe.plan.noise_seed, closure._args, closure._kwargs)
+    values = enumerate(tf.nest.flatten((closure._args, closure._kwargs)))
+    tensors = [part for position, value in values for part in parts_of(position, value)]
+    if tensors:
+        about = {"replica": closure._gpudist_number % MOST_APART, "taped": True, "kept_by": None}
+        probe.recorder.hand_over("run", about, tensors)
+
+
+def _see_waits(probe: Probe, names: upstream.Coordination) -> None:
+    """Know what the program waits for: all (`join`, `done`), or one value (`fetch`, `get`)."""
+    for name, is_over in (("join", lambda _: True), ("done", bool)):
+        _wrap_wait(names.coordinator, name, is_over, probe.coordinated)
+    build, process = names.closure.build_output_remote_value, names.worker._process_closure
+
+    @functools.wraps(build)
+    def build_output_remote_value(self: Any) -> Any:
+        value = build(self)
+        value._gpudist_number = getattr(self, "_gpudist_number", None)
+        return value
+
+    @functools.wraps(process)
+    def process_closure(self: Any, closure: Any) -> None:
+        _processing.here = True  # the worker's own thread brings the value too
+        try:
+            process(self, closure)
+        finally:
+            _processing.here = False
+
+    names.closure.build_output_remote_value = build_output_remote_value
+    names.worker._process_closure = process_closure
+    for name in ("fetch", "get"):
+        _wrap_value(names.remote_value, name, probe.coordinated)
+
+
+def _wrap_wait(cls: Any, name: str, is_over: Callable[[Any], bool], coordinated: Coordinated) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def wait(self: Any) -> Any:
+        result = original(self)
+        if is_over(result):
+            coordinated.waited_for()
+        return result
+
+    setattr(cls, name, wait)
+
+
+def _wrap_value(cls: Any, name: str, coordinated: Coordinated) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def value(self: Any) -> Any:
+        result = original(self)
+        number = getattr(self, "_gpudist_number", None)
+        if number is not None:
+            coordinated.waited_for(number)
+        return result
+
+    setattr(cls, name, value)
+
+
+def _take_turns(names: upstream.Coordination) -> None:
+    """Have the queue give each function to the worker whose turn it is, once nothing else is done."""
+    queue = names.queue
+    original = names.cluster.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.closure_queue._gpudist_turns = Turns(len(self.workers))
+
+    def get(self: Any, timeout: float | None = None, tag: int | None = None) -> Any:
+        with self._queue_lock:
+            while self._should_process_closures and not (_has_own(self, tag) or _has_turn(self, tag)):
+                if not self._closures_queued_condition.wait(timeout=timeout):
+                    return None
+            if not self._should_process_closures:
+                return None
+            if _has_own(self, tag):
+                return self._tagged_queue[tag].get(block=False)
+            closure = self._queue.get(block=False)
+            closure._gpudist_worker = tag
+            self._gpudist_turns.taken()
+            self._queue_free_slot_condition.notify()
+            self.inflight_closure_count += 1
+            return closure
+
+    names.cluster.__init__ = init
+    queue.get = get
+    for name in ("put", "mark_finished", "mark_failed", "put_back"):
+        _wake_all_after(queue, name)
+
+
+@final
+class Turns:
+    """Whose turn it is; a worker that could not end its function misses its turns until it is back.
+
+    Args:
+        number: How many workers there are.
+
+    Attributes:
+        lost: Those that could not end what they had.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._next = 0
+        self.lost: set[int] = set()
+
+    def is_of(self, worker: int | None) -> bool:
+        """Whether a worker that asks for work has the turn."""
+        if worker is not None:
+            self.lost.discard(worker)  # it asks for work
+        return next((one for one in self._order() if one not in self.lost), None) == worker
+
+    def taken(self) -> None:
+        """The worker whose turn it is has taken something."""
+        self._next = next(one for one in self._order() if one not in self.lost) + 1
+
+    def _order(self) -> list[int]:
+        return [(self._next + k) % self._number for k in range(self._number)]
+
+
+def _has_own(queue: Any, tag: int | None) -> bool:
+    return tag is not None and not queue._tagged_queue[tag].empty()
+
+
+def _has_turn(queue: Any, tag: int | None) -> bool:
+    if queue._queue.empty() or queue._inflight_closure_count:
+        return False
+    return bool(queue._gpudist_turns.is_of(tag))
+
+
+def _wake_all_after(cls: Any, name: str) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        with self._queue_lock:
+            if name == "put_back":
+                self._gpudist_turns.lost.add(args[0]._gpudist_worker)
+            self._closures_queued_condition.notify_all()
+        return result
+
+    setattr(cls, name, call)
