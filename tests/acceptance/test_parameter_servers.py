@@ -45,7 +45,8 @@ def step(iterator):
         return loss
     return strategy.reduce("SUM", strategy.run(replica, args=(next(iterator),)), axis=None)
 def rows(context):
-    return tf.data.Dataset.from_tensor_slices((x, y)).shard(context.num_input_pipelines, context.input_pipeline_id).repeat().batch(32)
+    own = tf.data.Dataset.from_tensor_slices((x, y)).shard(context.num_input_pipelines, context.input_pipeline_id)
+    return own.repeat().batch(32)
 iterator = iter(coordinator.create_per_worker_dataset(tf.function(lambda: strategy.distribute_datasets_from_function(rows))))
 for _ in range(8):
     coordinator.schedule(step, args=(iterator,))

@@ -307,35 +307,36 @@ def test_a_coordinator_gives_closures_to_the_threads_of_its_workers_through_one_
         import inspect
 
         names = upstream.coordination()
-        source = {name: inspect.getsource(getattr(names, name)) for name in ("cluster", "worker", "queue", "closure")}
-        return {
-            "queue": _parameters(names.queue.get) + _parameters(names.queue.put) + _parameters(names.queue.put_back),
-            "has": [text in source["queue"] for text in _OF_THE_QUEUE],
-            "cluster": [
-                text in source["cluster"] for text in ("self.closure_queue = ", "self.workers = ", "closure_queue.put(closure)")
-            ],
-            "worker": [
-                text in source["worker"]
-                for text in ("closure_queue.get(tag=self.worker_index)", "def _process_closure(self, closure)")
-            ],
-            "closure": [text in source["closure"] for text in ("self._args", "self._kwargs", "self._concrete_function")],
-            "value": [hasattr(names.remote_value, name) for name in ("fetch", "get")],
-            "coordinator": [hasattr(names.coordinator, name) for name in ("join", "done")],
-        }
+        source = {name: inspect.getsource(getattr(names, name)) for name in _OF_A_COORDINATOR}
+        has = {name: [text in source[name] for text in _OF_A_COORDINATOR[name]] for name in source}
+        methods = (
+            (names.remote_value, "fetch"),
+            (names.remote_value, "get"),
+            (names.coordinator, "join"),
+            (names.coordinator, "done"),
+        )
+        found = [hasattr(cls, name) for cls, name in methods]
+        return [_parameters(getattr(names.queue, name)) for name in ("get", "put", "put_back")], has, found
 
-    found = host(look)
-    assert found.pop("queue") == ["self", "timeout", "tag", "self", "closure", "tag", "self", "closure"]
-    assert all(all(present) for present in found.values()), found
+    parameters, has, found = host(look)
+    assert parameters == [["self", "timeout", "tag"], ["self", "closure", "tag"], ["self", "closure"]]
+    assert all(all(texts) for texts in has.values()), has
+    assert all(found)
 
 
-_OF_THE_QUEUE = (
-    "self._queue_lock",
-    "self._should_process_closures",
-    "self._closures_queued_condition",
-    "self._tagged_queue",
-    "self._queue_free_slot_condition",
-    "self.inflight_closure_count += 1",
-    "self._inflight_closure_count",
-    "def mark_finished(self)",
-    "def mark_failed(self",
-)
+_OF_A_COORDINATOR = {
+    "cluster": ("self.closure_queue = ", "self.workers = ", "closure_queue.put(closure)"),
+    "worker": ("closure_queue.get(tag=self.worker_index)", "def _process_closure(self, closure)"),
+    "closure": ("self._args", "self._kwargs", "self._concrete_function"),
+    "queue": (
+        "self._queue_lock",
+        "self._should_process_closures",
+        "self._closures_queued_condition",
+        "self._tagged_queue",
+        "self._queue_free_slot_condition",
+        "self.inflight_closure_count += 1",
+        "self._inflight_closure_count",
+        "def mark_finished(self)",
+        "def mark_failed(self",
+    ),
+}
