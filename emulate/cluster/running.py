@@ -326,8 +326,13 @@ class RunningCluster:
         return (system.cpu_seconds(pid) if pid else None) or 0.0
 
     def is_runnable(self, host: int) -> bool:
-        """Whether a thread of a host could do something if there were a processor: it is not to be said to wait."""
+        """Whether a host is not to be said to wait for ever.
+
+        A thread of it could do something if there were a processor, or a process that it has started may.
+        """
         pid, seen = self._pids.get(host, 0), 0
+        if pid and system.has_working_child(pid):
+            return True
         for _ in range(_LOOKS):  # a thread that only looks around now and then is seldom met
             seen += bool(pid) and system.is_runnable(pid)
             time.sleep(_SLICE / _LOOKS)

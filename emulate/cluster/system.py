@@ -125,6 +125,24 @@ def is_runnable(pid: int) -> bool:
     return False
 
 
+_HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
+
+
+def has_working_child(pid: int) -> bool:
+    """Whether a process has started another that is still there: helpers of `multiprocessing`, which idle, are not meant."""
+    for child in children_of(pid):
+        try:
+            state = Path(f"/proc/{child}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+        except (OSError, IndexError):
+            continue
+        if state == b"Z":
+            continue
+        if not any(helper in command for helper in _HELPERS) or has_working_child(child):
+            return True
+    return False
+
+
 def cpu_seconds(pid: int) -> float | None:
     """Processor time that a process has used so far; None where it is gone."""
     try:

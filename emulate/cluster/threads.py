@@ -22,6 +22,7 @@ _OPERATION = re.compile(r"/gen_\w+_ops\.py$")
 _LOCK_LINE = re.compile(
     r"\.acquire\(|\.join\(|\.wait\(|\.get\(|\.result\(|^(?:async )?with .*(?:lock|mutex|cond|sem)", re.IGNORECASE
 )
+_WAIT_WITH_END = re.compile(r"\btimeout\b|\.(?:join|wait|result)\(\s*[\d.]")
 _SLEEP_LINE = re.compile(r"\bsleep\(|signal\.pause\(|sigwait")
 
 DATA, LOCK, TENSORFLOW, SLEEP, OTHER = "data", "lock", "tensorflow", "sleep", "other"
@@ -97,6 +98,11 @@ class Thread:
         return any(frame.file.endswith(_POOL) and frame.function == function for frame in self.frames)
 
     @property
+    def has_waits_with_an_end(self) -> bool:
+        """Whether the program has said how long it waits there."""
+        return self.place is not None and bool(_WAIT_WITH_END.search(self.place.source))
+
+    @property
     def waits_for(self) -> str:
         """`data` (the next batch), `lock` (another thread), `tensorflow`, `sleep` or `other`."""
         if not self.frames:
@@ -143,7 +149,7 @@ def waits_for(threads: Sequence[Thread]) -> str:
         As `Thread.waits_for`.
     """
     main = main_of(threads)
-    if main is None:
+    if main is None or (main.waits_for == LOCK and main.has_waits_with_an_end):
         return OTHER
     # Of a pool of threads, such as TensorFlow has for eager collectives, one thread only looks after the others.
     has_pool_of_threads = any(thread.is_in_pool("worker") for thread in threads)

@@ -57,6 +57,8 @@ def headline(runs: Sequence[Run]) -> str:
     if run.verdict == "divergent":
         steps = {run.first_divergence.step for run in runs if run.first_divergence}
         return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
+    if run.is_of_reference:
+        return f"{run.verdict}: the reference did not end well; here the program did, after {one_of(run.steps, 'step')}"
     if run.verdict == "hung":
         how = {"hang": "no host could go on", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
         return f"hung: {how}, after {one_of(run.steps, 'step')}"

@@ -65,7 +65,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int], style: str, whole: bool)
 
 
 def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> None:
-    if not (text := reference_text(reference)):
+    if not (text := reference_text(reference, runs)):
         return
     if reference.status == "ok":
         page.text(text, style="yellow")
@@ -76,14 +76,15 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
         page.verbatim(reference.failure, indent=2)
 
 
-def reference_text(reference: Reference) -> str:
-    """What is to be said of the reference; empty where it is in order."""
+def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
+    """What is to be said of the reference beside the runs; empty where it is in order."""
     if reference.status == "ok" and not reference.repeatable:
         return f"The reference (the program on {reference.topology}) differs from its own repeat: see unseeded-randomness."
     if reference.status in ("ok", "none"):
         return ""
-    words = {"failed": "fails too", "hung": "hangs too"}.get(reference.status, reference.status)
-    return f"On {reference.where} ({reference.topology}, the reference) the program {words}."
+    words = {"failed": "fails", "hung": "hangs"}.get(reference.status, reference.status)
+    too = " too" if any(not run.is_of_reference for run in runs) else ""
+    return f"On {reference.where} ({reference.topology}, the reference) the program {words}{too}."
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

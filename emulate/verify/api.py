@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from emulate.verify.judge import judge
 from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
 from emulate.verify.session import judge_all
-from emulate.verify.verdict import Run, Verdict
+from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
 
 if TYPE_CHECKING:
     from emulate.cluster import Preload
@@ -170,15 +171,17 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         allow: Codes of causes that do not decide.
 
     Returns:
-        The verdict on the second run: `failed` where it raised or was ended when it was recorded.
+        The verdict on the second run: `failed` where one of them raised or was ended when it was recorded.
 
     Raises:
         WrongUse: When a folder is not a trace.
     """
     first, second = _trace(reference), _trace(topology)
-    failure = how_it_failed(second)
-    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failure))
-    return judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failure))
+    failure, of_reference = how_it_failed(second), how_it_failed(first)
+    failed = failure or of_reference
+    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
+    run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed))
+    return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
 
 
 def _noise_beside(reference: Path) -> list[Path]:

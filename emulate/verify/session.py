@@ -23,7 +23,7 @@ from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import Reference, Run
+from emulate.verify.verdict import OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
@@ -323,14 +323,16 @@ class Session:
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
         """The reference failed or hung: how the topology ended is all that can be said."""
         ends = "raises" if reference.status == "failed" else "does not end"
-        if run.status == "ok":
+        is_well = run.status == "ok"
+        if is_well:
             where = Reference("none", topology=str(self._reference)).where
             run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks
         nothing = self._runner.empty_trace(reference)
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
-        return judge(case, self._allow).fill(_shell(run))
+        judged = judge(case, self._allow).fill(_shell(run))
+        return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
 
 
 def _with_faults(judged: Run, recovery: Recovery) -> Run:

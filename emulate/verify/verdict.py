@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = "gpudist.verdict/1"
+OF_REFERENCE = "reference"
+"""The reason of a run that failed or hung by what the reference did: it has ended well itself."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,11 @@ class Run:
     faults: tuple[FaultReport, ...] = ()
     course: tuple[Farthest, ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def is_of_reference(self) -> bool:
+        """Whether it is the reference that failed or hung, while the run itself ended well."""
+        return self.reason == OF_REFERENCE
 
 
 @dataclass(frozen=True)

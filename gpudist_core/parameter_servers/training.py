@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
@@ -64,7 +65,8 @@ class CoordinatedTraining:
         draws: As in `TrainStep`, with workers for replicas.
         metrics: Keras metrics that are updated with (y, y_pred, weight) on the coordinator, once for each batch.
         variables: What is trained; the model's trainable variables unless given.
-        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
+        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite. Its batches are
+            left out then: training may go on with the next.
         timeout_seconds: How long no worker may finish anything before it is an error; None to wait for ever.
         strategy: The `ParameterServerStrategy`; that of the model unless given.
 
@@ -96,6 +98,10 @@ class CoordinatedTraining:
                 "The number of batches that make one update must be a positive integer",
                 "1 means no accumulation.",
                 accumulate=accumulate,
+            )
+        if timeout_seconds is not None and not (isinstance(timeout_seconds, numbers.Real) and timeout_seconds > 0):
+            raise WrongUse(
+                "A time limit must be a positive number of seconds", "None waits for ever.", timeout_seconds=timeout_seconds
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         losses.install()
@@ -130,6 +136,8 @@ class CoordinatedTraining:
             WrongUse: Where a batch is none, or the data end before `steps` batches.
             Unavailable: When a parameter server is lost, or no worker finishes anything in time.
         """
+        if steps is not None and not isinstance(steps, (int, np.integer)):
+            raise WrongUse("The number of steps must be an integer", "None means the rest of the epoch.", steps=steps)
         if steps is not None and steps < 0:
             raise WrongUse("The number of steps must not be negative", "None means the rest of the epoch.", steps=steps)
         batches = _batches(data, steps)
@@ -270,8 +278,8 @@ class CoordinatedTraining:
     def _apply_pending(self) -> None:
         assert self._updates is not None
         assert self._sums is not None
-        self._updates.apply(self._sums)
-        self._sums, self._pending = None, 0
+        sums, self._sums, self._pending = self._sums, None, 0  # an update that is refused is over all the same
+        self._updates.apply(sums)
         self._num_updates += 1
 
     def _metrics_of(self, y: Any, y_pred: Any, weight: Any) -> None:
@@ -355,6 +363,8 @@ def _checked(batch: Any) -> tuple[Any, ...]:
     rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
     if len(rows) != 1:
         raise WrongUse("All parts of a batch must have equally many rows", "Mend the data.", rows=sorted(rows))
+    if rows == {0}:
+        raise WrongUse("A batch must have rows", "Leave empty ones out.", rows=0)
     return found
 
 

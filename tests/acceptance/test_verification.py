@@ -235,6 +235,19 @@ def test_a_program_that_only_emulation_makes_fail_is_known_by_its_plain_run(prel
     assert "the program ends without an error" in note
 
 
+def test_a_program_that_raises_on_one_device_alone_is_not_said_to_fail_elsewhere(write: Any, preload: Preload) -> None:
+    verdict = emulate.verify(
+        write(after='assert strategy.num_replicas_in_sync > 1, "one is too few"'), "1x2", steps=None, preload=preload
+    )
+    (run,) = verdict.runs
+    assert (run.verdict, run.reason, run.failure, verdict.exit_code) == ("failed", "reference", None, 3)
+    assert verdict.reference.failure is not None
+    text = render(verdict)
+    assert "On one device (1x1, the reference) the program fails.\n" in text
+    assert "1x2  failed: the reference did not end well; here the program did, after 8 steps" in text
+    assert text.count("AssertionError: one is too few") == 1
+
+
 def test_a_program_that_leaves_with_an_error_code_fails_with_its_last_words(write: Any, preload: Preload) -> None:
     verdict = emulate.verify(write(before='sys.exit("no data here")'), "1x2", preload=preload)
     (run,) = verdict.runs

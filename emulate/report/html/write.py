@@ -73,7 +73,7 @@ def page_of(verdict: Verdict) -> str:
         colours=COLOURS,
         header=HEADER,
         rows=[(run, cells(run)) for run in verdict.runs],
-        reference=reference_text(verdict.reference),
+        reference=reference_text(verdict.reference, verdict.runs),
         groups=[_group(runs) for runs in groups_of(verdict.runs)],
         pictures=[
             {

@@ -93,6 +93,9 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "batch": _message(lambda: lock_step.train([x])),
         "rows": _message(lambda: lock_step.train([(x, y[:7])])),
         "steps": _message(lambda: lock_step.train([], -1)),
+        "part of a step": _message(lambda: lock_step.train([], 1.5)),
+        "empty": _message(lambda: lock_step.train([(x[:0], y[:0])])),
+        "timeout": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, timeout_seconds=-1)),
         "short": _message(lambda: lock_step.train([], 2)),
         "schedule": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, schedule="bulk")),
         "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
@@ -101,17 +104,40 @@ def _wrong(strategy: Any) -> dict[str, str]:
     }
 
 
+def _refused(strategy: Any) -> list[Any]:
+    """What is pending after a batch that is not finite, in training that goes on."""
+    import contextlib
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), keras.optimizers.SGD()
+    training = gd.CoordinatedTraining(model, optimizer, "mse", check_finite=True)
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    training([x, y])
+    with contextlib.suppress(tf.errors.InvalidArgumentError):
+        training([x * np.nan, y])
+    pending = training.pending
+    return [pending, bool(np.isfinite(training([x, y]))), training.num_updates]
+
+
 def _on_chief() -> dict[str, Any]:
     import gpudist_core as gd
 
     strategy = gd.make_strategy()
-    return {"counted": _counted(strategy), "partitioned": _partitioned(strategy), "wrong": _wrong(strategy)}
+    found = {"counted": _counted(strategy), "partitioned": _partitioned(strategy), "wrong": _wrong(strategy)}
+    return found | {"refused": _refused(strategy)}
 
 
 def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     found = on_hosts("2x1+2ps", _on_chief)[0]
     assert found["counted"] == {"counts": [50, 25, 100, 2], "updates": [175, 175], "missed": 0.0}
     assert found["partitioned"] == {"equal": True, "servers": 2, "parts": 2}
+    assert found["refused"] == [0, True, 2]
     wrong = found["wrong"]
     assert wrong["writes"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=[")
     assert "moving_mean" in wrong["writes"]
@@ -124,6 +150,9 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     )
     assert wrong["rows"] == "All parts of a batch must have equally many rows. Received: rows=[7, 8]. Mend the data."
     assert wrong["steps"] == "The number of steps must not be negative. Received: steps=-1. None means the rest of the epoch."
+    assert wrong["part of a step"].startswith("The number of steps must be an integer. Received: steps=1.5.")
+    assert wrong["empty"] == "A batch must have rows. Received: rows=0. Leave empty ones out."
+    assert wrong["timeout"].startswith("A time limit must be a positive number of seconds. Received: timeout_seconds=-1.")
     assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")
     assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'. Choose one of them."
     assert wrong["accumulate"].startswith(

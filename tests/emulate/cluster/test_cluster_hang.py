@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from emulate.cluster import Hang, HangJudge, HostContext, Preload, RunningCluster
+from emulate.cluster import Hang, HangJudge, HostContext, Preload, RunningCluster, system
 from emulate.topology import Topology
 from tests.emulate.cluster.helpers import LIMIT
 
@@ -198,3 +201,23 @@ def test_a_real_cluster_with_slow_input_is_left_alone(launch: Callable[..., Runn
     with launch("2x1", entry, preload=loaded) as cluster:
         assert follow(cluster, HangJudge(cluster.plan.topology))[0] is None
         assert [outcome.status for outcome in cluster.outcomes] == ["returned", "returned"]
+
+
+def test_a_host_whose_child_process_is_there_is_not_said_to_wait_for_ever() -> None:
+    def works(*command: str) -> bool:
+        with subprocess.Popen(command) as child:
+            try:
+                return system.has_working_child(os.getpid())
+            finally:
+                child.kill()
+
+    def helps(module: str) -> bool:
+        return works(sys.executable, "-c", "import time; time.sleep(60)", f"from multiprocessing.{module} import main")
+
+    before = set(system.children_of(os.getpid()))
+    assert works("sleep", "60")
+    assert before or not (helps("resource_tracker") or helps("forkserver"))
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert before or not system.has_working_child(os.getpid())  # nobody has asked for its end yet
+    ended.wait()

@@ -104,6 +104,8 @@ def program(tmp_path: Path, line: str) -> str:
         (QUICK, "step(x)", TENSORFLOW),
         (f"{QUICK}\n{NEXT}", "for x in data:", DATA),
         (WAIT, "queue.get()", LOCK),
+        (WAIT, "queue.get(timeout=60)", OTHER),
+        (WAIT, "thread.join(12.5)", OTHER),
         (None, "lock.acquire()", LOCK),
         (None, "with self._lock:", LOCK),
         (None, "time.sleep(5)", SLEEP),

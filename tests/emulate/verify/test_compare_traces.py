@@ -33,6 +33,14 @@ def test_a_recorded_run_that_was_killed_or_raised_failed(tmp_path: Path, ends: s
     assert run.failure == f"The recorded run did not end well: host 0 {how} after 2 steps."
 
 
+@pytest.mark.parametrize(("ends", "how"), [(None, "stopped"), ("raised", "raised")])
+def test_a_reference_that_was_killed_or_raised_is_nothing_to_compare_with(tmp_path: Path, ends: str | None, how: str) -> None:
+    run = compare_traces(recorded(tmp_path / "one", 1, ends), recorded(tmp_path / "two", 2, "steps"))
+    assert (run.verdict, run.reason) == ("failed", "reference")
+    assert run.failure is not None
+    assert run.failure.endswith(f"run did not end well: host 0 {how} after 2 steps.")
+
+
 def test_a_trace_whose_arrays_were_cut_off_is_refused(tmp_path: Path) -> None:
     reference, topology = recorded(tmp_path / "one", 1, "steps"), recorded(tmp_path / "two", 2, "steps")
     with (topology / "host-0" / "arrays.bin").open("r+b") as file:
