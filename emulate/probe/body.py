@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 from collections.abc import Callable
@@ -117,9 +118,13 @@ class Body:
 def label_of(function: Callable[..., Any]) -> str:
     """Where the program's function stands."""
     function = inspect.unwrap(getattr(function, "python_function", function))
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
     code = getattr(function, "__code__", None)
     line = code.co_firstlineno if code is not None else 0
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}:{line}"
+    name = getattr(getattr(function, "__self__", None), "name", None)  # one method may train and test
+    of = f" of {name}" if isinstance(name, str) else ""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}:{line}{of}"
 
 
 def static_int(value: Any) -> int:

@@ -59,6 +59,7 @@ class ProbePlan:
         own_hashes: Each host hashes strings in its own way, as real ones do.
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
+        taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
         begun: Of a program that may be started again how many steps each optimizer had made before its very first start; None
@@ -82,6 +83,7 @@ class ProbePlan:
     own_hashes: bool = False
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
+    taping: tuple[str, ...] = ()
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None

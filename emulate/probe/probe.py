@@ -70,6 +70,7 @@ class Probe:
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
         self.facts |= {
             "apply_only": [],
+            "taping": [],
             "constants": [],
             "cached": [],
             "drawing": [],
@@ -173,6 +174,10 @@ class Probe:
         """Remember that this host has this replica."""
         self._replicas.add(replica)
 
+    def takes_gradients(self, label: str) -> None:
+        """One of the program's functions does."""
+        self.facts["taping"] += [label] if label not in self.facts["taping"] else []
+
     @property
     def first_replica(self) -> int:
         """The lowest number of this host's replicas, 0 before any ran."""
@@ -180,7 +185,8 @@ class Probe:
 
     def call(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the program's function in a replica, with the rows this run is to have, and record it."""
-        if self._replay is not None and body.label not in self.plan.apply_only:
+        trains = body.label not in self.plan.apply_only and (not self.plan.taping or body.label in self.plan.taping)
+        if self._replay is not None and trains:
             return self._replay.call(self, body, function, args, kwargs)
         return self.call_once(body, function, args, kwargs)
 
@@ -193,7 +199,8 @@ class Probe:
         result = function(*args, **kwargs)
         if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
             self._leave(body)
-            self._state_left(body)
+            if body.share is None:  # the last share of several has made it of its own rows alone
+                self._state_left(body)
         return result
 
     @property

@@ -118,6 +118,10 @@ def _joined(gradients: list[Any], number: int) -> Any:
 
     if gradients[0] is None:
         return None
+    if all(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):  # side by side, as replicas' are summed
+        values = tf.concat([gradient.values for gradient in gradients], 0) / number
+        indices = tf.concat([gradient.indices for gradient in gradients], 0)
+        return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients]) / number
 
 
@@ -141,7 +145,7 @@ def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], rep
         if entry is not None and entry.array is not None and entry.array.is_complete:
             value, shard = entry.array.read(), shard_of(variable)
             value = value if shard is None else local_slice(value, shard, replica)
-            copy.assign(value.astype(copy.dtype.as_numpy_dtype))
+            copy.assign(value.astype(copy.dtype.as_numpy_dtype).reshape(copy.shape))  # a scalar is kept with one dimension
 
 
 class Rows:

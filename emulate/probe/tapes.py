@@ -25,6 +25,7 @@ def install(probe: Probe) -> None:
         probe.coordinated.see_tape()
         if body is not None:
             body.taped = True
+            probe.takes_gradients(body.label)
             result = _joined_over_shares(body, probe, sources, result)
         if body is not None and body.is_here():
             _remember(body, probe, target, sources, result)

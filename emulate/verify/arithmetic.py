@@ -149,7 +149,7 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
     blank = Fit(
         optimizer,
         step,
-        before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in seen),
+        before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen)),
         replicated=_rows_differ(of_all) and all(_are_equal(view.locals) for view in seen),
     )
     models: list[Callable[[], Fit | None]] = [
@@ -162,6 +162,11 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
         lambda: _weighted(seen, blank),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
+
+
+def _beyond_noise(views: Sequence[GradientView]) -> Sequence[GradientView]:
+    """Those that differ; a gradient that is nothing but rounding (the bias of an attention's keys) is off by any ratio."""
+    return [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
 
 
 def fit_parts(comparison: Comparison) -> dict[str, Fit]:

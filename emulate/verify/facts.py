@@ -8,7 +8,18 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 
-_NAMES = ("batchnorm", "regularized", "dropout", "apply_only", "cached", "bfloat16", "float16", "casts", "distributed")
+_NAMES = (
+    "batchnorm",
+    "regularized",
+    "dropout",
+    "apply_only",
+    "taping",
+    "cached",
+    "bfloat16",
+    "float16",
+    "casts",
+    "distributed",
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,7 @@ class Facts:
         clip_calls: How many tf.clip_by_* a step makes.
         dropout: Names of dropout layers.
         apply_only: Functions that only apply gradients they are given.
+        taping: Functions that take gradients.
         constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         bfloat16: Names of variables whose layers compute in it.
@@ -37,6 +49,7 @@ class Facts:
     clip_calls: int = 0
     dropout: tuple[str, ...] = ()
     apply_only: tuple[str, ...] = ()
+    taping: tuple[str, ...] = ()
     constants: tuple[Mapping[str, Any], ...] = ()
     cached: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()

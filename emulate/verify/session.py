@@ -118,7 +118,8 @@ class Session:
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             return self._summary(reference, None), [self._without_order(run.result()) for run in runs], _unseen(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
-        self._yardsticks.apply_only = Facts.of(reference.trace).apply_only
+        facts = Facts.of(reference.trace)
+        self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
         repeat = self._yardsticks.again()
         notes = _unseen(reference)
         bases = self._bases(reference, notes)

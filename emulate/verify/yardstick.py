@@ -104,6 +104,7 @@ class Yardsticks:
         rounding: That of the program as it stands.
         rounding_in_32_bits: The same with its layers in 32 bits.
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
+        taping: The program's functions that take gradients: a replay gives them the other run's rows.
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
@@ -112,6 +113,7 @@ class Yardsticks:
         self.rounding = Rounding()
         self.rounding_in_32_bits = Rounding()
         self.apply_only: tuple[str, ...] = ()
+        self.taping: tuple[str, ...] = ()
         self.permutes = True
         self._runner = runner
         self.seed = seed
@@ -120,7 +122,7 @@ class Yardsticks:
     def reference(self, variation: Variation) -> Yardstick:
         """The reference alone."""
         if variation not in self._known:
-            plan = replace(variation.plan(self.seed), apply_only=self.apply_only)
+            plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping)
             self._known[variation] = Yardstick(self._start("reference", variation, plan))
         return self._known[variation]
 
@@ -174,6 +176,7 @@ class Yardsticks:
             summands=summands,
             perturb_summands=max(ulps * rounding.units, SUMMAND_ULPS * rounding.coarsest),
             apply_only=self.apply_only,
+            taping=self.taping,
         )
         name = f"noise {number}" if self.permutes else f"noise {number} in order"
         name = name if summands is None else f"{name} for {summands.name}"

@@ -32,9 +32,13 @@ class StepFunction:
         own: Whether the step is the user's.
         draws: As in `distributed`.
         accumulations: Of the model's optimizers; None where no gradients are made.
+
+    Attributes:
+        name: The step's: `train_step` or `test_step`.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, accumulations: Any = None) -> None:
+        self.name = str(getattr(step, "func", step).__name__)
         self._model = model
         self._step = step
         self._own = own

@@ -249,3 +249,46 @@ def test_what_else_is_wrong_is_found_behind_batch_normalization_of_each_replica(
     (tmp_path / "train.py").write_text(program.replace("0.1 * N", "0.1"))
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
     assert codes(run) == ["clip-before-reduce", "batchnorm-local-statistics"]
+
+
+FITTED = """
+import keras, numpy as np, sys, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+keras.utils.set_random_seed(1)
+draws = np.random.default_rng(0)
+number = strategy.num_replicas_in_sync
+class Grows(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)
+    def call(self, x):
+        return self.outer(self.inner(x))
+class Meets(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.users, self.films = keras.layers.Embedding(10, 4), keras.layers.Embedding(12, 4)
+    def call(self, x):
+        users, films = self.users(x[:, 0]), self.films(x[:, 1])
+        together = keras.ops.tensordot(users, films, 2)  # over the rows too: one number for the whole batch
+        return keras.ops.sigmoid(together + keras.ops.sum(users, 1, keepdims=True))
+if "grows" in sys.argv:
+    x, model, optimizer, batch = draws.normal(size=(96, 4)), Grows, "sgd", 8 * number
+else:
+    x, model, optimizer, batch = draws.integers(0, 10, (96, 2)), Meets, "adam", 16
+y = draws.uniform(size=(96, 1))
+with strategy.scope():
+    model = model()
+    model.compile(optimizer, "mse")
+model.fit(x[:64], y[:64], batch_size=batch, epochs=2, verbose=0, validation_data=(x[64:], y[64:]))
+"""
+
+
+@pytest.mark.parametrize(("how", "codes"), [("grows", []), ("meets", ["in-batch-negatives"])])
+def test_what_is_evaluated_between_epochs_is_no_step_of_a_replay(
+    how: str, codes: list[str], tmp_path: Path, preload: Preload
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(FITTED)
+    verdict = emulate.verify(path, "1x2", args=[how], preload=preload)
+    assert [cause.code for cause in verdict.runs[0].causes if not cause.advice] == codes, render(verdict)
+    assert verdict.is_equivalent == (not codes), render(verdict)
