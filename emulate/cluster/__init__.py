@@ -9,6 +9,7 @@ from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe
 from emulate.cluster.isolation import describe_isolation
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
+from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
 from emulate.cluster.roles import roles_of
@@ -25,6 +26,7 @@ __all__ = [
     "HostContext",
     "HostOutcome",
     "HostState",
+    "Owner",
     "Preload",
     "RemoteError",
     "RunningCluster",

@@ -18,6 +18,7 @@ from emulate.cluster.explain import Follower, explain_hang
 from emulate.cluster.failures import first_cause, patience_after, telling
 from emulate.cluster.host import HostContext
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
+from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
@@ -87,6 +88,7 @@ class Cluster:
         self._timeout = timeout
         self._environment = dict(environment or {})
         self._echo = echo
+        self._owner = Owner()
         self._owns_preload = preload is None
         self._preload: Preload | None = preload or Preload(environment=self._early())
         self.fired: list[Fired] = []
@@ -123,13 +125,14 @@ class Cluster:
             ProgramFailed: When a host raised or ended by itself, with the host's name and its traceback; the
                 exception itself is the cause where this process knows its class.
             Hung: When the time limit passed.
-            WrongUse: When the cluster was left already, a fault cannot be, or did not come to pass.
+            WrongUse: When the cluster was left already, another process made it, a fault cannot be, or did not come to pass.
         """
         if self._preload is None:
             raise WrongUse(
                 f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Make a new one."
             )
+        self._owner.check("A cluster")
         befalling = parse_all(faults)
         check_for(befalling, self.topology)
         if restarts < 0:
@@ -214,7 +217,7 @@ class Cluster:
             self.notes.append(event["text"])
 
     def close(self) -> None:
-        """End every process."""
+        """End every process; one that was forked from this one leaves them alone."""
         if self._preload is not None and self._owns_preload:
             self._preload.close()
         self._preload = None

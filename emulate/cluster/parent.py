@@ -17,6 +17,7 @@ from typing import final
 from emulate.cluster.channel import CONTROL, Channel
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Order
+from emulate.cluster.owner import Owner
 from emulate.cluster.plan import ClusterPlan
 from emulate.cluster.preload import Hello
 from emulate.cluster.running import RunningCluster
@@ -60,13 +61,14 @@ class Preload:
             )
         self.imports = imports
         self.directory, held = make_scratch()
+        self._owner = Owner()
         self._lock = threading.Lock()
         self._control, theirs = Channel.pair()
         try:
             self._process = self._start(theirs, {**os.environ, **(environment or {})})
         finally:
             theirs.close()
-        self._finalizer = weakref.finalize(self, _end, self._control, self._process, self.directory, held)
+        self._finalizer = weakref.finalize(self, _end, self._owner, self._control, self._process, self.directory, held)
         self._control.send(CONTROL, pickle.dumps(Hello(os.getpid(), self.directory, imports, modules)))
 
     def _start(self, theirs: Channel, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -95,9 +97,12 @@ class Preload:
             The cluster, to be left or ended by the caller.
 
         Raises:
+            WrongUse: When another process made this one.
             Unavailable: When this machine's GPUs do not suffice, or are not free in time.
         """
         import cloudpickle
+
+        self._owner.check("A pre-loaded parent")
 
         entry = bytes(cloudpickle.dumps(plan.entry))
         gpus = GpuHold.take(plan) if plan.device == "gpu" else None
@@ -118,7 +123,7 @@ class Preload:
         return cluster
 
     def close(self) -> None:
-        """End the process, every cluster it forked, and delete the scratch folder."""
+        """End the process, every cluster it forked, and delete the scratch folder; what another process made stays."""
         self._finalizer()
 
     def __enter__(self) -> Preload:
@@ -134,7 +139,9 @@ def _search_path() -> list[str]:
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 
 
-def _end(control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:
+def _end(owner: Owner, control: Channel, process: subprocess.Popen[bytes], directory: Path, held: int | None) -> None:
+    if not owner.is_here:  # a fork of the supervisor that collects garbage, or leaves
+        return
     control.close()
     try:
         process.wait(_PATIENCE)

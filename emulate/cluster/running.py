@@ -21,6 +21,7 @@ from emulate.cluster.channel import ANSWER, CONTROL, EVENT, JOB, LEAVE, RESULT, 
 from emulate.cluster.echo import Echo
 from emulate.cluster.gpus import GpuHold
 from emulate.cluster.keeper import Again
+from emulate.cluster.owner import Owner
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.roles import host_name, roles_of
 from emulate.cluster.threads import Thread, parse
@@ -54,6 +55,7 @@ class RunningCluster:
 
     def __init__(self, plan: ClusterPlan, log: Path, gpus: GpuHold | None = None) -> None:
         self.plan = plan
+        self._owner = Owner()
         self.roles = roles_of(plan.topology)
         self.outcomes: list[HostOutcome] = []
         self._befallen = Befallen(plan)
@@ -359,6 +361,8 @@ class RunningCluster:
 
     def end(self) -> None:
         """Kill and reap every host and every descendant of theirs; hosts that are over get a moment to leave."""
+        if not self._owner.is_here:
+            return
         self._is_ending = True
         with self._lock:
             if self._selector.get_map() is None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
-from emulate.cluster import roles_of
+from emulate.cluster import Owner, roles_of
 from emulate.errors import WrongUse
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
@@ -48,6 +49,8 @@ class Lease:
         self.names = [self._cluster.running.name(host) for host in self._cluster.hosts]
         self._note(*self._cluster.running.notes)
         self._round: Round | None = None
+        self._owner = Owner()
+        self._lock = threading.RLock()  # hosts do one job at a time
 
     @property
     def is_broken(self) -> bool:
@@ -69,6 +72,8 @@ class Lease:
         killed, or `hurry` was called), the others get `grace` more seconds (one at most after a kill), are asked for their
         stacks, and ended. With parameter servers, that is so once the chief is done.
 
+        Calls of several threads wait for each other.
+
         Where the function does what only a host that has run nothing can do (split devices, set a number of threads), it is
         begun again on such hosts; `on_event` then gets `{"event": "restarted", "reason": ...}`.
 
@@ -89,10 +94,23 @@ class Lease:
             How it went on each host, in host order.
 
         Raises:
-            WrongUse: When the function or its arguments cannot be sent, or the lease was left.
+            WrongUse: When the function or its arguments cannot be sent, the lease was left, another process made it, or its
+                `on_event` calls this.
             Unavailable: When a cluster could not be started.
         """
+        self._owner.check("A lease")
         call = _pickle(function, args)
+        with self._lock:
+            return self._run(call, timeout, grace, patience, on_event)
+
+    def _run(
+        self, call: bytes, timeout: float | None, grace: float, patience: float | None, on_event: OnEvent | None
+    ) -> list[HostResult]:
+        if self._round is not None:  # the same thread, which need not wait for itself
+            raise WrongUse(
+                f"A lease runs one job at a time. Received: topology={str(self.topology)!r}, a job from the `on_event` of "
+                "another. Run it when that one is done, or take another lease for it."
+            )
         bare = False
         while True:
             cluster = self._healthy(bare)
@@ -138,10 +156,13 @@ class Lease:
         self.notes += [text for text in texts if text not in self.notes]
 
     def close(self) -> None:
-        """Give the cluster back."""
-        if self._cluster is not None:
-            self._pool.give_back(self._cluster)
-        self._cluster = None
+        """Give the cluster back, when the job of another thread is done."""
+        if not self._owner.is_here:
+            return
+        with self._lock:
+            if self._cluster is not None:
+                self._pool.give_back(self._cluster)
+            self._cluster = None
 
     def __enter__(self) -> Lease:
         return self

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import final
 
-from emulate.cluster import Preload, ask_before_waiting, is_read_at_import, roles_of
+from emulate.cluster import Owner, Preload, ask_before_waiting, is_read_at_import, roles_of
 from emulate.devices import choose_device
 from emulate.errors import Unavailable, WrongUse
 from emulate.pool.lease import Lease
@@ -82,6 +82,7 @@ class Pool:
     ) -> None:
         self._options = Options(max_hosts, dict(environment or {}), network, all_reduce, device, keeps_gpus)
         self.statistics = Statistics()
+        self._owner = Owner()
         self._owns_preload = preload is None
         self._preload = preload or Preload(environment=self._early())
         self._bare: Preload | None = None
@@ -106,7 +107,7 @@ class Pool:
             The lease, a context manager: leaving it gives the cluster back.
 
         Raises:
-            WrongUse: For a topology that cannot be, or when the pool was closed.
+            WrongUse: For a topology that cannot be, or when the pool was closed or another process made it.
             Unavailable: When the cluster could not be started.
         """
         return Lease(self, Topology.parse(topology), fresh=fresh)
@@ -123,9 +124,10 @@ class Pool:
             The cluster, idle and clean.
 
         Raises:
-            WrongUse: When the pool was closed.
+            WrongUse: When the pool was closed, or another process made it.
             Unavailable: When the cluster could not be started.
         """
+        self._owner.check("A pool")
         while True:
             cluster = None if bare else self._take_idle(topology, fresh)
             is_new = cluster is None
@@ -193,6 +195,8 @@ class Pool:
 
     def let_go_of_gpus(self) -> None:
         """End the idle clusters on GPUs, so that another cluster can have them."""
+        if not self._owner.is_here:
+            return
         with self._lock:
             for cluster in [one for one in self._idle if one.device == "gpu"]:
                 self._idle.remove(cluster)
@@ -237,7 +241,12 @@ class Pool:
 
         Args:
             *topologies: Their shapes.
+
+        Raises:
+            WrongUse: When the pool was closed, or another process made it.
+            Unavailable: When a cluster could not be started.
         """
+        self._owner.check("A pool")
         for topology in map(Topology.parse, topologies):
             with self._lock:
                 used = sum(len(cluster.hosts) for cluster in (*self._idle, *self._leased))
@@ -258,7 +267,9 @@ class Pool:
             raise WrongUse("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
 
     def close(self) -> None:
-        """End every process."""
+        """End every process; one that was forked from this one leaves them alone."""
+        if not self._owner.is_here:
+            return
         with self._lock:
             if self._is_closed:
                 return

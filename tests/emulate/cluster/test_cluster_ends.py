@@ -274,3 +274,44 @@ def test_an_orphan_that_holds_the_supervisors_sockets_does_not_keep_a_cluster_al
     finally:
         for holder in holders:
             holder.kill()
+
+
+FORKED = """
+import os, sys
+from emulate import Cluster, Pool
+from emulate.errors import WrongUse
+
+if sys.argv[1] == "cluster":
+    owned = Cluster("2x1")
+    def use():
+        return owned.run(lambda: "used")
+else:
+    owned = Pool()
+    lease = owned.lease("2x1")
+    def use():
+        if sys.argv[1] == "lease":
+            return [result.value for result in lease.run(lambda context: "used")]
+        with owned.lease("2x1") as other:
+            return [result.value for result in other.run(lambda context: "used")]
+with owned:
+    print(use(), flush=True)
+    if os.fork() == 0:
+        try:
+            use()
+        except WrongUse as error:
+            print(error, flush=True)
+        sys.exit(0)  # it leaves the `with`, and what is called at the exit of a process is called
+    _, status = os.wait()
+    print(status, use(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("owned", ["cluster", "lease", "pool"])
+def test_a_forked_process_cannot_use_what_its_parent_made_and_leaves_it_as_it_is(owned: str) -> None:
+    process = start_python(FORKED, owned, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    before, refused, after = output.decode().splitlines()
+    assert (before, after) == ("['used', 'used']", "0 ['used', 'used']")
+    assert f"A {owned} serves the process that made it. Received: process=" in refused
+    assert f"forked from {process.pid}. Make another one in this process" in refused

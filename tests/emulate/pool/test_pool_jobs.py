@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -208,6 +210,39 @@ def test_hurry_gives_the_others_only_their_grace(pool: Pool) -> None:
     with pool.lease("2x1") as lease:
         results = lease.run(job, grace=0.3, on_event=lambda host, event: lease.hurry())
     assert statuses(results) == ["returned", "ended"]
+
+
+def late(context: HostContext, number: int) -> int:
+    time.sleep(0.2)
+    return number
+
+
+def test_jobs_that_threads_give_one_lease_wait_for_each_other_and_each_gets_its_own_result(pool: Pool) -> None:
+    with pool.lease("2x1") as lease, ThreadPoolExecutor(3) as threads:
+        results = list(threads.map(lambda number: values(lease.run(late, number, timeout=LIMIT)), range(3)))
+    assert results == [[number] * 2 for number in range(3)]
+    assert (pool.statistics.started, pool.statistics.replaced) == (1, 0)
+
+
+def test_a_lease_that_is_left_while_a_thread_runs_a_job_is_given_back_when_that_is_done(pool: Pool) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        with pool.lease("1x1") as lease:
+            has_begun = threading.Event()
+            job = threads.submit(lease.run, begin_late, timeout=LIMIT, on_event=lambda host, event: has_begun.set())
+            assert has_begun.wait(LIMIT)
+        assert values(job.result()) == [1]
+    assert (len(pool._idle), len(pool._leased)) == (1, 0)
+
+
+def begin_late(context: HostContext) -> int:
+    context.send({"event": "begun"})
+    return late(context, 1)
+
+
+def test_a_job_from_the_events_of_another_is_refused(pool: Pool) -> None:
+    said = r"^A lease runs one job at a time\. Received: topology='1x1', a job from the `on_event` of another\."
+    with pool.lease("1x1") as lease, pytest.raises(WrongUse, match=said):
+        lease.run(begin_late, on_event=lambda host, event: lease.run(pid))
 
 
 def test_what_cannot_be_sent_is_said(pool: Pool) -> None:

@@ -1,0 +1,36 @@
+"""Whose a cluster is: the process that made it can use and end it, and what was forked from that process cannot."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+from emulate.errors import WrongUse
+
+
+@final
+class Owner:
+    """The process that made something."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this process, not one that was forked from it."""
+        return os.getpid() == self._pid
+
+    def check(self, what: str) -> None:
+        """Refuse the use in a process that was forked.
+
+        Args:
+            what: What it owns, for the message: `A cluster`.
+
+        Raises:
+            WrongUse: In another process.
+        """
+        if not self.is_here:
+            raise WrongUse(
+                f"{what} serves the process that made it. Received: process={os.getpid()}, which was forked from "
+                f"{self._pid}. Make another one in this process, or use it in that one."
+            )
