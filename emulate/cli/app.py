@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -13,7 +15,9 @@ import typer
 
 from emulate.cli import causes, compare, devices, faults, run, verify
 from emulate.cli.command import INTERRUPTED, OWN_FAULT, ProgramCommand, complain
+from emulate.errors import Unavailable
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 app = typer.Typer(
     name="gpudist",
     no_args_is_help=True,
@@ -61,6 +65,7 @@ def main(args: Sequence[str] | None = None) -> int:
         The exit code.
     """
     if args is None:
+        _open_closed_streams()
         _forget_own_folder()
     try:
         code = _run(args)
@@ -68,6 +73,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `gpudist ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 1
+    except OSError as error:  # `gpudist ... > /dev/full`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return _no_room(error)
     return code
 
 
@@ -80,9 +88,25 @@ def _run(args: Sequence[str] | None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         raise
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            raise
         return _own_fault()
     return 0
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed (`gpudist ... >&-`) leads nowhere: the next file to be opened must not get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _no_room(error: OSError) -> int:
+    where = error.filename or "standard output, or a file"
+    with contextlib.suppress(OSError):  # standard error may lie on the same disk
+        complain(f"What gpudist writes must find room. Received: {where} ({error.strerror}). Make room, or write elsewhere.")
+    return Unavailable.exit_code
 
 
 def _forget_own_folder() -> None:

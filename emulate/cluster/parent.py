@@ -24,6 +24,7 @@ from emulate.cluster.running import RunningCluster
 from emulate.cluster.scratch import make_scratch
 from emulate.cluster.views import remove_tree
 from emulate.errors import Unavailable
+from emulate.program import working_directory
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.preload import main; main(int(sys.argv[1]))"
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -44,7 +45,8 @@ class Preload:
             this process is killed (when all are killed at once, the next one that is made on this machine does it).
 
     Raises:
-        Unavailable: On a system without what this rests on.
+        WrongUse: When the working directory is gone.
+        Unavailable: On a system without what this rests on, or where no interpreter can be started.
 
     Example:
         with Preload() as preload, preload.launch(plan) as cluster:
@@ -59,6 +61,7 @@ class Preload:
             raise Unavailable(
                 f"Hosts are emulated on Linux only. Received: sys.platform={sys.platform!r}. Use a Linux machine or container."
             )
+        working_directory()  # relative entries of sys.path begin there
         self.imports = imports
         self.directory, held = make_scratch()
         self._owner = Owner()
@@ -66,6 +69,13 @@ class Preload:
         self._control, theirs = Channel.pair()
         try:
             self._process = self._start(theirs, {**os.environ, **(environment or {})})
+        except OSError as error:
+            self._control.close()
+            _clean_up(self.directory, held)
+            raise Unavailable(
+                "Hosts are forked from a Python process of their own, which must be able to start. Received: "
+                f"sys.executable={sys.executable!r} ({error.strerror}). Use an interpreter that this user may execute."
+            ) from error
         finally:
             theirs.close()
         self._finalizer = weakref.finalize(self, _end, self._owner, self._control, self._process, self.directory, held)
@@ -97,7 +107,7 @@ class Preload:
             The cluster, to be left or ended by the caller.
 
         Raises:
-            WrongUse: When another process made this one.
+            WrongUse: When another process made this one, or the working directory is gone.
             Unavailable: When this machine's GPUs do not suffice, or are not free in time.
         """
         import cloudpickle
@@ -110,7 +120,7 @@ class Preload:
             plan=plan.for_keeper(),
             entry=entry,
             search_path=tuple(sys.path),
-            cwd=plan.cwd or Path.cwd(),
+            cwd=plan.cwd or working_directory(),
             supervisor=os.getpid(),
             gpus=gpus.shares if gpus else (),
         )
@@ -149,7 +159,11 @@ def _end(owner: Owner, control: Channel, process: subprocess.Popen[bytes], direc
         process.kill()
         process.wait()
     finally:
-        with contextlib.suppress(OSError):
-            remove_tree(directory)
-        if held is not None:
-            os.close(held)
+        _clean_up(directory, held)
+
+
+def _clean_up(directory: Path, held: int | None) -> None:
+    with contextlib.suppress(OSError):
+        remove_tree(directory)
+    if held is not None:
+        os.close(held)

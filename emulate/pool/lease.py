@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,6 +13,7 @@ from emulate.errors import WrongUse
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
 from emulate.pool.warm import WarmCluster
+from emulate.program import working_directory
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ class Lease:
                 f"A lease runs one job at a time. Received: topology={str(self.topology)!r}, a job from the `on_event` of "
                 "another. Run it when that one is done, or take another lease for it."
             )
-        bare = False
+        cwd, bare = working_directory(), False
         while True:
             cluster = self._healthy(bare)
-            cluster.start(call, Path.cwd(), tuple(sys.path))
+            cluster.start(call, cwd, tuple(sys.path))
             self._round = Round(cluster, timeout, grace, on_event or _ignore, self._note, patience)
             try:
                 return self._round.results()

@@ -1,7 +1,8 @@
 """What is verified: a script, a module, a function of one of them, or a callable; found here, started in a host."""
 
+from emulate.program.folder import working_directory
 from emulate.program.pickling import pickle_by_value
 from emulate.program.program import Program
 from emulate.program.tracebacks import own_traceback, trim_traceback
 
-__all__ = ["Program", "own_traceback", "pickle_by_value", "trim_traceback"]
+__all__ = ["Program", "own_traceback", "pickle_by_value", "trim_traceback", "working_directory"]

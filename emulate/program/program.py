@@ -13,6 +13,7 @@ from typing import Any
 
 from emulate.errors import WrongUse
 from emulate.program import source
+from emulate.program.folder import working_directory
 from emulate.program.hashing import hash_places
 from emulate.program.pickling import pickle_by_value
 
@@ -62,10 +63,11 @@ class Program:
             The program, ready to be started or sent to a host.
 
         Raises:
-            WrongUse: When there is no such program, or it cannot be one.
+            WrongUse: When there is no such program, it cannot be one, or the working directory is gone.
         """
         if isinstance(target, Program):
             return target
+        working_directory()
         if not isinstance(target, (str, os.PathLike)):
             return cls._of_callable(target, tuple(args))
         name = os.fspath(target).strip()

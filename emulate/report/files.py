@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from emulate.errors import WrongUse
+from emulate.errors import Unavailable, WrongUse
 
 
 def check_writable(path: Path, option: str) -> None:
@@ -37,7 +37,28 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file; a reader of it sees all of it or nothing."""
+    """Write a file; a reader of it sees all of it or nothing.
+
+    Args:
+        path: The file.
+        text: All that it is to have.
+
+    Raises:
+        BrokenPipeError: When it is a pipe that nobody reads any more.
+        Unavailable: When it cannot be written: the disk is full, its folder is gone.
+    """
+    try:
+        _write_whole(path, text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unavailable(
+            f"A report must find room in its file. Received: file={str(path)!r} ({error.strerror or error}). "
+            "Make room there, or name another."
+        ) from None
+
+
+def _write_whole(path: Path, text: str) -> None:
     if _is_special(path):
         path.write_text(text, encoding="utf-8")
         return

@@ -92,3 +92,79 @@ def test_a_closed_pipe_is_no_fault(tmp_path, command):
         )
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+def shell(command, folder, **environment):
+    """What a shell makes of a command line, in which gpudist is `$GPUDIST`."""
+    environment = {**os.environ, "GPUDIST": f"{sys.executable} -m emulate", **environment}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("causes", 0), ("--version", 0), ("--help", 0), ("verify missing.py", 2), ("causes 2>&-", 0)]
+)
+def test_a_closed_stream_is_like_one_that_leads_nowhere(tmp_path, command, code):
+    returned, errors = shell(f"$GPUDIST {command} >&-", tmp_path)
+    assert returned == code
+    assert "fault of gpudist" not in errors
+    assert "Traceback" not in errors
+
+
+def test_a_program_runs_with_all_streams_closed(tmp_path):
+    (tmp_path / "train.py").write_text("print('said')\nopen('ran', 'w').write('yes')\n")
+    assert shell("$GPUDIST run train.py --topology 1x1 <&- >&- 2>&-", tmp_path) == (0, "")
+    assert (tmp_path / "ran").read_text() == "yes"
+
+
+@pytest.mark.parametrize("command", ["causes", "--help"])
+def test_a_full_disk_under_the_output_ends_with_5_and_says_so(tmp_path, command):
+    code, errors = shell(f"$GPUDIST {command} > /dev/full", tmp_path)
+    assert code == 5
+    assert errors == (
+        "gpudist: What gpudist writes must find room. Received: standard output, or a file (No space left on device). "
+        "Make room, or write elsewhere.\n"
+    )
+    assert shell(f"$GPUDIST {command} > /dev/full 2>&1", tmp_path) == (5, "")
+
+
+def test_a_full_disk_under_a_report_ends_with_5_and_names_the_file(tmp_path):
+    code, errors = shell("$GPUDIST devices --json /dev/full > /dev/null", tmp_path)
+    assert code == 5
+    assert errors == (
+        "gpudist: A report must find room in its file. Received: file='/dev/full' (No space left on device). "
+        "Make room there, or name another.\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["run ../train.py", "verify train.py", "verify -m train", "verify train.py --json v.json"])
+def test_a_working_directory_that_was_deleted_is_a_wrong_use(tmp_path, command):
+    (tmp_path / "train.py").touch()
+    root = str(Path(__file__).parents[3])
+    code, errors = shell(f"mkdir gone; cd gone; rmdir ../gone; $GPUDIST {command}", tmp_path, PYTHONPATH=root)
+    assert code == 2
+    assert errors == (
+        "gpudist: The working directory must be there. Received: one that was deleted or cannot be seen "
+        "(No such file or directory). Change to a folder that exists.\n"
+    )
+
+
+def test_an_interpreter_that_cannot_be_executed_is_what_the_machine_lacks(tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "python").touch(mode=0o600)
+    code = "import sys; from emulate.cli import main; sys.executable = sys.argv[1]; sys.exit(main(['run', 'train.py']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "python")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 5
+    assert done.stderr == (
+        "gpudist: Hosts are forked from a Python process of their own, which must be able to start. Received: "
+        f"sys.executable='{tmp_path}/python' (Permission denied). Use an interpreter that this user may execute.\n"
+    )

@@ -315,3 +315,32 @@ def test_a_forked_process_cannot_use_what_its_parent_made_and_leaves_it_as_it_is
     assert (before, after) == ("['used', 'used']", "0 ['used', 'used']")
     assert f"A {owned} serves the process that made it. Received: process=" in refused
     assert f"forked from {process.pid}. Make another one in this process" in refused
+
+
+IN_A_DELETED_FOLDER = """
+import os, sys, tempfile
+import emulate
+from emulate.errors import WrongUse
+
+def told(make):
+    try:
+        make()
+    except WrongUse as error:
+        print(error)
+
+with emulate.Cluster("1x1") as cluster, emulate.Pool() as pool, pool.lease("1x1") as lease:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+    told(lambda: cluster.run(len, ()))
+    told(lambda: lease.run(len))
+    told(lambda: emulate.Cluster("1x1"))
+    told(lambda: emulate.verify("train.py"))
+"""
+
+
+def test_a_working_directory_that_was_deleted_is_said_to_be() -> None:
+    process = start_python(IN_A_DELETED_FOLDER, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    said = "The working directory must be there. Received: one that was deleted or cannot be seen (No such file or directory)."
+    assert output.decode() == f"{said} Change to a folder that exists.\n" * 4

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import Unavailable, WrongUse
 from emulate.report import check_writable, write_json
 from emulate.verify.verdict import Difference, Reference
 
@@ -89,7 +89,9 @@ def test_a_failed_write_leaves_the_earlier_file(made, tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(
+        Unavailable, match=r"must find room in its file\. Received: file='.*v\.json' \(No space left on device\)"
+    ):
         write_json(made.verdict(made.equivalent()), path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["v.json"]
