@@ -1,5 +1,6 @@
 """What is recorded while a program runs, and the trace it leaves."""
 
+from emulate.probe.intact import check_intact
 from emulate.probe.plan import IN_32_BITS, SWITCHES, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
@@ -21,5 +22,6 @@ __all__ = [
     "TraceWriter",
     "Variable",
     "Writes",
+    "check_intact",
     "digest",
 ]

@@ -114,7 +114,13 @@ class StoredArray:
     def _kept(self, shape: tuple[int, ...] | None = None) -> Array:
         size = math.prod(shape if shape is not None else self.shape)
         count = size if shape is not None else -(-size // self.stride)
-        kept = np.fromfile(self.path, self.dtype, count, offset=self.at)
+        try:
+            kept = np.fromfile(self.path, self.dtype, count, offset=self.at)
+        except (OSError, TypeError, ValueError) as error:
+            raise WrongUse(
+                f"A trace's arrays must be readable. Received: {self.path} ({error}). "
+                "Copy the whole folder again, or record another."
+            ) from error
         if kept.size != count:
             raise WrongUse(
                 f"A trace's arrays must be complete. Received: {self.path} ends before byte {self.at + count * kept.itemsize}. "
@@ -271,6 +277,8 @@ class Trace:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.about: dict[str, Any] = json.loads((directory / "trace.json").read_text(encoding="utf-8"))
+        if not isinstance(self.about, dict):
+            raise ValueError(f"A trace.json is a JSON object. Received: {directory} with {self.about!r}.")
         if self.about.get("format") != FORMAT:
             raise ValueError(f"A trace has the format {FORMAT}. Received: {directory} with {self.about.get('format')!r}.")
         self.topology = Topology.parse(self.about["topology"])
@@ -293,9 +301,9 @@ class Trace:
         if not path.exists():
             return
         with path.open(encoding="utf-8") as lines:
-            for line in lines:
+            for number, line in enumerate(lines, 1):
                 if line.endswith("\n"):
-                    yield json.loads(line)
+                    yield _event(line, f"host-{host}/{path.name}, line {number}")
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         """The events of one kind with their host."""
@@ -396,6 +404,16 @@ class Trace:
             slices=entry.get("slice", {}).get("of", 0),
             every=entry.get("slice", {}).get("every", 1),
         )
+
+
+def _event(line: str, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}, is not JSON: {error}") from error
+    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+        raise ValueError(f"{where}, is not an event")
+    return event
 
 
 def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from emulate.devices import choose_device
 from emulate.errors import WrongUse
 from emulate.faults import Fault, check_for, parse_all
-from emulate.probe import Trace
+from emulate.probe import Trace, check_intact
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.case import Case, Outcome
@@ -174,12 +174,12 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         The verdict on the second run: `failed` where one of them raised or was ended when it was recorded.
 
     Raises:
-        WrongUse: When a folder is not a trace.
+        WrongUse: When a folder, or one of the noise runs, is not a trace, or is damaged.
     """
     first, second = _trace(reference), _trace(topology)
     failure, of_reference = how_it_failed(second), how_it_failed(first)
     failed = failure or of_reference
-    case = Case(first, second, [Trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
+    case = Case(first, second, [_trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
     run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed))
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
 
@@ -202,9 +202,14 @@ def _trace(folder: Path) -> Trace:
             "Record some with `gpudist verify PROGRAM --traces DIR` and name DIR/reference or DIR/1x4."
         )
     try:
-        return Trace(folder)
-    except (ValueError, KeyError) as error:
-        raise WrongUse(f"A trace must be readable. Received: trace={str(folder)!r}: {error}") from error
+        trace = Trace(folder)
+        check_intact(trace)
+        return trace
+    except (OSError, ValueError, KeyError) as error:
+        raise WrongUse(
+            f"A trace must be as it was recorded. Received: trace={str(folder)!r}, which is not ({error}). "
+            "Copy the whole folder again, or record it anew with `gpudist verify PROGRAM --traces DIR`."
+        ) from error
 
 
 def versions() -> dict[str, str]:
