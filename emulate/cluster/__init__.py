@@ -1,5 +1,6 @@
 """Hosts as processes: the pre-loaded parent that forks them, their isolation, their supervision and their end."""
 
+from emulate.cluster.checks import check_function, check_time_limit, checked_environment
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.explain import Follower, HostState, explain_hang
@@ -34,6 +35,9 @@ __all__ = [
     "Thread",
     "ask_before_waiting",
     "asks_to_go_on",
+    "check_function",
+    "check_time_limit",
+    "checked_environment",
     "describe",
     "describe_isolation",
     "explain_hang",

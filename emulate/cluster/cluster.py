@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, final
 
+from emulate.cluster.checks import check_function, check_time_limit, checked_environment
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.explain import Follower, explain_hang
 from emulate.cluster.failures import first_cause, patience_after, telling
@@ -79,14 +80,13 @@ class Cluster:
         self.topology = Topology.parse(topology)
         _check_one_of("all_reduce", all_reduce, ("auto", "ring", "hierarchical", "one-device"))
         _check_one_of("network", network, ("own", "host"))
-        if timeout is not None and not timeout > 0:
-            raise WrongUse(f"A time limit must be positive. Received: timeout={timeout!r}. Use None for no limit.")
+        check_time_limit(timeout)
         choice = choose_device(device, [self.topology])
         self.device = choice.kind
         self._all_reduce = all_reduce
         self._network = network
         self._timeout = timeout
-        self._environment = dict(environment or {})
+        self._environment = checked_environment(environment)
         self._echo = echo
         self._owner = Owner()
         self._owns_preload = preload is None
@@ -94,6 +94,7 @@ class Cluster:
         self.fired: list[Fired] = []
         self.restarts = 0
         self._steps: Callable[[int], int | None] = lambda host: None
+        self._arrived: set[int] = set()
         self.notes: list[str] = [choice.why] if choice.why else []
 
     def _early(self) -> dict[str, str]:
@@ -133,10 +134,11 @@ class Cluster:
                 "Make a new one."
             )
         self._owner.check("A cluster")
+        check_function(function)
         befalling = parse_all(faults)
         check_for(befalling, self.topology)
-        if restarts < 0:
-            raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
+        if not (isinstance(restarts, int) and restarts >= 0):
+            raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
@@ -173,6 +175,7 @@ class Cluster:
     def _live(self, running: RunningCluster, restarts: int) -> None:
         """Supervise it through all its lives."""
         self.restarts = 0
+        self._arrived.clear()
         while not self._is_done(running, self.restarts < restarts):
             self.restarts += 1
             running.restart(next_life(running, self.restarts))
@@ -186,7 +189,7 @@ class Cluster:
                 return False
             raise
         if cause is not None and not (may_restart and asks_to_go_on(running)):
-            _fail(running, cause, self._steps(cause.host))
+            _fail(running, cause, self._steps(cause.host), has_arrived=cause.host in self._arrived)
         return cause is None
 
     def _supervise(self, running: RunningCluster) -> HostOutcome | None:
@@ -197,7 +200,7 @@ class Cluster:
         self._steps = follower.step
         while not running.is_over and time.monotonic() < given_up:
             for host, event in running.events(0.2):
-                self._react(event)
+                self._react(host, event)
                 follower.feed(host, event)
                 if event["event"] == "started":  # how long the start may take has a limit of its own
                     until = time.monotonic() + limit
@@ -210,7 +213,9 @@ class Cluster:
                 raise _hung(follower, f"timeout={limit:g} s", "timeout")
         return first_cause(running.outcomes)
 
-    def _react(self, event: Mapping[str, Any]) -> None:
+    def _react(self, host: int, event: Mapping[str, Any]) -> None:
+        if event["event"] == _ARRIVED:
+            self._arrived.add(host)
         if event["event"] == "needs-fresh-process":
             raise _NeedsFreshProcessError
         if event["event"] == "note" and event["text"] not in self.notes:
@@ -229,6 +234,9 @@ class Cluster:
         self.close()
 
 
+_ARRIVED = "arrived"  # the function, with its arguments, on a host
+
+
 class _NeedsFreshProcessError(Exception):
     pass
 
@@ -244,7 +252,9 @@ class _Call:
 
         if not context.topology.num_ps:
             Pulse(context.send, several_hosts=context.topology.has_several_hosts).install()
-        return pickle.loads(self.pickled)()
+        function = pickle.loads(self.pickled)
+        context.send({"event": _ARRIVED})
+        return function()
 
 
 def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
@@ -254,7 +264,19 @@ def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
 
 def _values(running: RunningCluster) -> list[Any]:
     by_host = {outcome.host: outcome for outcome in running.outcomes}
-    return [by_host[host].value for host in range(len(running.roles))]
+    return [_value(running, by_host[host]) for host in range(len(running.roles))]
+
+
+def _value(running: RunningCluster, outcome: HostOutcome) -> Any:
+    try:
+        return outcome.value
+    except Exception as error:  # a class that only the host knows, or that cannot be made again
+        text = (
+            "What a function returns must be known to the process that asked for it. "
+            f"Received: {type(error).__name__}: {error}, of what {running.name(outcome.host)} returned. "
+            "Return numbers, NumPy arrays and containers of them."
+        )
+        raise ProgramFailed(text, host=outcome.host, traceback_text="") from error
 
 
 def _hung(follower: Follower, what: str, reason: str) -> Hung:
@@ -268,17 +290,24 @@ def _hung(follower: Follower, what: str, reason: str) -> Hung:
     )
 
 
-def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None) -> NoReturn:
+def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, has_arrived: bool) -> NoReturn:
     name, output = running.name(outcome.host), _last_output(running, outcome.host)
     expected = _expected(running)
     after = "" if step is None else f" after step {step}"
     if outcome.error is not None:
         said = f"{outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
-        text = f"A function must not raise. {expected}Received: {said}"
+        text = f"{_NOT_RAISE if has_arrived else _ARRIVE} {expected}Received: {said}"
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
     text = f"A function must return. Received: {name} ended with {how} instead{after}. {expected}{output}".rstrip()
     raise ProgramFailed(text, host=outcome.host, traceback_text="")
+
+
+_NOT_RAISE = "A function must not raise."
+_ARRIVE = (
+    "A function and its arguments must be made again on each host, as numbers, NumPy arrays and containers of them can be, "
+    "before it is called."
+)
 
 
 def _expected(running: RunningCluster) -> str:

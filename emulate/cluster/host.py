@@ -27,7 +27,7 @@ from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
 from emulate.devices import GpuShare
-from emulate.errors import Unavailable
+from emulate.errors import Unavailable, WrongUse
 from emulate.faults import HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
@@ -53,7 +53,19 @@ class HostContext:
     _views: Views = field(repr=False)
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Tell the supervisor something that JSON can say; from any thread."""
+        """Tell the supervisor something that JSON can say; from any thread.
+
+        Args:
+            event: What it is, under `event`, and whatever belongs to it.
+
+        Raises:
+            WrongUse: When it does not say what it is.
+        """
+        if not (isinstance(event, Mapping) and isinstance(event.get("event"), str)):
+            raise WrongUse(
+                f"What a host sends must say what it is, under 'event'. Received: event={event!r}. "
+                "Send {'event': 'progress', 'step': 3}, say."
+            )
         with contextlib.suppress(OSError):  # a supervisor that is gone is about to end this process
             self._channel.send(EVENT, dumps(event, separators=(",", ":")).encode())
 

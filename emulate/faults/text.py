@@ -32,6 +32,10 @@ def parse(text: str | Fault) -> Fault:
     """
     if isinstance(text, Fault):
         return text
+    if not isinstance(text, str):
+        raise WrongUse(
+            f"A fault must be a text, or one of emulate.faults. Received: faults={text!r}. Write {EXAMPLES['kill']!r}, say."
+        )
     name, _, rest = text.strip().partition(":")
     if name not in KINDS:
         raise WrongUse(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
@@ -52,7 +56,9 @@ def parse(text: str | Fault) -> Fault:
 
 def parse_all(faults: str | Fault | Iterable[str | Fault]) -> tuple[Fault, ...]:
     """The faults that some texts name, one text or fault included."""
-    return tuple(parse(one) for one in ([faults] if isinstance(faults, (str, Fault)) else faults))
+    if isinstance(faults, (str, Fault)) or not isinstance(faults, Iterable):
+        return (parse(faults),)
+    return tuple(parse(one) for one in faults)
 
 
 def _item(text: str, kind: str, item: str, known: dict[str, Field[Any]]) -> tuple[str, Any]:

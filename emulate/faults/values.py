@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import ClassVar
 
 from emulate.errors import WrongUse
@@ -10,6 +11,17 @@ from emulate.errors import WrongUse
 PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
 """Where in a step: before its data reaches the replicas; its gradients are there and not sent; a peer has sent its own and
 waits; the sum has arrived and is not applied; while the first checkpoint after it is being written."""
+
+
+_FORMS: dict[str, tuple[type, str]] = {
+    "host": (Integral, "a whole number"),
+    "step": (Integral, "a whole number"),
+    "phase": (str, "a text"),
+    "seconds": (Real, "a number"),
+    "factor": (Real, "a number"),
+    "latency": (Real, "a number"),
+    "loss": (Real, "a number"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +34,13 @@ class Fault:
 
     kind: ClassVar[str] = ""
     meaning: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            kind, wanted = _FORMS[one.name]
+            value = getattr(self, one.name)
+            holds = isinstance(value, kind) or (value is None and one.default is None)
+            self._must(holds, f"A fault's {one.name} must be {wanted}")
 
     def __str__(self) -> str:
         given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
@@ -54,6 +73,7 @@ class OnHost(Fault):
     host: int
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._must(self.host >= 0, "Hosts are counted from 0")
 
 
@@ -213,6 +233,7 @@ class Link(Fault):
     meaning = "what hosts (or one `host`) send is `latency` under way, a part `loss` of it gets lost"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._must(self.host is None or self.host >= 0, "Hosts are counted from 0")
         self._must(self.latency >= 0, "A latency must not be negative")
         self._must(

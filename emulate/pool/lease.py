@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
-from emulate.cluster import Owner, roles_of
+from emulate.cluster import Owner, check_function, check_time_limit, roles_of
 from emulate.errors import WrongUse
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
@@ -94,11 +94,13 @@ class Lease:
             How it went on each host, in host order.
 
         Raises:
-            WrongUse: When the function or its arguments cannot be sent, the lease was left, another process made it, or its
-                `on_event` calls this.
+            WrongUse: When the function or its arguments cannot be sent, the time limit cannot be, the lease was left or is
+                another process's, or its `on_event` calls this.
             Unavailable: When a cluster could not be started.
         """
         self._owner.check("A lease")
+        check_function(function)
+        check_time_limit(timeout)
         call = _pickle(function, args)
         with self._lock:
             return self._run(call, timeout, grace, patience, on_event)

@@ -70,13 +70,23 @@ def _write_both_streams_to(path: os.PathLike[str]) -> None:
 def _run(job: Job, context: HostContext, own: HostState) -> dict[str, Any]:
     try:
         own.begin(job)
-        function, args = pickle.loads(job.call.read_bytes())
+        function, args = _load(job)
         return {"event": DONE, "status": "returned", "pickled": _dump(function(context, *args))}
     except SystemExit as leave:
         return {"event": DONE, "status": "exited", "code": _exit_code(leave.code)}
     except BaseException as error:
         said = describe(error)
         return {"event": DONE, "status": "raised", "error": replace(said, message=said.message)}
+
+
+def _load(job: Job) -> Any:
+    try:
+        return pickle.loads(job.call.read_bytes())
+    except Exception as error:  # a class that cannot be made again
+        raise TypeError(
+            "A job and its arguments must be made again on each host, as numbers, NumPy arrays and containers of them can be, "
+            f"before it is called. Received: {type(error).__name__}: {error}. Make such objects inside it."
+        ) from error
 
 
 def _dump(value: Any) -> bytes:

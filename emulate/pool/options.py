@@ -35,7 +35,7 @@ class Options:
             if value not in possible:
                 one_of = ", ".join(possible)
                 raise WrongUse(f"{name} must be one of {one_of}. Received: {name}={value!r}. Choose one of them.")
-        if self.max_hosts < 1:
+        if not (isinstance(self.max_hosts, int) and self.max_hosts >= 1):
             raise WrongUse(
-                f"A pool keeps at least one host. Received: max_hosts={self.max_hosts}. Give a number of processes, 12 say."
+                f"A pool keeps at least one host. Received: max_hosts={self.max_hosts!r}. Give a number of processes, 12 say."
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import final
 
-from emulate.cluster import Owner, Preload, ask_before_waiting, is_read_at_import, roles_of
+from emulate.cluster import Owner, Preload, ask_before_waiting, checked_environment, is_read_at_import, roles_of
 from emulate.devices import choose_device
 from emulate.errors import Unavailable, WrongUse
 from emulate.pool.lease import Lease
@@ -80,7 +80,7 @@ class Pool:
         device: str = "cpu",
         keeps_gpus: bool = True,
     ) -> None:
-        self._options = Options(max_hosts, dict(environment or {}), network, all_reduce, device, keeps_gpus)
+        self._options = Options(max_hosts, checked_environment(environment), network, all_reduce, device, keeps_gpus)
         self.statistics = Statistics()
         self._owner = Owner()
         self._owns_preload = preload is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -153,12 +154,61 @@ def test_a_function_that_cannot_be_sent_is_refused(two: Cluster) -> None:
         ({"topology": "2y2"}, r"A topology has the form HxD or HxD\+Pps\. Received: topology='2y2'"),
         ({"all_reduce": "star"}, r"all_reduce must be one of .*ring.* Received: all_reduce='star'\."),
         ({"network": "none"}, r"network must be one of own, host\. Received: network='none'\."),
-        ({"timeout": 0}, r"A time limit must be positive\. Received: timeout=0\. Use None for no limit\."),
+        ({"timeout": 0}, r"A time limit must be a positive number\. Received: timeout=0\. Use None for no limit\."),
+        ({"timeout": "x"}, r"A time limit must be a positive number\. Received: timeout='x'\."),
+        ({"environment": {"A": 1}}, r"a text for each name\. Received: environment={'A': 1}\. Write it as {'A': '1'}\."),
+        ({"environment": ["A"]}, r"a text for each name\. Received: environment=\['A'\]\. Give a dict of texts\."),
     ],
 )
 def test_wrong_use_says_what_is_possible(options: dict[str, Any], message: str) -> None:
     with pytest.raises(WrongUse, match=message):
         Cluster(**{"topology": "1x1", **options})
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("train.py", {}, r"What hosts run must be callable\. Received: function='train\.py'\. Give a function;"),
+        (None, {}, r"What hosts run must be callable\. Received: function=None\."),
+        (len, {"faults": 3}, r"A fault must be a text, or one of emulate\.faults\. Received: faults=3\. Write 'kill:"),
+        (len, {"faults": [None]}, r"A fault must be a text, or one of emulate\.faults\. Received: faults=None\."),
+        (len, {"restarts": "x"}, r"A number of restarts must not be negative\. Received: restarts='x'\."),
+    ],
+)
+def test_a_call_that_cannot_be_meant_is_refused_before_it_starts(
+    two: Cluster, function: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(WrongUse, match=message):
+        two.run(function, **options)
+
+
+class Once:
+    """What pickle takes and cannot make again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return Once, ()
+
+
+def test_a_result_that_cannot_be_made_again_here_is_said_to_be(two: Cluster) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        two.run(lambda: Once(1))
+    assert caught.value.host == 0
+    said = r"What a function returns must be known to the process that asked for it\. Received: TypeError: .*'number', "
+    assert re.fullmatch(
+        rf"{said}of what host 0 returned\. Return numbers, NumPy arrays and containers of them\.", str(caught.value)
+    )
+
+
+def test_arguments_that_cannot_be_made_again_on_a_host_are_not_the_functions_fault(two: Cluster) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        two.run(lambda one: None, Once(1))
+    assert str(caught.value).startswith(
+        "A function and its arguments must be made again on each host, as numbers, NumPy arrays"
+    )
+    assert "before it is called. Received: TypeError on host" in str(caught.value)
 
 
 def test_a_cluster_that_was_left_says_so() -> None:

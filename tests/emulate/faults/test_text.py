@@ -96,6 +96,23 @@ def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (Kill, {"host": "a"}, "A fault's host must be a whole number. Received: fault='kill:host=a'. Mend it, as in 'kill:"),
+        (Kill, {"host": 1, "step": 1.5}, "A fault's step must be a whole number. Received: fault='kill:host=1,step=1.5'."),
+        (Kill, {"host": 1, "phase": 3}, "A fault's phase must be a text. Received: fault='kill:host=1,phase=3'."),
+        (Kill, {"host": None}, "A fault's host must be a whole number. Received: fault='kill:host=None'."),
+        (Stop, {"host": 1, "seconds": "5"}, "A fault's seconds must be a number. Received: fault='stop:host=1,seconds=5'."),
+        (Link, {"latency": "1ms"}, "A fault's latency must be a number. Received: fault='link:latency=1ms'."),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_in_words(kind: type[Fault], values: dict[str, Any], said: str) -> None:
+    with pytest.raises(WrongUse) as caught:
+        kind(**values)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("text", "topology", "said"),
     [
         (

@@ -245,6 +245,44 @@ def test_a_job_from_the_events_of_another_is_refused(pool: Pool) -> None:
         lease.run(begin_late, on_event=lambda host, event: lease.run(pid))
 
 
+@pytest.mark.parametrize("timeout", ["a", -1])
+def test_a_job_and_its_time_limit_must_be_such(pool: Pool, timeout: Any) -> None:
+    with pool.lease("1x1") as lease:
+        with pytest.raises(
+            WrongUse, match=rf"A time limit must be a positive number\. Received: timeout={timeout!r}\. Use None"
+        ):
+            lease.run(pid, timeout=timeout)
+        with pytest.raises(WrongUse, match=r"What hosts run must be callable\. Received: function=None\. Give a function;"):
+            lease.run(None)  # type: ignore[arg-type]
+
+
+class Once:
+    """What pickle takes and cannot make again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        return Once, ()
+
+
+def test_arguments_that_cannot_be_made_again_on_a_host_are_said_to_be(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        [result] = lease.run(lambda context, one: None, Once(1))
+    assert result.error is not None
+    assert result.error.message.startswith("A job and its arguments must be made again on each host, as numbers, NumPy")
+
+
+def test_an_event_that_does_not_say_what_it_is_is_refused(pool: Pool) -> None:
+    with pool.lease("1x1") as lease:
+        [result] = lease.run(lambda context: context.send({"x": 1}))
+    assert result.error is not None
+    assert result.error.message == (
+        "What a host sends must say what it is, under 'event'. Received: event={'x': 1}. "
+        "Send {'event': 'progress', 'step': 3}, say."
+    )
+
+
 def test_what_cannot_be_sent_is_said(pool: Pool) -> None:
     with pool.lease("1x1") as lease:
         with pytest.raises(WrongUse, match=r"must be sendable to another process\. Received: function='pid'"):

@@ -178,6 +178,11 @@ def test_a_collective_that_failed_in_silence_is_found(preload: Any) -> None:
         ({"network": "mine"}, r"network must be one of own, host\. Received: network='mine'"),
         ({"all_reduce": "nccl"}, r"all_reduce must be one of .*\. Received: all_reduce='nccl'"),
         ({"max_hosts": 0}, r"A pool keeps at least one host\. Received: max_hosts=0"),
+        ({"max_hosts": "a"}, r"A pool keeps at least one host\. Received: max_hosts='a'"),
+        (
+            {"environment": {"A": 1}},
+            r"must have a text for each name\. Received: environment={'A': 1}\. Write it as {'A': '1'}",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(preload: Any, options: dict[str, Any], text: str) -> None:

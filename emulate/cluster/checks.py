@@ -1,0 +1,63 @@
+"""What is checked of a call before anything is started for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from emulate.errors import WrongUse
+
+
+def check_function(function: object) -> None:
+    """Refuse what cannot be called.
+
+    Args:
+        function: What hosts are to run.
+
+    Raises:
+        WrongUse: When it cannot be called.
+    """
+    if not callable(function):
+        raise WrongUse(
+            f"What hosts run must be callable. Received: function={function!r}. "
+            "Give a function; `gpudist run` and emulate.verify take files."
+        )
+
+
+def check_time_limit(timeout: object) -> None:
+    """Refuse what is no time limit.
+
+    Args:
+        timeout: Seconds, or None.
+
+    Raises:
+        WrongUse: When it is no positive number.
+    """
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise WrongUse(f"A time limit must be a positive number. Received: timeout={timeout!r}. Use None for no limit.")
+
+
+def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
+    """The variables that hosts get.
+
+    Args:
+        environment: Their values by name; None for none.
+
+    Returns:
+        A copy of it.
+
+    Raises:
+        WrongUse: When it is no mapping of texts.
+    """
+    if environment is None:
+        return {}
+    if not isinstance(environment, Mapping):
+        raise WrongUse(
+            f"An environment must have a text for each name. Received: environment={environment!r}. Give a dict of texts."
+        )
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise WrongUse(
+                f"An environment must have a text for each name. Received: environment={{{name!r}: {value!r}}}. "
+                f"Write it as {{{str(name)!r}: {str(value)!r}}}."
+            )
+    return dict(environment)
