@@ -178,7 +178,7 @@ class Session:
             raise WrongUse(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run. "
                 f"Received: program={self._program!r}, which ended without one. "
-                "Is the training behind a condition or an argument? Arguments of the program go after `--`."
+                "Is the training behind a condition or an argument? Arguments go after `--`, in Python into `args`."
             )
 
     def _judge_one(
