@@ -123,6 +123,15 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
 
     for cause in _CAUSES:
         add(cause.look(case))
-    for cause in _CAUSES if case.has(IN_BATCH_NEGATIVES.code) else ():
+    unexplained = [finding for finding in case.found if finding.code == UNEXPLAINED.code and _is_of_a_gradient(case)]
+    for cause in _CAUSES if unexplained or case.has(IN_BATCH_NEGATIVES.code) else ():
         add(cause.look_behind(case))
+    if case.found[-1:] != unexplained[-1:] and not case.found[-1].allowed:
+        # A part of the loss is wrong: what other parts reach too is a mixture, which no arithmetic tells.
+        case.found[:] = [finding for finding in case.found if finding not in unexplained]
     return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))
+
+
+def _is_of_a_gradient(case: Case) -> bool:
+    first = case.comparison.first
+    return first is not None and first.kind == "gradient"
