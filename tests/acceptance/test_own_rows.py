@@ -294,34 +294,10 @@ def test_what_is_evaluated_between_epochs_is_no_step_of_a_replay(
     assert verdict.is_equivalent == (not codes), render(verdict)
 
 
-DISTILLED = """
-import keras, numpy as np, tensorflow as tf
-keras.utils.set_random_seed(8)
-strategy = tf.distribute.MirroredStrategy()
-draws = np.random.default_rng(0)
-x, y = draws.normal(size=(96, 8)).astype("float32"), draws.integers(0, 4, 96)
-def net(units, name):
-    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(units), keras.layers.Dense(4)], name=name)
-class Distiller(keras.Model):
-    def __init__(self, student, teacher):
-        super().__init__()
-        self.student, self.teacher = student, teacher
-        self.own = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    def compute_loss(self, x=None, y=None, y_pred=None, *_, **__):
-        taught = keras.ops.mean(keras.losses.kl_divergence(keras.ops.softmax(self.teacher(x)), keras.ops.softmax(y_pred)))
-        return self.own(y, y_pred) + taught  # a loss of Keras is divided by the replicas, what is by hand is not
-    def call(self, x):
-        return self.student(x)
-with strategy.scope():
-    model = Distiller(net(4, "student"), net(16, "teacher"))
-    model.compile("adam")
-model.fit(x, y, epochs=2, batch_size=24, verbose=0)
-"""
-
-
-def test_a_part_of_the_loss_that_keras_does_not_divide_is_found_beside_one_that_it_does(
-    tmp_path: Path, preload: Preload
-) -> None:
-    (tmp_path / "train.py").write_text(DISTILLED)
+def test_a_part_with_a_count_of_its_own_is_found_beside_one_with_the_count_of_all(tmp_path: Path, preload: Preload) -> None:
+    of_all = 'tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(found))'
+    part = f"tf.reduce_sum(off) / tf.reduce_sum(found) / N + tf.reduce_sum(classes ** 2 * found) / {of_all}"
+    (tmp_path / "train.py").write_text(DETECTION.format(part=part))
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
-    assert (run.verdict, codes(run)) == ("divergent", ["loss-scaling"])
+    assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
+    assert "box_head" in run.causes[0].evidence
