@@ -67,7 +67,7 @@ class Probe:
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
-        self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clip_calls": 0}
+        self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
         self.facts |= {
             "apply_only": [],
             "taping": [],

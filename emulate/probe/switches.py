@@ -57,7 +57,7 @@ def _wrap_clip(probe: Probe, name: str) -> None:
     def clip(value: Any, *args: Any, **kwargs: Any) -> Any:
         if bodies.current() is None:
             return original(value, *args, **kwargs)
-        probe.facts["clip_calls"] += 1
+        probe.facts["clipped_by"] += [name] if name not in probe.facts["clipped_by"] else []
         if "no-clipping" not in probe.plan.switches:
             return original(value, *args, **kwargs)
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value

@@ -30,7 +30,7 @@ class Facts:
         optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale.
         batchnorm: Names of BatchNormalization variables that are not synchronized.
         regularized: Names of variables with a Keras regularizer.
-        clip_calls: How many tf.clip_by_* a step makes.
+        clipped_by: Which of tf.clip_by_* a step calls.
         dropout: Names of dropout layers.
         apply_only: Functions that only apply gradients they are given.
         taping: Functions that take gradients.
@@ -46,7 +46,7 @@ class Facts:
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     batchnorm: tuple[str, ...] = ()
     regularized: tuple[str, ...] = ()
-    clip_calls: int = 0
+    clipped_by: tuple[str, ...] = ()
     dropout: tuple[str, ...] = ()
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()
@@ -69,7 +69,6 @@ class Facts:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
                 merged["asynchronous"] = merged.get("asynchronous", False) or bool(event.get("asynchronous"))
-                merged["clip_calls"] = max(merged.get("clip_calls", 0), int(event.get("clip_calls") or 0))
         return cls(**merged)
 
     def clipping(self, optimizer: str) -> dict[str, float]:
@@ -81,4 +80,4 @@ class Facts:
     @property
     def clips(self) -> bool:
         """Whether anything clips gradients."""
-        return self.clip_calls > 0 or any(self.clipping(name) for name in self.optimizers)
+        return bool(self.clipped_by) or any(self.clipping(name) for name in self.optimizers)

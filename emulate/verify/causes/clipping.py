@@ -105,7 +105,7 @@ def _from_rerun(case: Case) -> Sign | None:
         _SUMMARY,
         f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) is {first.ratio:.0f} times the noise "
         f"floor away; with clipping switched off in both runs {left}",
-        _BY_THE_OPTIMIZER if case.facts.distributed else None,
+        _cure_of(case),
     )
 
 
@@ -122,14 +122,16 @@ def _has_tiny_factor(case: Case) -> bool:
 
 def _from_norms(case: Case) -> Sign | None:
     """Where it could not be run again: every local gradient and the reference's have the same norm, the limit."""
-    for fit in case.explanation.weighted if case.facts.clip_calls else ():
+    for fit in case.explanation.weighted if case.facts.clipped_by else ():
         seen = case.base.views(fit.optimizer, fit.step)
         norms = [_whole(_locals(seen, replica)) for replica in fit.shares]
         limit = _whole({view.tensor: view.reference for view in seen})
         if all(abs(size / limit - 1) < _SEEN * 10 for size in norms):
             case.explain_fits([fit])
             return Sign(
-                _SUMMARY, f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}"
+                _SUMMARY,
+                f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}",
+                _cure_of(case),
             )
     return None
 
@@ -140,7 +142,7 @@ def _beside_others(case: Case) -> Sign | None:
     What is wrong besides is looked for with clipping switched off in both runs.
     """
     first = case.base.first_step("gradient")
-    if not case.facts.clip_calls or first is None:
+    if not case.facts.clipped_by or first is None:
         return None
     for optimizer in case.base.runs.optimizers:
         seen = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
@@ -160,6 +162,7 @@ def _beside_others(case: Case) -> Sign | None:
             _SUMMARY,
             f"In step {first} the gradients of the replicas are not the same, and each has the norm that one device's has, "
             f"{limit:.5g}",
+            _cure_of(case),
         )
     return None
 
@@ -186,7 +189,7 @@ def _behind(case: Case) -> Sign | None:
     """What enters the optimizer is clipped, and the loss is not: on each replica, as all that it does with its own rows."""
     if case.clips_the_sum:
         return None
-    again = case.switched("no-clipping", alone=True) if case.facts.clip_calls else None
+    again = case.switched("no-clipping", alone=True) if case.facts.clipped_by else None
     if again is None:
         return None
     found = compare(again.runs.topology, case.topology)
@@ -200,11 +203,23 @@ def _behind(case: Case) -> Sign | None:
         _SUMMARY,
         f"In step {first} the loss is the same with clipping switched off, and the gradients that enter the optimizer are "
         f"{most:.2%} (L2) away; one device on the rows of one replica after the other clips them too",
+        _cure_of(case),
     )
 
 
 def _whole(gradients: Mapping[str, Floats]) -> float:
     return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
+
+
+def _cure_of(case: Case) -> str:
+    """The cure for what the program clips by: the sum is to be clipped in the same way."""
+    if case.facts.distributed:
+        return _BY_THE_OPTIMIZER
+    of_optimizers = [option for optimizer in case.facts.optimizers for option in case.facts.clipping(optimizer)]
+    return cure(next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm"))
+
+
+_OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm", "clip_by_value": "clipvalue"}
 
 
 def cure(option: str) -> str:

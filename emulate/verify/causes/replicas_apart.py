@@ -60,7 +60,7 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
 def _sums(case: Case) -> tuple[str, ...]:
     if "tape" in case.topology.optimizers:
         return _SUMS_AT_TAPES
-    return _SUMS + (_SUMS_AT_TAPES if case.facts.clip_calls else ())
+    return _SUMS + (_SUMS_AT_TAPES if case.facts.clipped_by else ())
 
 
 def explains_a_sum(case: Case, step: int) -> bool:

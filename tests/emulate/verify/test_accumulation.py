@@ -39,7 +39,7 @@ def run(
     reports: Reports = no_reports,
 ) -> Trace:
     def step(made: Made, k: int) -> None:
-        made.event({"event": "program", "optimizers": {}, "clip_calls": 1})
+        made.event({"event": "program", "optimizers": {}, "clipped_by": ["clip_by_global_norm"]})
         for batch in range(batches):
             for kind, name, value in reports(k, batch):
                 made.report(kind, name, k * batches + batch, value)

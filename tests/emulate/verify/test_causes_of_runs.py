@@ -91,8 +91,10 @@ def test_a_model_of_one_number_with_another_factor_is_unexplained(folder: Folder
 
 
 def test_a_model_of_one_number_that_every_replica_clips_is_not_taken_for_loss_scaling(folder: Folder) -> None:
-    assert codes(judge(one_number(folder, "1x2", 1.0, switched=0.5, clip_calls=1))) == ["clip-before-reduce"]
-    assert codes(judge(one_number(folder, "1x2", 1.0, switched=1.0, clip_calls=1))) == ["loss-scaling"]
+    assert codes(judge(one_number(folder, "1x2", 1.0, switched=0.5, clipped_by=["clip_by_global_norm"]))) == [
+        "clip-before-reduce"
+    ]
+    assert codes(judge(one_number(folder, "1x2", 1.0, switched=1.0, clipped_by=["clip_by_global_norm"]))) == ["loss-scaling"]
 
 
 def test_replicas_that_follow_their_own_gradients_miss_the_all_reduce(folder: Folder) -> None:

@@ -159,11 +159,13 @@ def _clipped_locals(problem: Problem) -> Problem:
 def test_a_loop_that_clips_before_apply_is_not_taken_for_local_normalization(folder: Folder, can_rerun: bool) -> None:
     right, wrong = _clipped_locals(Problem(steps=3)), _clipped_locals(Problem(steps=3))
     switches = {"no-clipping": (Problem(steps=3), Problem(steps=3))} if can_rerun else {}
-    found = judge(folder.case(right, wrong, facts={"clip_calls": 1}, switches=switches))
+    found = judge(folder.case(right, wrong, facts={"clipped_by": ["clip_by_global_norm"]}, switches=switches))
     assert codes(found) == ["clip-before-reduce"]
-    of_gpudist_core = {"clip_calls": 1, "distributed": ["model"]}
+    of_gpudist_core = {"clipped_by": ["clip_by_global_norm"], "distributed": ["model"]}
     found = judge(folder.case(right, wrong, facts=of_gpudist_core, switches=switches))
-    assert ("Leave the clipping to the optimizer" in found.causes[0].fix) == can_rerun
+    assert "Leave the clipping to the optimizer" in found.causes[0].fix
+    of_each = judge(folder.case(right, wrong, facts={"clipped_by": ["clip_by_norm"]}, switches=switches))
+    assert "grads = [tf.clip_by_norm(g, LIMIT) for g in grads]" in of_each.causes[0].fix
 
 
 def test_clipping_that_hides_a_wrong_factor_is_switched_off_and_both_are_named(folder: Folder) -> None:
@@ -171,7 +173,12 @@ def test_clipping_that_hides_a_wrong_factor_is_switched_off_and_both_are_named(f
         return Problem(steps=3, scale=lambda rows, batch, n: 1 / rows)
 
     switches = {"no-clipping": (Problem(steps=3), wrong())}
-    case = folder.case(_clipped_locals(Problem(steps=3)), _clipped_locals(wrong()), facts={"clip_calls": 1}, switches=switches)
+    case = folder.case(
+        _clipped_locals(Problem(steps=3)),
+        _clipped_locals(wrong()),
+        facts={"clipped_by": ["clip_by_global_norm"]},
+        switches=switches,
+    )
     assert codes(judge(case)) == ["clip-before-reduce", "loss-scaling"]
 
 
@@ -188,7 +195,12 @@ def test_clipping_is_found_beside_what_nothing_explains_by_the_norms_alone(folde
         return problem
 
     switches = {"no-clipping": (Problem(steps=3), wrong())}
-    case = folder.case(_clipped_locals(Problem(steps=3)), _clipped_locals(wrong()), facts={"clip_calls": 1}, switches=switches)
+    case = folder.case(
+        _clipped_locals(Problem(steps=3)),
+        _clipped_locals(wrong()),
+        facts={"clipped_by": ["clip_by_global_norm"]},
+        switches=switches,
+    )
     found = judge(case)
     assert codes(found) == ["clip-before-reduce", "unexplained"]
     assert "each has the norm that one device's has, 0.25" in found.causes[0].evidence
