@@ -12,6 +12,7 @@ _NAMES = (
     "batchnorm",
     "regularized",
     "dropout",
+    "clipped_by",
     "apply_only",
     "taping",
     "cached",
