@@ -4,7 +4,8 @@ TensorFlow gives a function to whichever worker is free. Here the workers have t
 is done: the updates are those that one worker would make with the same rows. Whether a program leaves the order to chance (it
 schedules updates without waiting for them) is remembered.
 
-The queue that is wrapped is private to TensorFlow (2.21): a test (`tests/emulate/probe/test_upstream.py`) fails when it changes.
+The queue that is wrapped is private to TensorFlow (2.21): a test (`tests/emulate/probe/test_upstream.py`) fails when it is
+another one.
 """
 
 from __future__ import annotations
