@@ -10,7 +10,7 @@ from benchmarks.features.judge import CENTRAL, COLUMNS, cells
 from emulate.cluster import Preload
 
 MEASURED_AGAIN = (
-    "empty-convolution",
+    pytest.param("empty-convolution", marks=pytest.mark.slow),
     "sharded-fit",
     pytest.param("accumulation", marks=pytest.mark.slow),
     pytest.param("train-step", marks=pytest.mark.slow),

@@ -124,6 +124,7 @@ def test_in_a_batch_that_grows_what_is_by_design_is_as_on_one_device_and_is_told
     assert "in-batch-negatives: each replica does it with as many rows as one device that is alone has" in run.notes
 
 
+@pytest.mark.slow
 def test_batch_normalization_in_a_batch_that_grows_is_as_on_one_device_and_is_told(tmp_path: Path, preload: Preload) -> None:
     (tmp_path / "train.py").write_text(FIT)
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
@@ -283,7 +284,9 @@ model.fit(x[:64], y[:64], batch_size=batch, epochs=2, verbose=0, validation_data
 """
 
 
-@pytest.mark.parametrize(("how", "codes"), [("grows", []), ("meets", ["in-batch-negatives"])])
+@pytest.mark.parametrize(
+    ("how", "codes"), [("grows", []), pytest.param("meets", ["in-batch-negatives"], marks=pytest.mark.slow)]
+)
 def test_what_is_evaluated_between_epochs_is_no_step_of_a_replay(
     how: str, codes: list[str], tmp_path: Path, preload: Preload
 ) -> None:

@@ -116,6 +116,7 @@ def test_updates_that_are_not_waited_for_are_compared_in_order_and_never_called_
     assert "they are those of one worker on the same rows" in run.not_compared[0]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_divided_by_the_workers_is_found_out_beside_rows_of_their_own(tmp_path: Path, preload: Preload) -> None:
     run = judged(EACH_ITS_OWN, tmp_path, preload, "waiting", "scaled")
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["loss-scaling"])
@@ -130,12 +131,14 @@ def test_gradients_that_the_coordinator_asks_for_and_applies_are_compared(
     assert (run.samples.seen, run.samples.missing, run.samples.repeated) == (210, 0, 0)
 
 
+@pytest.mark.slow
 def test_results_that_are_applied_as_they_arrive_are_not_compared(tmp_path: Path, preload: Preload) -> None:
     run = judged(BY_CHANCE, tmp_path, preload)
     assert run.verdict == "unverified"
     assert [missing.split(":")[0] for missing in run.not_compared] == ["order"]
 
 
+@pytest.mark.slow
 def test_fit_of_a_distributed_model_is_that_of_one_worker_and_on_replicas_that_of_one_device(
     tmp_path: Path, preload: Preload
 ) -> None:

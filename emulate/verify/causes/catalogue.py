@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from emulate.errors import WrongUse
@@ -123,15 +123,25 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
 
     for cause in _CAUSES:
         add(cause.look(case))
-    unexplained = [finding for finding in case.found if finding.code == UNEXPLAINED.code and _is_of_a_gradient(case)]
-    for cause in _CAUSES if unexplained or case.has(IN_BATCH_NEGATIVES.code) else ():
-        add(cause.look_behind(case))
-    if case.found[-1:] != unexplained[-1:] and not case.found[-1].allowed:
-        # A part of the loss is wrong: what other parts reach too is a mixture, which no arithmetic tells.
-        case.found[:] = [finding for finding in case.found if finding not in unexplained]
+    if case.has(IN_BATCH_NEGATIVES.code):
+        for cause in _CAUSES:
+            add(cause.look_behind(case))
+    elif _is_of_a_gradient(case):
+        _look_for_parts(case, add)
     return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))
 
 
+def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
+    """A part of the loss that is wrong explains it too: what other parts reach as well is a mixture."""
+    unexplained = case.found[-1]
+    for cause in (LOSS_SCALING, LOCAL_NORMALIZATION):
+        add(cause.look_behind(case))
+    if case.found[-1] is not unexplained and not case.found[-1].allowed:
+        case.found.remove(unexplained)
+
+
 def _is_of_a_gradient(case: Case) -> bool:
+    """Whether a gradient is unexplained, of a batch that is that of one device (of a larger one there is more to look at)."""
     first = case.comparison.first
-    return first is not None and first.kind == "gradient"
+    is_last = bool(case.found) and case.found[-1].code == UNEXPLAINED.code
+    return is_last and first is not None and first.kind == "gradient" and not (case.ledger and case.ledger.grows)

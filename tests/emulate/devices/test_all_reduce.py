@@ -52,6 +52,7 @@ def train(strategy_name: str, *, build: bool = True, steps_per_call: int = 1) ->
     return b"".join(w.numpy().tobytes() for w in model.trainable_variables), total, all_reduce_in_use()
 
 
+@pytest.mark.slow
 def test_the_ring_gives_the_same_bits_on_every_topology(run: Hosts) -> None:
     results = [
         run(train, "MirroredStrategy", devices=4, all_reduce="ring"),

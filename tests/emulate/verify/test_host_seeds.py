@@ -281,6 +281,7 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
     assert still.normal() == np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 1)))).normal()
 
 
+@pytest.mark.slow
 def test_an_operation_with_a_seed_of_its_own_draws_alike_on_hosts_whose_global_seed_is_ours() -> None:
     code = """
 import sys
