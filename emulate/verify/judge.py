@@ -81,7 +81,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         The verdict with its causes.
     """
     causes = find_causes(case, allow)
-    if case.topology.topology.num_ps:
+    if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
     own_rows: list[str] = []
@@ -137,11 +137,17 @@ def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[st
     if asynchronous and not case.topology.num_steps:
         return [_UNORDERED]
     order = [_UNORDERED if missing else _ASYNCHRONOUS] if asynchronous else []
-    own_rows = [_OWN_ROWS] if case.ledger is not None and case.ledger.first_apart is not None else []
+    is_apart = case.ledger is not None and case.ledger.first_apart is not None
+    own_rows = [_OWN_ROWS] if is_apart and _has_workers_with_data(case) else []
     return [*order, *own_rows, *missing]
 
 
-_OF_ROWS = ("samples-missing", "samples-repeated", "samples-reordered", "empty-shard", "unequal-steps")
+def _has_workers_with_data(case: Case) -> bool:
+    """Whether workers take their rows by themselves; where the coordinator applies what they send, it sends the rows too."""
+    return case.topology.topology.num_ps > 0 and not any(event.get("reduced") for _, event in case.topology.of("step"))
+
+
+_OF_ROWS = ("samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
 """What is no mistake of workers that go over data of their own."""
 _OWN_ROWS = (
     "data: workers go over data of their own, other rows in a step than a single worker has; gradients and weights were "

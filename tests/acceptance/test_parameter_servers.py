@@ -68,7 +68,9 @@ def gradients_of(x, y, number):
         loss = tf.reduce_sum(losses) / number if IS_RIGHT else tf.reduce_mean(losses)
     return tape.gradient(loss, model.trainable_variables)
 for start in range(0, 210, 35):  # an uneven part for each of two workers
-    parts = zip(np.array_split(x[start:start + 35], WORKERS), np.array_split(y[start:start + 35], WORKERS))
+    parts = [(x[start:start + 35], y[start:start + 35])] * WORKERS
+    if "twice" not in sys.argv:
+        parts = zip(*(np.array_split(rows, WORKERS) for rows in parts[0]))
     sent = [coordinator.schedule(gradients_of, args=(tf.constant(a), tf.constant(b), tf.constant(35.0))) for a, b in parts]
     coordinator.join()
     sums = [sum(gradients) for gradients in zip(*[one.fetch() for one in sent])]
@@ -129,6 +131,11 @@ def test_gradients_that_the_coordinator_asks_for_and_applies_are_compared(
     run = judged(GATHERED, tmp_path, preload, how)
     assert run.verdict == verdict, run
     assert (run.samples.seen, run.samples.missing, run.samples.repeated) == (210, 0, 0)
+
+
+def test_rows_that_the_coordinator_sends_twice_are_found_out(tmp_path: Path, preload: Preload) -> None:
+    run = judged(GATHERED, tmp_path, preload, "twice")
+    assert (run.verdict, run.causes[0].code) == ("divergent", "samples-repeated")
 
 
 @pytest.mark.slow
