@@ -15,6 +15,7 @@ _MAIN = "emulate/cluster/host.py"
 _TENSORFLOW = ("/tensorflow/", "/keras/", "/tf_keras/")
 _DATA = ("/data/ops/iterator_ops.py", "/ops/gen_dataset_ops.py", "/distribute/input_lib.py", "/data/ops/multi_device_iterator")
 _PIPELINE = "/gpudist_core/pipelines/"
+_COORDINATOR = "/distribute/coordinator/"
 _GENERATORS = ("/ops/script_ops.py", "/data/ops/from_generator_op.py")
 _LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/", "/concurrent/futures/", "/_weakrefset.py")
 _POOL = "/multiprocessing/pool.py"
@@ -117,6 +118,8 @@ class Thread:
         innermost = self.frames[0]
         if innermost.function == "quick_execute" or _OPERATION.search(innermost.file):
             return TENSORFLOW
+        if any(_COORDINATOR in frame.file for frame in before_program):
+            return TENSORFLOW  # what workers do, who are other processes
         if any(part in innermost.file for part in _LOCKS):
             return LOCK
         if _SLEEP_LINE.search(innermost.source):

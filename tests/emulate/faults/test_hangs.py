@@ -89,6 +89,7 @@ HOST = '  File "/x/emulate/cluster/host.py", line 9 in run'
 QUICK = '  File "/x/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute'
 NEXT = '  File "/x/site-packages/tensorflow/python/data/ops/iterator_ops.py", line 7 in __next__'
 WAIT = '  File "/usr/lib/python3.11/threading.py", line 327 in wait'
+JOIN = '  File "/x/site-packages/tensorflow/python/distribute/coordinator/cluster_coordinator.py", line 1390 in join'
 FEEDS = '  File "/x/site-packages/tensorflow/python/data/ops/from_generator_op.py", line 3 in generator_py_func'
 
 
@@ -105,6 +106,7 @@ def program(tmp_path: Path, line: str) -> str:
         (f"{QUICK}\n{NEXT}", "for x in data:", DATA),
         (WAIT, "queue.get()", LOCK),
         (WAIT, "queue.get(timeout=60)", OTHER),
+        (f"{WAIT}\n{JOIN}", "coordinator.join()", TENSORFLOW),
         (WAIT, "thread.join(12.5)", OTHER),
         (None, "lock.acquire()", LOCK),
         (None, "with self._lock:", LOCK),
