@@ -78,9 +78,9 @@ class Topology:
         return self.num_hosts > 1 or self.num_ps > 0
 
     @property
-    def has_several_programs(self) -> bool:
-        """Whether the program makes its steps on several hosts; with parameter servers it does on the chief alone."""
-        return self.num_hosts > 1 and not self.num_ps
+    def num_stepping_hosts(self) -> int:
+        """How many hosts, the first ones, make the program's steps: with parameter servers the chief alone."""
+        return 1 if self.num_ps else self.num_hosts
 
     def __str__(self) -> str:
         return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")

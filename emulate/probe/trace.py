@@ -333,6 +333,11 @@ class Trace:
         return self._steps.get(optimizer, [])
 
     @cached_property
+    def applies_sums(self) -> bool:
+        """Whether a step applied gradients that were the sum over the replicas, or workers, already."""
+        return any(event.get("reduced") for _, event in self.of("step"))
+
+    @cached_property
     def num_steps(self) -> int:
         """Training steps that every replica finished: the most of any optimizer."""
         return max(

@@ -51,7 +51,7 @@ class Coordination:
 
 
 def coordination() -> Coordination:
-    """They: what a coordinator does with what is scheduled."""
+    """What a coordinator schedules goes through these."""
     module = load("tensorflow.python.distribute.coordinator.cluster_coordinator")
     values = load("tensorflow.python.distribute.coordinator.values")
     return Coordination(

@@ -139,7 +139,7 @@ class Host:
         return self._nodes[path]
 
     def _find_each_other(self) -> None:
-        if self._context.topology.num_hosts > 1 and not self._context.topology.num_ps:
+        if self._context.topology.num_stepping_hosts > 1:
             find_each_other()
 
     def _tear_down_before(self, item: pytest.Item) -> None:

@@ -43,7 +43,7 @@ class HostCluster:
     def __init__(self, context: HostContext, folder: Path) -> None:
         self.topology: Topology = context.topology
         self.host = context.host
-        self.num_hosts = 1 if context.topology.num_ps else context.topology.num_hosts
+        self.num_hosts = context.topology.num_stepping_hosts
         self.name = f"host {context.host}"
         self._folder = folder
         self._meetings = 0

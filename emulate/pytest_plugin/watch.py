@@ -40,7 +40,7 @@ class Watch:
         self._lease = lease
         self._item = item
         self._warnings: set[str] = set()
-        self._num_hosts = 1 if lease.topology.num_ps else len(lease.names)
+        self._num_hosts = lease.topology.num_stepping_hosts
         self._reset()
 
     def _reset(self) -> None:

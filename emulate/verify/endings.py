@@ -11,7 +11,7 @@ def how_it_failed(trace: Trace) -> str | None:
     A host writes how it ended as its last word; one that was killed has none.
     """
     ends = {host: str(event["reason"]) for host, event in trace.of("end")}
-    if all(ends.get(host) in ("returned", "steps") for host in _training(trace)):
+    if all(ends.get(host) in ("returned", "steps") for host in range(trace.topology.num_stepping_hosts)):
         return None
     steps = _steps(trace)
     told = [f"host {host} {_HOW[ends.get(host, '')]} after {steps[host]} steps" for host in sorted(steps)]
@@ -24,12 +24,7 @@ _HOW = {"returned": "was done", "steps": "had all its steps", "raised": "raised"
 
 def _steps(trace: Trace) -> dict[int, int]:
     """Steps of each host: the most that one of its optimizers made."""
-    made = dict.fromkeys(_training(trace), 0)
+    made = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
     for host, event in trace.of("step"):
         made[host] = max(made[host], int(event["step"]) + 1)
     return made
-
-
-def _training(trace: Trace) -> range:
-    """The hosts that make steps: with parameter servers the first alone."""
-    return range(1 if trace.topology.num_ps else trace.topology.num_hosts)

@@ -70,7 +70,7 @@ class RecordedProgram:
             self.plan,
             host=context.host,
             send=context.send,
-            several_hosts=context.topology.has_several_programs,
+            several_hosts=context.topology.num_stepping_hosts > 1,
             has_servers=has_servers,
             all_reduce=devices.all_reduce_in_use,
         )

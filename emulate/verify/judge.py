@@ -144,7 +144,7 @@ def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[st
 
 def _has_workers_with_data(case: Case) -> bool:
     """Whether workers take their rows by themselves; where the coordinator applies what they send, it sends the rows too."""
-    return case.topology.topology.num_ps > 0 and not any(event.get("reduced") for _, event in case.topology.of("step"))
+    return case.topology.topology.num_ps > 0 and not case.topology.applies_sums
 
 
 _OF_ROWS = ("samples-missing", "samples-repeated", "samples-reordered", "empty-shard")

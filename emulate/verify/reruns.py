@@ -62,7 +62,7 @@ class Reruns:
 
     def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
-        if run.status != "ok" or run.trace is None or not run.topology.has_several_programs:
+        if run.status != "ok" or run.trace is None or run.topology.num_stepping_hosts == 1:
             return None
         seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
         if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
@@ -71,7 +71,7 @@ class Reruns:
 
     def with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
-        if run.status != "ok" or not run.topology.has_several_programs or not self.hash_places:
+        if run.status != "ok" or run.topology.num_stepping_hosts == 1 or not self.hash_places:
             return None
         if os.environ.get("PYTHONHASHSEED", "random") != "random":
             return None

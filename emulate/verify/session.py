@@ -234,7 +234,7 @@ class Session:
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._reruns.with_own_seeds(run, base),
                 own_hashes=lambda: self._reruns.with_own_hashes(run, base),
-                hash_places=self._reruns.hash_places if run.topology.has_several_programs else (),
+                hash_places=self._reruns.hash_places if run.topology.num_stepping_hosts > 1 else (),
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
@@ -326,7 +326,7 @@ class Session:
         ends = "raises" if reference.status == "failed" else "does not end"
         is_well = run.status == "ok"
         if is_well:
-            where = Reference("none", topology=str(self._reference)).where
+            where = self._summary(reference, None).where
             run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks
@@ -361,7 +361,7 @@ def _shell(run: RunResult) -> Run:
 
 def _is_left_to_chance(trace: Trace) -> bool:
     """Whether a coordinator makes updates of what workers have sent, without waiting for all that it has asked for."""
-    return Facts.of(trace).asynchronous and any(event.get("reduced") for _, event in trace.of("step"))
+    return Facts.of(trace).asynchronous and trace.applies_sums
 
 
 def _draws_numbers(run: RunResult) -> bool:

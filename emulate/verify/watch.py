@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,6 @@ class Watch:
         self._progress = progress
         self._judge = HangJudge(result.topology)
         self._reached: set[int] = set()
-        self._training = _training(cluster.roles)
         self._failed_at: float | None = None
         self.needs_fresh_process = False
 
@@ -87,7 +86,9 @@ class Watch:
 
     def _is_over(self) -> bool:
         over = {outcome.host for outcome in self._cluster.outcomes}
-        if self._cluster.is_over or (self._reached and self._training <= self._reached | over):
+        if self._cluster.is_over or (
+            self._reached and set(range(self._result.topology.num_stepping_hosts)) <= self._reached | over
+        ):
             return True
         if (cause := first_cause(self._cluster.outcomes)) is None:
             return False
@@ -161,11 +162,6 @@ class Watch:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         said = [line for line in lines if not _LOG_LINE.match(line)][-LAST_LINES:]
         return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
-
-
-def _training(roles: Sequence[str]) -> set[int]:
-    """Those that make the program's steps: with parameter servers the chief alone, whom the others serve."""
-    return {host for host, role in enumerate(roles) if role == "chief"} or set(range(len(roles)))
 
 
 def _patience(cause: HostOutcome) -> float:

@@ -78,3 +78,8 @@ def test_a_number_out_of_range_is_named_with_its_limits(text, message):
         Topology.parse(text)
     assert str(caught.value).startswith(message)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("text", "hosts"), [("1x4", 1), ("3x2", 3), ("3x2+2ps", 1)])
+def test_with_parameter_servers_one_host_makes_the_steps(text: str, hosts: int) -> None:
+    assert Topology.parse(text).num_stepping_hosts == hosts
