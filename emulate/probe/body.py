@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
@@ -43,7 +44,8 @@ class Body:
         assigned: Variables that the step has assigned itself, by their id.
         assigns: Whether one is being assigned.
         share: Which share of another run's rows it is given, -1 for the last of them; None where it is given all, or its own.
-        collected: Of the shares so far the gradients that were taken, by tape (in the order of their use) or by optimizer.
+        collected: Of the shares so far the gradients that were taken, by tape or optimizer and the number of its use.
+        updates: Of each optimizer how many updates this pass has made.
         keeps: Whether the step assigns any variable itself: what a run keeps there a later one may apply.
     """
 
@@ -71,8 +73,9 @@ class Body:
         self.layer_depth = 0
         self.num_draws = 0
         self.share: int | None = None
-        self.collected: dict[int | str, list[list[Any]]] = {}
+        self.collected: dict[tuple[str, int], list[list[Any]]] = {}
         self.num_taped = 0
+        self.updates: Counter[str] = Counter()
 
     def __enter__(self) -> Body:
         self._outer = current()
@@ -101,6 +104,11 @@ class Body:
 
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         return [t for t in tensors if graph is None or getattr(t, "graph", graph) is graph]
+
+    def begin_pass(self) -> None:
+        """Count from the first what the function does: it is called once more where it gets one share after the other."""
+        self.num_draws = self.num_taped = 0
+        self.updates.clear()
 
     def take_inputs(self, args: Any, kwargs: Any) -> None:
         """Remember what enters, each tensor under its position in the flattened arguments."""

@@ -111,13 +111,13 @@ def _sample(value: Any, owner: int | None) -> Any:
     return tf.concat([tf.cast([owner], dtype), tf.cast(sample, dtype)], 0)
 
 
-def key_rows(probe: Probe, body: bodies.Body) -> None:
-    """Give each row of this batch a 32-bit key of its contents."""
+def key_rows(probe: Probe, body: bodies.Body, inputs: list[tuple[tuple[Any, ...], Any]]) -> None:
+    """Give each row of these inputs, a batch or a share of one, a 32-bit key of its contents."""
     import tensorflow as tf
 
     if not probe.plan.keyed_draws:
         return
-    dense = [tensor for key, tensor in body.inputs if key[2] == "dense" and tensor.dtype != tf.string]
+    dense = [tensor for key, tensor in inputs if key[2] == "dense" and tensor.dtype != tf.string]
     if dense:
         body.row_keys = _row_keys(dense)
 

@@ -85,6 +85,10 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     _remember_optimizer(probe, name, inner if inner is not None else optimizer, scales=inner is not None, how=how)
     probe.resume(name, optimizer)
     probe.initial.before_first(name, replica, [v for _, v in pairs] + probe.untrained(body))
+    if body is not None:
+        body.updates[name] += 1
+        if body.updates[name] == 2 and name not in probe.facts["repeated"]:
+            probe.facts["repeated"].append(name)
     if body is not None and body.share is not None and probe.plan.replay is not None:
         pairs = replay.applied(probe.plan.replay, body, name, pairs)
         if not pairs:

@@ -71,6 +71,7 @@ class Probe:
         self.facts |= {
             "apply_only": [],
             "taping": [],
+            "repeated": [],
             "constants": [],
             "cached": [],
             "drawing": [],
@@ -194,8 +195,10 @@ class Probe:
         """One pass of the program's function over one batch."""
         if self.plan.permute and body.label not in self.plan.apply_only:
             args, kwargs = replay.permuted(self.plan.noise_seed, args, kwargs)
+        body.begin_pass()
+        taken = len(body.inputs)
         body.take_inputs(args, kwargs)
-        draws.key_rows(self, body)
+        draws.key_rows(self, body, body.inputs[taken:])
         result = function(*args, **kwargs)
         if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
             self._leave(body)

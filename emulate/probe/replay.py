@@ -95,18 +95,18 @@ def applied(replay: Replay, body: Body, optimizer: str, pairs: list[tuple[Any, A
     """Collect one share's gradients; with the last share, their mean or sum; before it, nothing to apply."""
     if replay.taped:
         return pairs if body.share == -1 else []
-    joined = _collected(replay, body, optimizer, [gradient for gradient, _ in pairs])
+    joined = _collected(replay, body, (optimizer, body.updates[optimizer]), [gradient for gradient, _ in pairs])
     return [(gradient, variable) for gradient, (_, variable) in zip(joined, pairs, strict=True)] if body.share == -1 else []
 
 
 def taped(replay: Replay, body: Body, gradients: list[Any]) -> list[Any]:
     """Collect what a tape makes of one share; with the last share, their mean or sum; before it, the share's own."""
     body.num_taped += 1
-    joined = _collected(replay, body, body.num_taped, gradients)
+    joined = _collected(replay, body, ("", body.num_taped), gradients)
     return joined if body.share == -1 else gradients
 
 
-def _collected(replay: Replay, body: Body, maker: int | str, gradients: list[Any]) -> list[Any]:
+def _collected(replay: Replay, body: Body, maker: tuple[str, int], gradients: list[Any]) -> list[Any]:
     collected = body.collected.setdefault(maker, [])
     collected.append(gradients)
     number = 1 if replay.summed else len(collected)
@@ -171,7 +171,7 @@ class Rows:
             return probe.call_once(body, function, args, kwargs)
         results = []
         for share in range(self._shares):
-            body.share, body.num_taped = share if share < self._shares - 1 else -1, 0
+            body.share = share if share < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None

@@ -15,6 +15,7 @@ _NAMES = (
     "clipped_by",
     "apply_only",
     "taping",
+    "repeated",
     "cached",
     "bfloat16",
     "float16",
@@ -35,6 +36,7 @@ class Facts:
         dropout: Names of dropout layers.
         apply_only: Functions that only apply gradients they are given.
         taping: Functions that take gradients.
+        repeated: Optimizers that make more than one update in a call of Strategy.run.
         constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         bfloat16: Names of variables whose layers compute in it.
@@ -51,6 +53,7 @@ class Facts:
     dropout: tuple[str, ...] = ()
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     constants: tuple[Mapping[str, Any], ...] = ()
     cached: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()

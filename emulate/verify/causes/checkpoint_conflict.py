@@ -19,8 +19,16 @@ def _search(case: Case) -> Sign | None:
         f"{paths[0]} was written by hosts {numbers(shared[paths[0]])}"
         + (f", {len(paths)} such paths in all" if len(paths) > 1 else "")
         + failed,
+        _OF_A_MODEL if all(path.endswith((".keras", ".h5")) for path in paths) else None,
     )
 
+
+_OF_A_MODEL = (
+    "Let the first host write, and the others where nobody looks (all must save: variables are gathered):\n"
+    "    folder = 'models' if task_index == 0 else tempfile.mkdtemp()\n"
+    "    model.save(os.path.join(folder, 'model.keras'))  # or keras.callbacks.ModelCheckpoint of this path\n"
+    "or gpudist_core.Checkpoints, which has one writer for each file."
+)
 
 CHECKPOINT_CONFLICT = Cause(
     code="checkpoint-conflict",

@@ -16,7 +16,7 @@ def _search(case: Case) -> Sign | None:
     if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
         return None
     told = case.switched("told")
-    how = _how(told, first) if told is not None else None
+    how = _how(told, first, case.base) if told is not None else None
     if told is None or how is None:
         return None
     before = case.base.exceeding[0]
@@ -35,7 +35,7 @@ def _of_update(case: Case, step: int) -> Sign | None:
     """Gradients agree and weights do not: the number of replicas makes the update another one."""
     left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
     told = case.switched("batch-of") if left and is_possible(case) else None
-    if told is None or not explains_up_to(told, step):
+    if told is None or not explains_up_to(told, step, case.base):
         return None
     case.rebase(told, "batch-of")
     return Sign(
@@ -47,9 +47,9 @@ def _of_update(case: Case, step: int) -> Sign | None:
     )
 
 
-def _how(told: Comparison, step: int) -> str | None:
+def _how(told: Comparison, step: int, before: Comparison) -> str | None:
     """In which way one device that is told the number has the same gradients: as they are, or but for what divides the loss."""
-    if explains_up_to(told, step):
+    if explains_up_to(told, step, before):
         return "has the same gradients"
     found = explain(told)
     fits = [fit for fit in found.scaled if fit.step == step and not (fit.decay or fit.shares)]

@@ -34,11 +34,14 @@ IN_BATCH_NEGATIVES = Cause(
     "of batches of 1/N of the size. The strategy does this by design.",
     evidence="The replicas' gradients are no weighted sum of what the whole batch gives, and they are what one device gives "
     "on the rows of one replica after the other.",
-    fix="Gather over the replicas what the rows need of each other, and take the loss of the replica's own rows:\n"
+    fix="Give each replica what its rows need of the others, and take the loss of its own rows. Of a contrastive loss that is "
+    "what each row is compared with:\n"
     "    context = tf.distribute.get_replica_context()\n"
     "    everyone = context.all_gather(embeddings, axis=0)  # gradients flow back through it\n"
     "    logits = tf.matmul(embeddings, everyone, transpose_b=True)\n"
-    "(for statistics: context.all_reduce of the sums); or accept it with --allow in-batch-negatives.",
+    "Of a mean, a variance or another statistic of the batch, sums (gradients flow back here too):\n"
+    "    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x, axis=0))\n"
+    "Or accept it with --allow in-batch-negatives.",
     search=_search,
     by_design=True,
 )

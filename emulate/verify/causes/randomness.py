@@ -13,6 +13,14 @@ from emulate.verify.gradients import StepOfAll
 from emulate.verify.ledger import ledgers
 from emulate.verify.measure import complete
 
+_WITHOUT_DROPOUT = (
+    "Draw from a generator that the strategy splits, made once, in scope:\n"
+    "    generator = tf.random.Generator.from_seed(SEED)\n"
+    "and in the step\n"
+    "    noise = generator.normal(tf.shape(x))\n"
+    "instead of keras.random.normal or tf.random.normal; or accept it with --allow identical-dropout."
+)
+
 
 def _search_unseeded(case: Case) -> Sign | None:
     if case.repeat is None:
@@ -73,15 +81,16 @@ def _search_identical(case: Case) -> Sign | None:
         same = [found for found in shared if found]
         if same:
             number = len({owner(one) for one in steps[0].values()})
-            return Sign(
+            return _sign(
+                case,
                 f"All {who} draw the same random numbers{where}: row i of every {part} gets the same {what}.",
                 f"In {len(same)} of {len(shared)} steps with random draws all {number} {who} drew bit for bit the same numbers "
                 f"(digest {min(same[0])}); independent draws never agree",
             )
-    return _search_some(steps, where, what)
+    return _search_some(case, steps, where, what)
 
 
-def _search_some(steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
+def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
     """Some replicas that draw alike: what is drawn for a shard of another size has another shape."""
     drawing = [step for step in steps if any(one.draws for one in step.values())]
     alike = [groups for step in drawing if (groups := _groups(step))]
@@ -89,11 +98,17 @@ def _search_some(steps: Sequence[StepOfAll], where: str, what: str) -> Sign | No
         return None
     digest, group = min(alike[0].items(), key=lambda found: (-len(found[1]), found[1]))
     who = ", ".join(str(replica) for replica in group)
-    return Sign(
+    return _sign(
+        case,
         f"Replicas {who} draw the same random numbers{where}: row i of each one's shard gets the same {what}.",
         f"In {len(alike)} of {len(drawing)} steps with random draws some replicas drew bit for bit the same numbers (first "
         f"replicas {who}, digest {digest}); independent draws never agree. For shards of another size other numbers are drawn",
     )
+
+
+def _sign(case: Case, summary: str, evidence: str) -> Sign:
+    """What was seen; a program without dropout has no mask to draw."""
+    return Sign(summary, evidence, None if case.facts.dropout else _WITHOUT_DROPOUT)
 
 
 def _groups(step: StepOfAll) -> dict[str, list[int]]:

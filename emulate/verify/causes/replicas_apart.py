@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison
+from emulate.verify.noise import FACTOR
 
 NOTE = "gradients, weights and losses were compared with the reference on the rows of one replica after the other"
 
@@ -38,10 +39,10 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     if not is_possible(case):
         return None
     for switch in _sums(case):
-        again = case.switched(switch, alone=True)
-        if again is None or not explains_up_to(again, step):
+        again = _apart(case, switch, step)
+        if again is None or not explains_up_to(again, step, case.base):
             continue
-        if explains_up_to(case.switched(f"{switch}-regrouped", alone=True), step) == grouping_matters:
+        if explains_up_to(_apart(case, f"{switch}-regrouped", step), step, case.base) == grouping_matters:
             return None
         if (
             not again.is_equivalent_but_for_kinks
@@ -49,12 +50,37 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
         ):
             again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
             case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
+        if case.facts.repeated:
+            case.unreachable.append(f"everything but the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
         case.rebase(again)
         case.clips_the_sum = switch in _SUMS_AT_TAPES
         case.notes.append(NOTE)
         told = f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
         return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
+
+
+_REPEATED = (
+    "a call of Strategy.run makes several updates, and one device on the rows of one replica after the other can make the first"
+)
+
+
+def _apart(case: Case, switch: str, step: int) -> Comparison | None:
+    """One device on the rows of one replica after the other; where a call makes several updates, of the first alone.
+
+    From the second on gradients depend on an update that all replicas make together, and one after the other cannot.
+    """
+    again = case.switched(switch, alone=True)
+    if again is None or not case.facts.repeated:
+        return again
+    optimizer = _first_out(case, step)
+    kept = tuple(p for p in again.points if p.measure.key.optimizer == optimizer and p.step <= step)
+    return replace(again, points=kept, objectives=())
+
+
+def _first_out(case: Case, step: int) -> str:
+    """The optimizer whose gradients differ in a step."""
+    return next(p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step)
 
 
 def _sums(case: Case) -> tuple[str, ...]:
@@ -65,16 +91,26 @@ def _sums(case: Case) -> tuple[str, ...]:
 
 def explains_a_sum(case: Case, step: int) -> bool:
     """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
-    return is_possible(case) and any(explains_up_to(case.switched(switch, alone=True), step) for switch in _SUMS)
+    return is_possible(case) and any(explains_up_to(_apart(case, switch, step), step, case.base) for switch in _SUMS)
 
 
-def explains_up_to(again: Comparison | None, step: int) -> bool:
-    """Whether the gradients agree up to, and in, the step in which they differed."""
+def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
+    """Whether the gradients agree up to, and in, the step in which they differed before, and the difference would be seen."""
     if again is None:
         return False
     found = again.first_step("initial-weight", "gradient", "weight")
     compared = any(p.step == step and p.measure.key.kind == "gradient" for p in again.points)
-    return compared and (found is None or found > step)
+    return compared and (found is None or found > step) and _would_show(again, before, step)
+
+
+def _would_show(again: Comparison, before: Comparison, step: int) -> bool:
+    """Whether the clearest of what differed is more than rounding makes of it here."""
+    out = [p for p in before.exceeding if p.measure.key.kind in ("gradient", "weight") and p.step <= step]
+    if not out:
+        return True
+    clearest = max(out, key=lambda point: point.ratio).measure
+    floor = next((p.noise for p in again.points if (p.measure.key, p.step) == (clearest.key, clearest.step)), 0.0)
+    return clearest.non_finite or clearest.error > FACTOR * floor
 
 
 def _agreement(again: Comparison) -> str:

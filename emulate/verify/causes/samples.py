@@ -16,6 +16,13 @@ from emulate.verify.measure import complete
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""
 
+_TO_EACH = (
+    "Hand the elements of a distributed dataset to the step: a plain tensor or NumPy array goes to every replica whole.\n"
+    "    for x, y in strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)):\n"
+    "        strategy.run(step, args=(x, y))\n"
+    "Where the step takes its rows by itself, let each replica take its own, by its number:\n"
+    "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group"
+)
 _BY_NUMBER = (
     "Let each replica take rows of its own, by its number:\n"
     "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group\n"
@@ -89,7 +96,7 @@ def _shared(ledger: Ledger) -> Sign:
     )
     evidence = f"{ledger.repeated_in_step} rows were consumed by more than one replica in the same step"
     alike = f", in {len(steps)} of {len(ledger.topology)} steps all {who}s had the same rows" if who else ""
-    return Sign(summary, f"{evidence}{alike}. {_four_numbers(ledger)}")
+    return Sign(summary, f"{evidence}{alike}. {_four_numbers(ledger)}", _TO_EACH if who == "replica" else None)
 
 
 def _search_missing(case: Case) -> Sign | None:

@@ -10,6 +10,7 @@ import numpy as np
 from emulate import Cluster
 from emulate.cluster import Preload
 from emulate.probe import Replay, Trace
+from emulate.verify.facts import Facts
 from tests.emulate.probe.loops import BATCH, arrays, corrupting_loop, custom_loop, nested_loop
 
 
@@ -75,6 +76,50 @@ def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorde
     three = recorded(program, "1x3", keyed_draws=True)
     _same(one, permuted)
     _same(one, three)
+
+
+def test_keyed_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
+    def program() -> None:
+        custom_loop(dropout=True)
+
+    two = recorded(program, keyed_draws=True)
+    options: dict[str, Any] = {"reference": True, "keyed_draws": True, "replay": Replay(two.directory, shares=2, summed=True)}
+    _same(two, recorded(program, "1x1", **options))
+    _same(two, recorded(program, "1x1", permute=True, noise_seed=3, **options))
+
+
+def _two_updates_in_a_call() -> None:
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, kernel_initializer="ones")])
+        optimizer = keras.optimizers.SGD(0.05)
+
+    def step(x: Any, y: Any) -> None:
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+                loss = tf.reduce_sum(losses) / BATCH
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def train(x: Any, y: Any) -> None:
+        strategy.run(step, args=(x, y))
+
+    for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)):
+        train(x, y)
+
+
+def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_optimizer_is_told(recorded: Any) -> None:
+    two = recorded(_two_updates_in_a_call)
+    replayed = recorded(_two_updates_in_a_call, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True))
+    for name, gradient in _gradients(two, 0).items():
+        np.testing.assert_allclose(gradient, _gradients(replayed, 0)[name], atol=1e-6)
+    assert Facts.of(two).repeated == Facts.of(replayed).repeated == ("sgd",)
+    assert Facts.of(recorded(custom_loop)).repeated == ()
 
 
 def test_keyed_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:

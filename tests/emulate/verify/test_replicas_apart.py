@@ -18,8 +18,10 @@ PARTS = np.random.default_rng(2).normal(size=(3, 4, 32)).astype("f4")
 """What each replica's rows give alone: no weighted sum of them is the whole."""
 
 
-def trained(folder: Folder, locals_: Array, objective: float = 1.0, reported: float | None = None) -> Trace:
-    """A run with these local gradients: step, replica, element."""
+def trained(
+    folder: Folder, locals_: Array, objective: float = 1.0, reported: float | None = None, *, repeats: bool = False
+) -> Trace:
+    """A run with these local gradients: step, replica, element; several updates in a call or one."""
 
     def step(made: Made, k: int) -> None:
         replicas = locals_.shape[1]
@@ -30,7 +32,9 @@ def trained(folder: Folder, locals_: Array, objective: float = 1.0, reported: fl
         if reported is not None:
             made.report("loss", "train/reduce", k, reported)
 
-    return loop(folder.made(f"1x{locals_.shape[1]}"), step, weights=32)
+    made = folder.made(f"1x{locals_.shape[1]}")
+    made.event({"event": "program", "repeated": ["sgd"] if repeats else []})
+    return loop(made, step, weights=32)
 
 
 def judged(
@@ -73,6 +77,29 @@ def test_the_same_loss_with_other_gradients_was_changed_after_the_tape(folder: F
 
 def test_what_the_replicas_rows_alone_do_not_explain_stays_unexplained(folder: Folder) -> None:
     assert codes(judged(folder, "replicas-summed", WHOLE[:, None])) == ["unexplained"]
+
+
+def test_a_reference_whose_rounding_hides_the_difference_explains_nothing(folder: Folder) -> None:
+    sums = PARTS.sum(axis=1, keepdims=True)
+    drawn = np.random.default_rng(4).normal(size=(3, *sums.shape)).astype("f4")
+    topology = trained(folder, PARTS, 1.3)
+    noise = [trained(folder, sums + one, 1.3) for one in drawn]
+    again = Rerun(trained(folder, sums, 1.3), topology, noise)
+    case = Case(
+        trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None
+    )
+    assert codes(judge(case)) == ["unexplained"]
+
+
+def test_of_several_updates_in_a_call_the_first_alone_is_judged_on_one_replicas_rows_after_the_other(folder: Folder) -> None:
+    other = PARTS.sum(axis=1, keepdims=True)
+    other[1:] = 0
+    topology = trained(folder, PARTS, 1.3, repeats=True)
+    again = Rerun(trained(folder, other, 1.3), topology)
+    case = Case(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
+    found = judge(case)
+    assert codes(found) == ["in-batch-negatives"]
+    assert any(one.startswith("everything but the gradients of sgd up to step 0") for one in found.not_compared)
 
 
 def test_what_differs_besides_from_a_later_step_on_is_told(folder: Folder) -> None:
