@@ -40,6 +40,13 @@ LIMITS = (
         "number of replicas.",
     ),
     Limit(
+        (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),
+        "Keras 3's fit cannot build its metrics where the model takes strings: it adds up the replicas' first batches.",
+        "Look strings up in the dataset, with the layer outside of the model:\n"
+        "    dataset.map(lambda x, y: ({**x, 'name': string_lookup(x['name'])}, y))\n"
+        "or gpudist_core: gd.distributed(model) takes strings as they are.",
+    ),
+    Limit(
         (r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"),
         "A replica without rows runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an "
         "empty batch.",

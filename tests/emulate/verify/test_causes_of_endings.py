@@ -58,6 +58,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
             "`merge_call` called while defining a new graph or a tf.function."
         ),
         "in _maybe_symbolic_build\nInvalidArgumentError: Inputs to operation AddN must have the same size and shape",
+        "model.fit(x)\nInvalidArgumentError: Value for attr 'T' of string is not in the list of allowed values: AddN",
         "conv2d_1/ReluGrad must have the same size and shape.  Input 0: [0,6,6,8] != input 1: [0,8,8,1]",
         "ValueError: Attempt to convert a value (PerReplica:{}) with an unsupported type",
         "InvalidArgumentError: Trying to access resource w located in device /device:CPU:1 from device /device:CPU:0",
@@ -89,6 +90,9 @@ def test_a_checkpoint_that_several_hosts_wrote_is_told_and_decides_nothing(folde
     failed = ended(folder, failure="NotFoundError: /runs/ckpt-1_temp/part-00000", hosts={0: "raised"}, saved=saved)
     assert (failed.verdict, codes(failed)) == ("failed", ["checkpoint-conflict"])
     assert failed.causes[0].advice
+    assert "tf.train.CheckpointManager" in failed.causes[0].fix
+    models = ended(folder, failure="ValueError: wrong", hosts={0: "raised"}, saved={"/runs/model.keras": {0, 1}})
+    assert "model.save(" in models.causes[0].fix
     assert failed.causes[0].evidence == (
         "/runs/ckpt-1 was written by hosts 0 and 1, 2 such paths in all; the program raised while it saved"
     )

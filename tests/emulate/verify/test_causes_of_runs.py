@@ -233,6 +233,7 @@ def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowe
     case = hand_made(folder, lambda made, k: right_topology(made, k, draws=[f"mask-{k}"]))
     found = judge(case)
     assert (found.verdict, codes(found), found.causes[0].by_design) == ("divergent", ["identical-dropout"], True)
+    assert "noise = generator.normal(tf.shape(x))" in found.causes[0].fix  # there is no dropout to mend
     again = hand_made(Folder(case.topology.directory / "again"), lambda made, k: right_topology(made, k, draws=[f"mask-{k}"]))
     allowed = judge(again, allow=["identical-dropout"])
     assert (allowed.verdict, allowed.causes[0].allowed) == ("equivalent", True)
@@ -334,6 +335,7 @@ def test_rows_that_every_replica_has_are_repeated(folder: Folder) -> None:
     assert codes(found) == ["samples-repeated"]
     assert "Every replica trains on the same rows" in found.causes[0].summary
     assert found.samples.repeated == 72
+    assert "a plain tensor or NumPy array goes to every replica whole" in found.causes[0].fix
 
 
 def test_rows_that_no_replica_has_are_missing(folder: Folder) -> None:
