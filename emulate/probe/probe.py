@@ -80,6 +80,7 @@ class Probe:
             "distributed": [],
             "casts": [],
             "asynchronous": False,
+            "gathers": False,
         }
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)

@@ -23,6 +23,7 @@ def install(probe: Probe) -> None:
     for name in CLIPS:
         _wrap_clip(probe, name)
     _see_casts(probe)
+    _see_gathers(probe)
 
 
 def _without_xla(probe: Probe) -> None:
@@ -63,6 +64,21 @@ def _wrap_clip(probe: Probe, name: str) -> None:
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
 
     setattr(tf, name, clip)
+
+
+def _see_gathers(probe: Probe) -> None:
+    """A step whose replicas see each other's rows has to know which of them are its own."""
+    import tensorflow as tf
+
+    original = tf.distribute.ReplicaContext.all_gather
+
+    @functools.wraps(original)
+    def all_gather(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if bodies.current() is not None:
+            probe.facts["gathers"] = True
+        return original(self, *args, **kwargs)
+
+    tf.distribute.ReplicaContext.all_gather = all_gather
 
 
 def _see_casts(probe: Probe) -> None:

@@ -43,6 +43,7 @@ class Facts:
         float16: The same.
         casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
+        gathers: Whether a step gathers over the replicas.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
 
@@ -61,6 +62,7 @@ class Facts:
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
     asynchronous: bool = False
+    gathers: bool = False
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -72,7 +74,8 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                merged["asynchronous"] = merged.get("asynchronous", False) or bool(event.get("asynchronous"))
+                for name in ("asynchronous", "gathers"):
+                    merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 
     def clipping(self, optimizer: str) -> dict[str, float]:

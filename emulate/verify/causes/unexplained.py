@@ -31,7 +31,19 @@ def _search(case: Case) -> Sign | None:
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
         f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities "
         "differ at some step",
+        _OF_GATHERED if case.facts.gathers else None,
     )
+
+
+_OF_GATHERED = (
+    "The step gathers over the replicas: what replica r has stands among the rows of all from the rows of the replicas before "
+    "it on. Labels, masks and whatever else tells a row by its number there need that offset:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    counts = context.all_gather(tf.shape(z)[:1], axis=0)  # rows of each replica\n"
+    "    offset = tf.reduce_sum(counts[: context.replica_id_in_sync_group])\n"
+    "    labels = offset + tf.range(tf.shape(z)[0])\n"
+    "Or it is something else that knows the replica's number, or sees its rows alone."
+)
 
 
 def _update(case: Case, first: Point) -> Sign | None:

@@ -213,6 +213,9 @@ def test_a_difference_that_nothing_explains_is_unexplained(folder: Folder) -> No
     found = judge(folder.case(Problem(steps=3), Problem(steps=3, combine=combine)))
     assert codes(found) == ["unexplained"]
     assert found.causes[0].summary.startswith("From step 0 on the weight of ")
+    assert found.causes[0].fix.startswith("Look at what the first differing")
+    gathers = judge(folder.case(Problem(steps=3), Problem(steps=3, combine=combine), facts={"gathers": True}))
+    assert "labels = offset + tf.range(" in gathers.causes[0].fix
 
 
 def test_a_reported_loss_that_is_divided_once_too_often_is_loss_report(folder: Folder) -> None:
