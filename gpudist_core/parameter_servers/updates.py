@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.gradients import reduction
+from gpudist_core.gradients import finite, reduction
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.work import Part, sendable
 from gpudist_core.upstream import optimizers
@@ -83,9 +83,11 @@ class Updates:
         factor = tf.math.reciprocal_no_nan(part["weight"])
         sums = [_gradient(g, v.shape) for g, v in zip(part["grads"], self._variables, strict=True)]
         grads = [reduction.scale(g, factor) for g in sums]
-        if self._check_finite:
-            grads = [_checked(g, v.name) for g, v in zip(grads, self._variables, strict=True)]
-        with optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip):
+        with (
+            finite.checking(on=self._check_finite) as checked,
+            optimizers.reducing(self._optimizer, lambda summed, _: summed, self._clip),
+        ):
+            grads = checked(grads, self._variables)
             self._optimizer.apply_gradients(zip(grads, self._variables, strict=True))
 
 
@@ -164,13 +166,6 @@ def _together(one: Any, other: Any) -> Any:
 
 def _both(one: Any, other: Any) -> tuple[Any, Any]:
     return tf.concat([one.values, other.values], 0), tf.concat([one.indices, other.indices], 0)
-
-
-def _checked(gradient: Any, name: str) -> Any:
-    if gradient is None:
-        return None
-    values = tf.debugging.check_numerics(reduction.values_of(gradient), f"gradient of {name}")
-    return reduction.with_values(gradient, values)
 
 
 def _spec(argument: Any) -> Any:

@@ -63,6 +63,11 @@ class Accumulators:
                 kept.assign(tf.zeros_like(kept))
         return sums, total
 
+    def drop(self) -> None:
+        """Keep nothing of what was added."""
+        for kept in [*self._sums, self._weight]:
+            kept.assign(tf.zeros(kept.shape, kept.dtype))
+
     def state(self) -> dict[str, Any]:
         """What was kept, summed over all replicas.
 

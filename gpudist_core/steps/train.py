@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.gradients import reduction
+from gpudist_core.gradients import finite, reduction
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import local, xla
@@ -60,7 +60,8 @@ class TrainStep:
         metrics: Keras metrics that are updated with (y, y_pred, weight); read their `result()` outside the step.
         variables: What is trained; the model's trainable variables unless given. Add the variables of sharded tables here.
         jit_compile: Compile each replica's forward and backward pass by XLA.
-        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite.
+        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite. No trained variable,
+            nothing of the optimizer and no metric is changed then, and what was accumulated for the update is left out.
         synchronize_batch_norm: Give BatchNormalization layers the moments of the global batch.
         strategy: The strategy; that of the model unless given.
 
@@ -168,7 +169,13 @@ class TrainStep:
         if updates not in self._compiled:
             self._build(checked[0])
             self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
-        results = self._compiled[updates](checked)
+        try:
+            results = self._compiled[updates](checked)
+        except tf.errors.InvalidArgumentError:
+            if self.check_finite and self._accumulators is not None:
+                self._accumulators.drop()
+                self._pending = 0
+            raise
         self._pending = (self._pending + len(checked)) % self.accumulate
         return results
 
@@ -240,10 +247,12 @@ class TrainStep:
             scale = self.optimizer.scale_loss(tf.constant(1.0)) if scaled else None
             run = self._compiled_pass or functools.partial(self._pass, variables)
             sums, y_pred = run(share, x, y, weight, scale)
-            for metric in self.metrics:
-                central_storage.add_up(metric.variables)
-                metric.update_state(y, y_pred, sample_weight=weight)
-            return self._apply(sums, variables) if update else self._keep(sums, variables)
+            loss = self._apply(sums, variables) if update else self._keep(sums, variables)
+            with tf.control_dependencies([loss] if self.check_finite else []):  # a batch that is refused counts nowhere
+                for metric in self.metrics:
+                    central_storage.add_up(metric.variables)
+                    metric.update_state(y, y_pred, sample_weight=weight)
+            return loss
 
     def _pass(
         self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any
@@ -270,12 +279,15 @@ class TrainStep:
 
         def mean_of_all(grads: list[Any], variables: list[Any]) -> list[Any]:
             summed, (total, loss, own) = reduction.sum_with(grads, variables, [weight, sums.loss, sums.weight])
-            reported.append(tf.math.divide_no_nan(loss, own))
             part = tf.math.reciprocal_no_nan(total)
-            means = [reduction.scale(g, part) for g in summed]
-            return self._checked_finite(means, variables) if self.check_finite else means
+            means = checked([reduction.scale(g, part) for g in summed], variables)
+            reported.append(tf.math.divide_no_nan(loss, own))
+            return means
 
-        with optimizers.reducing(self.optimizer, mean_of_all, self._clip):
+        with (
+            finite.checking(on=self.check_finite) as checked,
+            optimizers.reducing(self.optimizer, mean_of_all, self._clip),
+        ):
             self.optimizer.apply_gradients(zip(grads, variables, strict=True))
         return reported[0]
 
@@ -290,15 +302,6 @@ class TrainStep:
         variables = self.trained_variables
         zeros = [tf.zeros_like(v) for v in variables]
         self._apply(local.Sums(zeros, tf.constant(0.0), tf.constant(0.0)), variables)
-
-    def _checked_finite(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        named = zip(grads, variables, strict=True)
-        return [
-            g
-            if g is None
-            else reduction.with_values(g, tf.debugging.check_numerics(reduction.values_of(g), f"gradient of {v.name}"))
-            for g, v in named
-        ]
 
     def _build(self, batch: Any) -> None:
         """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""

@@ -121,8 +121,8 @@ def _refused(strategy: Any) -> list[Any]:
     training([x, y])
     with contextlib.suppress(tf.errors.InvalidArgumentError):
         training([x * np.nan, y])
-    pending = training.pending
-    return [pending, bool(np.isfinite(training([x, y]))), training.num_updates]
+    pending, updates = training.pending, int(optimizer.iterations.numpy())
+    return [pending, bool(np.isfinite(training([x, y]))), training.num_updates, updates]
 
 
 def _on_chief() -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     found = on_hosts("2x1+2ps", _on_chief)[0]
     assert found["counted"] == {"counts": [50, 25, 100, 2], "updates": [175, 175], "missed": 0.0}
     assert found["partitioned"] == {"equal": True, "servers": 2, "parts": 2}
-    assert found["refused"] == [0, True, 2]
+    assert found["refused"] == [0, True, 2, 1]
     wrong = found["wrong"]
     assert wrong["writes"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=[")
     assert "moving_mean" in wrong["writes"]

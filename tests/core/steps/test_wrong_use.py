@@ -194,6 +194,64 @@ def test_a_gradient_that_is_not_finite_on_one_replica_is_skipped_on_all_or_named
     assert "gradient of" in seen["raised"]
 
 
+def _refused() -> dict[str, Any]:
+    """A batch of which one of two variables has a gradient that is not finite, in training that accumulates two."""
+    import keras
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    class Two(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2))
+
+        def call(self, x: Any) -> Any:
+            return tf.concat([self.first(x), tf.sqrt(self.second(x * x[:, -1:]))], 1)
+
+    strategy = gd.make_strategy()
+    with strategy.scope():
+        model, optimizer, metric = Two(), keras.optimizers.Adam(0.1), keras.metrics.MeanSquaredError()
+        model(np.ones((2, 3), "float32"))
+    step = gd.TrainStep(model, optimizer, "mse", accumulate=2, metrics=[metric], check_finite=True)
+    right, wrong = np.ones((4, 3), "float32"), np.ones((4, 3), "float32")
+    wrong[3, -1] = 0.0  # the gradient of a square root at 0
+
+    def train(x: Any) -> str:
+        data = gd.Pipeline.from_arrays((x, np.full((4, 2), 3.0, "float32")), global_batch_size=4)
+        try:
+            for batch in data.distribute(strategy):
+                step(batch)
+        except tf.errors.InvalidArgumentError as error:
+            return str(error)
+        return ""
+
+    def state() -> list[Any]:
+        kept = [*model.trainable_variables, *optimizer.variables, *metric.variables]
+        return [np.array(v.value.read_value()) for v in kept]
+
+    errors = [train(right), train(right), train(right)]
+    before, pending = state(), step.pending
+    errors.append(train(wrong))
+    after, dropped = state(), [step.pending, *(float(np.abs(v).sum()) for v in step.state()["accumulators"].get("sums", []))]
+    errors += [train(right), train(right)]
+    return {
+        "errors": errors,
+        "same": [bool((one == other).all()) for one, other in zip(before, after, strict=True)],
+        "pending": [pending, *dropped, step.pending],
+        "updates": int(np.array(optimizer.iterations.value.read_value())),
+    }
+
+
+@pytest.mark.parametrize("topology", ["1x2", "2x1"])
+def test_a_batch_that_is_refused_changes_nothing_and_training_goes_on(on_hosts: OnHosts, topology: str) -> None:
+    for seen in on_hosts(topology, _refused):
+        assert [bool(error) for error in seen["errors"]] == [False, False, False, True, False, False]
+        assert "gradient of" in seen["errors"][3]
+        assert all(seen["same"])
+        assert (seen["pending"], seen["updates"]) == ([1, 0, 0], 2)
+
+
 @pytest.mark.parametrize("topology", ["1x2"])
 def test_a_loss_that_is_one_number_is_warned_about(on_hosts: OnHosts, topology: str) -> None:
     def scalar_loss() -> list[str]:

@@ -1,0 +1,37 @@
+"""Gradients that must be finite, all of them, before anything is done with one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gpudist_core.gradients import reduction
+
+Check = Callable[[list[Any], list[Any]], list[Any]]
+
+
+@contextlib.contextmanager
+def checking(*, on: bool) -> Iterator[Check]:
+    """While an update is traced: after the check nothing is done, until this is left, where a gradient is not finite.
+
+    Args:
+        on: Whether it is to be checked at all.
+
+    Yields:
+        A function of the gradients (None where there is none) and their variables, to be called once; it returns the gradients.
+        What depends on them raises `InvalidArgumentError`, which names the variable.
+    """
+    import tensorflow as tf
+
+    with contextlib.ExitStack() as rest:
+
+        def checked(grads: list[Any], variables: list[Any]) -> list[Any]:
+            if not on:
+                return grads
+            named = [(g, v) for g, v in zip(grads, variables, strict=True) if g is not None]
+            checks = [tf.debugging.check_numerics(reduction.values_of(g), f"gradient of {v.name}") for g, v in named]
+            rest.enter_context(tf.control_dependencies(checks))
+            return [g if g is None else reduction.with_values(g, tf.identity(reduction.values_of(g))) for g in grads]
+
+        yield checked
