@@ -34,3 +34,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'emulate' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])
     return home if name in ("faults", "verify") else getattr(home, name)  # emulate.verify is a package that can be called
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

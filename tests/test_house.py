@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import emulate
+import gpudist_core
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,6 +52,11 @@ def test_private_names_of_tensorflow_and_keras_stand_in_upstream_files_alone(pac
         if path.name != "upstream.py" and path.parent.name != "upstream"
     }
     assert {path: names for path, names in touching.items() if names} == {}
+
+
+@pytest.mark.parametrize("package", [emulate, gpudist_core])
+def test_what_is_public_is_listed_although_it_is_loaded_when_it_is_used(package: ModuleType) -> None:
+    assert set(package.__all__) <= set(dir(package))
 
 
 def test_every_package_is_marked_as_typed() -> None:
