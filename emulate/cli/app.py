@@ -17,7 +17,7 @@ from emulate.cli import causes, compare, devices, faults, run, verify
 from emulate.cli.command import INTERRUPTED, OWN_FAULT, ProgramCommand, complain
 from emulate.errors import Unavailable
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 app = typer.Typer(
     name="gpudist",
     no_args_is_help=True,
@@ -91,6 +91,12 @@ def _run(args: Sequence[str] | None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _FULL:
             raise
+        if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
+            complain(
+                "A temporary folder must be there and writable. "
+                f"Received: TMPDIR={os.environ.get('TMPDIR')!r} ({error.strerror}). Set TMPDIR to a folder that is."
+            )
+            return Unavailable.exit_code
         return _own_fault()
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -94,6 +95,7 @@ class Probe:
         self._assigned: dict[str, dict[int, Any]] = {}
         self._trained: set[int] = set()
         self._noted: set[str] = set()
+        self._finishing, self._finished = threading.Lock(), False
 
     def install(self) -> None:
         """Put the probe's wrappers in place, now or as soon as TensorFlow and Keras are imported."""
@@ -146,10 +148,13 @@ class Probe:
             self.note(code, text)
 
     def finish(self, reason: str) -> None:
-        """Write what is left; called when the program has ended by itself."""
-        self.recorder.finish()
-        self.recording.close(reason)
-        self.writer.close()
+        """Write what is left, once; called when the program has ended by itself."""
+        with self._finishing:
+            if not self._finished:
+                self._finished = True
+                self.recorder.finish()
+                self.recording.close(reason)
+                self.writer.close()
 
     # What the wrappers call.
 

@@ -93,6 +93,13 @@ def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
 _PASSING = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
 
 
+def _is_asked_by_the_program(frame: Any) -> bool:
+    """Whether a metric's result is read by the program itself: the bar of a `fit` reads it by the clock."""
+    while frame.f_globals.get("__name__", "").startswith(_PASSING):
+        frame = frame.f_back
+    return not frame.f_globals.get("__name__", "").startswith("gpudist_core.") and _caller(frame) is not None
+
+
 def _caller(frame: Any) -> str | None:
     """The program's function that calls, `lambda` for one without a name that TensorFlow calls.
 
@@ -180,7 +187,7 @@ def _wrap_class_result(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = original(self, *args, **kwargs)
-        if bodies.current() is None and _caller(sys._getframe(1)) is not None:
+        if bodies.current() is None and _is_asked_by_the_program(sys._getframe(1)):
             report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
         return value
 

@@ -27,10 +27,15 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _key(run: Run) -> tuple[object, ...]:
-    last_line = (run.failure or "").rstrip().rpartition("\n")[2] if run.verdict == "failed" else None
+    error = last_line(run.failure) if run.verdict == "failed" else None
     alone = run.topology if run.verdict == "hung" else None
     causes = tuple((c.code, c.by_design, c.allowed) for c in run.causes)
-    return (run.verdict, run.reason, alone, last_line, causes, run.faults)
+    return (run.verdict, run.reason, alone, error, causes, run.faults)
+
+
+def last_line(failure: str | None) -> str:
+    """Of a traceback the error; empty without one."""
+    return (failure or "").rstrip().rpartition("\n")[2]
 
 
 def add_group(page: Page, runs: Sequence[Run]) -> None:
@@ -135,8 +140,11 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     cause = causes[0]
     page.blank()
     page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"))
-    differ = len({other.summary for other in causes}) > 1
-    page.text(f"On {topologies[0]}: {cause.summary}" if differ else cause.summary, indent=5)
+    by_summary: dict[str, list[str]] = {}
+    for other, topology in zip(causes, topologies, strict=True):
+        by_summary.setdefault(other.summary, []).append(topology)
+    for summary, those in by_summary.items():
+        page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
     differ = len({other.evidence for other in causes}) > 1
     if cause.evidence:
         label = f"evidence ({topologies[0]})" if differ else "evidence"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
-from emulate.report.runs import add_group, groups_of
+from emulate.report.runs import add_group, groups_of, last_line
 from emulate.report.table import HEADER, cells
 from emulate.report.words import STYLES
 
@@ -72,8 +72,14 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
         return
     page.blank()
     page.text(text, style="bold")
-    if reference.failure and all(run.failure is None for run in runs):
-        page.verbatim(reference.failure, indent=2)
+    if failure := reference_failure(reference, runs):
+        page.verbatim(failure, indent=2)
+
+
+def reference_failure(reference: Reference, runs: Sequence[Run]) -> str | None:
+    """How the reference failed, where no run shows the same error."""
+    shown = {last_line(run.failure) for run in runs if run.failure}
+    return reference.failure if last_line(reference.failure) not in shown else None
 
 
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
@@ -84,7 +90,8 @@ def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
         return ""
     words = {"failed": "fails", "hung": "hangs"}.get(reference.status, reference.status)
     too = " too" if any(not run.is_of_reference for run in runs) else ""
-    return f"On {reference.where} ({reference.topology}, the reference) the program {words}{too}."
+    other = ", with another error" if too and reference_failure(reference, runs) else ""
+    return f"On {reference.where} ({reference.topology}, the reference) the program {words}{too}{other}."
 
 
 def _add_next(page: Page, verdict: Verdict) -> None:

@@ -53,6 +53,7 @@ class Outcome:
         reference_failure: The reference's traceback where it raised too.
         collectives: By host the collectives that its program has.
         saved: By checkpoint or model that was written, the hosts that did.
+        cut: Hosts, of either run, whose process ended before what they had recorded was written.
     """
 
     failure: str | None = None
@@ -65,6 +66,7 @@ class Outcome:
     where: str = ""
     collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
     saved: Mapping[str, Collection[int]] = field(default_factory=dict)
+    cut: Collection[int] = ()
 
 
 def _nothing(*_: str) -> Rerun | None:

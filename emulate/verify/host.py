@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from emulate import devices
 from emulate.imports import when_imported
@@ -78,12 +78,25 @@ class RecordedProgram:
             host = context.host if self.plan.own_seeds else None
             Seeding(self.seed, self.precision, host=host, told=probe.seeded).install()
         probe.install()
+        _finish_at_exit(probe)
         try:
             self.program.start(context.path)
         except BaseException as error:
             probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
         probe.finish("returned")
+
+
+def _finish_at_exit(probe: Probe) -> None:
+    """`os._exit` ends a process at once; what was handed over is written first."""
+    leave, pid = os._exit, os.getpid()
+
+    def exit_at_once(status: int) -> NoReturn:
+        if os.getpid() == pid:  # and no child of it
+            probe.finish("raised" if status else "returned")
+        leave(status)
+
+    os._exit = exit_at_once
 
 
 def _without_graph_optimization() -> None:

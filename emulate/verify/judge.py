@@ -215,9 +215,15 @@ def _missing(case: Case) -> list[str]:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:
             missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
+    if case.outcome.cut:
+        missing.append(_CUT)
     return missing if case.ledger else [*missing, _UNSEEN_ROWS]
 
 
+_CUT = (
+    "steps: a process ended at once (an exit of C), before what it had recorded was written, so that its last steps were not "
+    "seen; end the program with sys.exit, or by returning"
+)
 _UNSEEN_ROWS = (
     "data: the rows of the batches were not seen, as they are no arguments of what Strategy.run calls; hand them to it as "
     "arguments, and they are"

@@ -12,7 +12,7 @@ from pathlib import Path
 from emulate.probe import Replay, Trace
 from emulate.program import Program
 from emulate.verify.case import Rerun
-from emulate.verify.causes.cause import last_line
+from emulate.verify.causes.cause import error_line
 from emulate.verify.result import RunResult
 from emulate.verify.seeding import GENERATORS
 from emulate.verify.yardstick import Variation, Yardsticks, trace_of
@@ -56,7 +56,7 @@ class Reruns:
         traces = self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()
-            self._failed[failed.label] = last_line(failed.failure or failed.where, "no error was seen")
+            self._failed[failed.label] = error_line(failed.failure or failed.where, "no error was seen")
             return None
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 

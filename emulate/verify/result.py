@@ -22,6 +22,7 @@ class RunResult:
         hosts: Last step and last collective of each host.
         written: Paths it wrote that other runs can see.
         saved: Checkpoints and models it wrote, with the hosts that did.
+        cut: Hosts whose process ended before what they had recorded was written.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -40,5 +41,6 @@ class RunResult:
     notes: list[str] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
     saved: dict[str, set[int]] = field(default_factory=dict)
+    cut: set[int] = field(default_factory=set)
     xla: bool = False
     seconds: float = 0.0

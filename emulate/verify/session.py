@@ -11,7 +11,7 @@ from emulate.probe import IN_32_BITS, Replay, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome
-from emulate.verify.causes.cause import last_line
+from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
@@ -169,8 +169,11 @@ class Session:
         if plain.status != "failed":
             how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
             return [f"Without gpudist, on this machine as it is, the program {how}: what gpudist emulates makes it fail."]
-        ours, theirs = (last_line(run.failure, "an error") for run in (reference, plain))
-        return [f"Without gpudist the program fails too, with {'the same error' if ours == theirs else theirs}."]
+        ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
+        if ours.startswith("EOFError"):
+            return []  # it had no standard input there either
+        same = "the same error as on one device"
+        return [f"Without gpudist the program fails too, with {same if ours == theirs else f'another error: {theirs}'}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
@@ -215,7 +218,8 @@ class Session:
     ) -> Judgement:
         """A topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
-        compared = trace_of(keyed) or run.trace or self._runner.empty_trace(run)
+        compared = (trace_of(keyed) or run.trace) if run.trace is not None else None
+        compared = compared or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
@@ -267,7 +271,7 @@ class Session:
             run.notes.append("Run once as it is written, with XLA, it does not fail.")
             return
         run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
-        run.status, run.reason, run.failure = written.status, written.reason, written.failure
+        run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
 
     def _explaining(self, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
         """Of the union of the replicas' rows and one share after the other, what explains the run better.
@@ -414,6 +418,7 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         suspect=run.cause if run.status == "hung" else None,
         where=run.where,
         saved=run.saved,
+        cut=run.cut | reference.cut,
         collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
     )
 

@@ -30,6 +30,9 @@ POLL_SECONDS = 0.05
 GRACE_SECONDS = 2.5
 """How long peers of a host that raised may still say why: the first to raise is not always the one that is wrong."""
 LAST_LINES = 12
+_STACK_LINE = re.compile(r"\s*@\s+(0x)?[0-9a-f]+|\*\*\* |PC: @")
+"""Of the stack that C++ prints when it aborts; why it does stands above it."""
+_NO_INPUT = "Every host has an empty standard input: hand in by arguments (after `--`) or a file what the program asks for."
 _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
 """TensorFlow's own log: of a program that left with an error it says nothing."""
 
@@ -155,12 +158,14 @@ class Watch:
         self._result.failure = error.traceback_text
         if self._result.topology.num_hosts > 1:
             self._result.notes.append(f"It was host {outcome.host} that raised.")
+        if error.kind == "EOFError":
+            self._result.notes.append(_NO_INPUT)
 
     def _how_it_left(self, outcome: HostOutcome) -> str:
         how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
         path = self._folder / f"host-{outcome.host}" / "stderr"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        said = [line for line in lines if not _LOG_LINE.match(line)][-LAST_LINES:]
+        said = [line for line in lines if not _LOG_LINE.match(line) and not _STACK_LINE.match(line)][-LAST_LINES:]
         return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
 
 

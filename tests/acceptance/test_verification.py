@@ -226,7 +226,27 @@ def test_a_program_that_raises_everywhere_is_also_run_without_gpudist(preload: P
     script.write_text("raise KeyError('mine')")
     verdict = emulate.verify(script, "1x2", preload=preload)
     assert verdict.exit_code == 3
-    assert "Without gpudist the program fails too, with the same error." in verdict.notes
+    assert "Without gpudist the program fails too, with the same error as on one device." in verdict.notes
+
+
+def test_another_error_on_one_device_is_shown_too(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf\nfew = len(tf.config.list_logical_devices('GPU')) < 2\n"
+        "raise ValueError('few') if few else KeyError('many')"
+    )
+    verdict = emulate.verify(script, "1x2", preload=preload)
+    text = render(verdict)
+    assert "On one device (1x1, the reference) the program fails too, with another error." in text
+    assert text.index("ValueError: few") < text.index("KeyError: 'many'")
+
+
+def test_a_program_that_asks_for_input_is_told_that_there_is_none(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("epochs = int(input())")
+    verdict = emulate.verify(script, "1x2", preload=preload)
+    assert not [note for note in verdict.notes if note.startswith("Without gpudist")]
+    assert any(note.startswith("Every host has an empty standard input") for note in verdict.runs[0].notes)
 
 
 def test_a_program_that_only_emulation_makes_fail_is_known_by_its_plain_run(preload: Preload, tmp_path: Path) -> None:
@@ -249,6 +269,27 @@ def test_a_program_that_raises_on_one_device_alone_is_not_said_to_fail_elsewhere
     assert "On one device (1x1, the reference) the program fails.\n" in text
     assert "1x2  failed: the reference did not end well; here the program did, after 8 steps" in text
     assert text.count("AssertionError: one is too few") == 1
+
+
+@pytest.mark.parametrize(
+    ("leave", "verdict", "steps"),
+    [
+        ("os._exit(0)", "equivalent", 8),
+        ("import ctypes; ctypes.CDLL(None)._exit(0)", "unverified", None),
+        ("os._exit(7)", "failed", 8),
+    ],
+)
+def test_a_process_that_ends_at_once_has_been_seen_to_its_end_or_it_is_said(
+    write: Any, preload: Preload, leave: str, verdict: str, steps: int | None
+) -> None:
+    """What was handed over before is written before the process goes, wherever Python is asked."""
+    (run,) = emulate.verify(write(after=leave), "1x2", steps=None, preload=preload).runs
+    assert run.verdict == verdict
+    if steps is not None:
+        assert run.steps == steps
+    else:
+        assert any(one.startswith("steps: a process ended at once") for one in run.not_compared)
+    assert verdict != "failed" or run.failure == "The process of host 0 ended with exit code 7."
 
 
 def test_a_program_that_leaves_with_an_error_code_fails_with_its_last_words(write: Any, preload: Preload) -> None:

@@ -14,7 +14,7 @@ from emulate.report.files import write_whole
 from emulate.report.page import clean
 from emulate.report.runs import facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
-from emulate.report.terminal import reference_text
+from emulate.report.terminal import reference_failure, reference_text
 from emulate.report.words import COLOURS, tensor, where
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def page_of(verdict: Verdict) -> str:
         header=HEADER,
         rows=[(run, cells(run)) for run in verdict.runs],
         reference=reference_text(verdict.reference, verdict.runs),
+        reference_failure=reference_failure(verdict.reference, verdict.runs),
         groups=[_group(runs) for runs in groups_of(verdict.runs)],
         pictures=[
             {

@@ -87,9 +87,12 @@ def numbers(values: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def last_line(text: str | None, otherwise: str) -> str:
-    """The last line of an error that says something."""
-    return next((line.strip() for line in reversed((text or "").splitlines()) if line.strip()), otherwise)
+def error_line(text: str | None, otherwise: str) -> str:
+    """The line that says what went wrong: the last of a traceback, the first where a process ended without one."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    if not lines:
+        return otherwise
+    return lines[0] if lines[0].startswith("The process of ") else lines[-1]
 
 
 def names_in_words(names: Sequence[str], most: int = 2) -> str:

@@ -224,7 +224,10 @@ _OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm"
 
 def cure(option: str) -> str:
     """The cure for one of Keras's options."""
-    return _FIX.replace(_CLIPPED_SUM, _CLIPPED_SUMS[option]) + "with an optimizer that has no clipping option of its own."
+    return _FIX.replace(_CLIPPED_SUM, _CLIPPED_SUMS[option]) + (
+        "with an optimizer that has no clipping option of its own. With Keras's fit that is a train_step of one's own; or leave"
+        " it to gpudist_core: gd.distributed(model) lets the optimizer clip what all replicas add up to."
+    )
 
 
 _CLIPPED_SUM = "grads, _ = tf.clip_by_global_norm(grads, LIMIT)"

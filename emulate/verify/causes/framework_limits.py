@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from textwrap import shorten
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
@@ -58,6 +59,11 @@ LIMITS = (
         "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras-team/keras#20585).",
         "Write the training loop with strategy.run (MultiWorkerMirroredStrategy works there), or use tf_keras with "
         "TF_USE_LEGACY_KERAS=1.",
+    ),
+    Limit(
+        (r"Collective ops must be configured at program startup",),
+        "MultiWorkerMirroredStrategy has to come before anything else that TensorFlow does in the process.",
+        "Make the strategy first, right after the imports: before tensors, datasets, layers and models.",
     ),
     Limit(
         (r"AssertionError", r"_distributed_tf_update_step"),
@@ -142,7 +148,7 @@ def _search(case: Case) -> Sign | None:
         if all(re.search(pattern, failure) for pattern in limit.patterns):
             line = _line(failure, limit)
             same = "; on one device it raises too" if case.outcome.reference_failure else "; on one device it does not raise"
-            return Sign(limit.summary, f"The program raised: {line.strip()[:240]}{same}", limit.fix)
+            return Sign(limit.summary, f"The program raised: {shorten(line, 240, placeholder=' ...')}{same}", limit.fix)
     return None
 
 

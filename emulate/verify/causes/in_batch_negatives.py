@@ -38,6 +38,8 @@ IN_BATCH_NEGATIVES = Cause(
     "what each row is compared with:\n"
     "    context = tf.distribute.get_replica_context()\n"
     "    everyone = context.all_gather(embeddings, axis=0)  # gradients flow back through it\n"
+    "    counts = context.all_gather(tf.shape(embeddings)[:1], axis=0)  # a replica's rows come after those before it\n"
+    "    labels = tf.reduce_sum(counts[: context.replica_id_in_sync_group]) + tf.range(tf.shape(embeddings)[0])\n"
     "    logits = tf.matmul(embeddings, everyone, transpose_b=True)\n"
     "Of a mean, a variance or another statistic of the batch, sums (gradients flow back here too):\n"
     "    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x, axis=0))\n"

@@ -34,6 +34,13 @@ _OF_A_MEAN = (
     "    loss = tf.reduce_mean(per_example_loss)\n"
     "or differentiate the losses by row as they are."
 )
+_TOO_SMALL = (
+    "Something divides by the number of replicas once too often. Leave one of these out: tf.reduce_mean beside a division by "
+    "num_replicas_in_sync or by the global batch; a division beside a Keras loss object, which divides by itself in a "
+    "strategy; ReduceOp.MEAN, or a variable of aggregation MEAN that gradients are assigned to, where parts are added up:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    gradient = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)  # before it is assigned by hand"
+)
 _ROUND_OF_16_BITS = 1e-2
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
@@ -86,7 +93,8 @@ def _search_scaling(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     grows = case.ledger is not None and case.ledger.grows
-    cure = _GROWS if grows else _OF_A_MEAN if case.facts.distributed else None
+    too_small = _TOO_SMALL if scale < 1 else None
+    cure = _GROWS if grows else _OF_A_MEAN if case.facts.distributed else too_small
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
     return Sign(f"The gradient of every variable{whose} is {words}.", evidence, cure)
 
@@ -192,6 +200,7 @@ DOUBLE_ALL_REDUCE = Cause(
     "differ, and "
     "their sum is a multiple of the reference's.",
     fix="Hand the local gradients to the optimizer, or divide the reduced ones by the number of replicas:\n"
-    "    g = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, g) / strategy.num_replicas_in_sync",
+    "    context = tf.distribute.get_replica_context()\n"
+    "    g = context.all_reduce(tf.distribute.ReduceOp.SUM, g) / context.num_replicas_in_sync",
     search=_search_twice,
 )

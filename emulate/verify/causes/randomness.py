@@ -65,7 +65,8 @@ def _drifted(case: Case) -> str | None:
     found = compare(case.plain, case.repeat, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
-    return f"the {found.first.kind}s (first {found.first.tensor} in step {found.first.step})"
+    kind = {"loss": "losse"}.get(found.first.kind, found.first.kind)
+    return f"the {kind}s (first {found.first.tensor} in step {found.first.step})"
 
 
 def _search_identical(case: Case) -> Sign | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, last_line, names_in_words, numbers
+from emulate.verify.causes.cause import Cause, Sign, error_line, names_in_words, numbers
 from emulate.verify.recovery import Recovery
 
 
@@ -25,7 +25,7 @@ def _search_not_recovered(case: Case) -> Sign | None:
     if recovery is None or recovery.has_ended:
         return None
     last = recovery.lives.last
-    how = "it hung" if last.status == "hung" else f"it failed: {last_line(last.failure, 'without a word')}"
+    how = "it hung" if last.status == "hung" else f"it failed: {error_line(last.failure, 'without a word')}"
     where = f"; {last.where}" if last.where else ""
     return Sign(
         "The program does not come to its end after a fault, though without one it does.",

@@ -19,6 +19,10 @@ _FOLLOWS = 0.95
 _TELLING = 16
 
 
+_DEFAULT = "_DefaultDistributionStrategy"
+"""What TensorFlow calls it when a program makes none."""
+
+
 def _search_fewer(case: Case) -> Sign | None:
     topology = case.untouched.topology
     wanted, have = topology.num_replicas, case.num_replicas
@@ -26,11 +30,10 @@ def _search_fewer(case: Case) -> Sign | None:
         return None
     if topology.num_hosts > 1:
         case.cut(0, "every host trains a model of its own")
-    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} or {"no strategy"}
-    name = ", ".join(sorted(strategies))
-    evidence = (
-        f"{name} has num_replicas_in_sync = {have} on each of {topology.num_hosts} hosts, {topology} has {wanted} devices"
-    )
+    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} - {_DEFAULT}
+    name = ", ".join(sorted(strategies)) or "no strategy"
+    who = name if strategies else "The default strategy"
+    evidence = f"{who} has num_replicas_in_sync = {have} on each of {topology.num_hosts} hosts, {topology} has {wanted} devices"
     if topology.num_hosts > 1:
         return Sign(f"Each of the {topology.num_hosts} hosts trains a model of its own ({name}).", evidence)
     return Sign(f"{have} of {wanted} devices train ({name}); the others are idle.", evidence)

@@ -32,13 +32,39 @@ def _search_loss(case: Case) -> Sign | None:
     if not wrong:
         return None
     name = wrong[0].measure.key.tensor
-    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
     m = wrong[0].measure
-    return Sign(
-        f"The loss that is reported ({name}) is not the one that is trained: {_what(case, wrong)}.",
+    told = (
         f"{name} is {m.value:.6g} in step {m.step}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
-        f"{_factors(wrong)}), while the gradients and weights of these steps agree",
+        f"{_factors(wrong)}), while the gradients and weights of these steps agree"
     )
+    what = _what(case, wrong)
+    if what == _ANY and _is_progress_alone(case, "loss"):
+        case.explain(lambda point: point.measure.key.kind == "loss")
+        return Sign(
+            f"The loss {name} is the mean of the replicas' while an epoch goes on; that of the epoch is right.",
+            told,
+            _PROGRESS,
+            advice=True,
+        )
+    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
+    return Sign(
+        f"The loss that is reported ({name}) is not the one that is trained: {what}.",
+        told,
+        _OF_A_TRAIN_STEP if name.startswith(("batch/", "epoch/")) else None,
+    )
+
+
+_PROGRESS = "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's."
+_OF_A_TRAIN_STEP = (
+    "Return from train_step what all replicas have together: of losses that were divided by the rows of all replicas the sum,\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    return {'loss': context.all_reduce(tf.distribute.ReduceOp.SUM, loss)}\n"
+    "or the result of a keras.metrics.Mean, made in strategy.scope(), that is fed the losses of the rows: that of the epoch is "
+    "right then."
+)
+
+
+_ANY = "it differs by another factor in every step"
 
 
 def _what(case: Case, wrong: Sequence[Point]) -> str:
@@ -48,7 +74,7 @@ def _what(case: Case, wrong: Sequence[Point]) -> str:
     if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
         return f"it is the sum over the {n} replicas instead of their mean"
     replica = _one_replica(case, wrong)
-    return f"it is that of replica {replica} alone" if replica is not None else "it differs by another factor in every step"
+    return f"it is that of replica {replica} alone" if replica is not None else _ANY
 
 
 def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
@@ -73,7 +99,7 @@ def _search_metric(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
-    passing = _is_progress_alone(case)
+    passing = _is_progress_alone(case, "metric")
     case.explain(lambda point: point.measure.key.kind == "metric")
     told = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
@@ -83,7 +109,7 @@ def _search_metric(case: Case) -> Sign | None:
         return Sign(
             f"The metric {m.key.tensor} is the mean of the replicas' while an epoch goes on; that of the epoch is right.",
             told,
-            "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's.",
+            _PROGRESS,
             advice=True,
         )
     unseen = m.key.tensor.startswith("batch/")
@@ -96,12 +122,12 @@ _NO_EPOCH = (
 )
 
 
-def _is_progress_alone(case: Case) -> bool:
-    """Whether only what Keras logs of metrics within an epoch differs, and what it logs of the epoch was seen to agree."""
-    metrics = [point.measure.key.tensor for point in case.base.points if point.measure.key.kind == "metric"]
-    wrong = {point.measure.key.tensor for point in case.left() if point.measure.key.kind == "metric"}
+def _is_progress_alone(case: Case, kind: str) -> bool:
+    """Whether of the reports of a kind only what Keras logs within an epoch differs, and the epoch's was seen to agree."""
+    seen = [point.measure.key.tensor for point in case.base.points if point.measure.key.kind == kind]
+    wrong = {point.measure.key.tensor for point in case.left() if point.measure.key.kind == kind}
     epochs = {name.replace("batch/", "epoch/", 1) for name in wrong}
-    return all(name.startswith("batch/") for name in wrong) and epochs <= set(metrics) - wrong
+    return all(name.startswith("batch/") for name in wrong) and epochs <= set(seen) - wrong
 
 
 LOSS_REPORT = Cause(

@@ -118,8 +118,8 @@ def _search_missing(case: Case) -> Sign | None:
 
 
 _TOO_FEW_STEPS = (
-    "Every step has the rows of one device's, there are only fewer steps. Count steps in global batches, whatever the number "
-    "of replicas:\n"
+    "Every step has the rows of one device's, there are only fewer steps. Whatever the number of replicas, take all rows (no "
+    "take() or range that is divided by num_replicas_in_sync), and count steps in global batches:\n"
     "    steps_per_epoch = NUMBER_OF_ROWS // GLOBAL_BATCH_SIZE\n"
     "and give no host a shard of data that the strategy shards too."
 )

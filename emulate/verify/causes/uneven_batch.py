@@ -87,7 +87,8 @@ _OFF = 1e-2
 """How far a sum of fitted weights may be off."""
 _OF_ALL = (
     "Take the function of what all replicas have together. Of a root, say, with the local sum of squares `part`:\n"
-    "    whole = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(part))\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    whole = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(part))\n"
     "    loss = part / (2 * tf.sqrt(whole))  # its gradient, added up over the replicas, is that of sqrt(whole)"
 )
 
@@ -103,7 +104,8 @@ UNEVEN_BATCH = Cause(
     "the rows "
     "add up to the reference's.",
     fix="Divide by the rows of all replicas:\n"
-    "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
     "    loss = tf.reduce_sum(per_example_loss) / tf.cast(count, tf.float32)\n"
     "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) (in fit too).",
     search=_search_uneven,
@@ -119,7 +121,8 @@ LOCAL_NORMALIZATION = Cause(
     "although "
     "every replica has as many rows.",
     fix="Divide by the count over all replicas:\n"
-    "    count = replica_context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
     "    loss = tf.reduce_sum(per_token_loss * mask) / count",
     search=_search_weighted,
     behind=_behind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, last_line
+from emulate.verify.causes.cause import Cause, Sign, error_line
 from emulate.verify.compare import compare
 from emulate.verify.ledger import hosts_of_rows, ledgers
 from emulate.verify.result import RunResult
@@ -42,7 +42,7 @@ def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
         What is told of it.
     """
     how = "raises" if run.status == "failed" else "does not end"
-    said = last_line(run.failure or run.where, "no error was seen")
+    said = error_line(run.failure or run.where, "no error was seen")
     return Sign(f"The program {how} where {where}", f"{without}: {said}")
 
 

@@ -74,6 +74,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
         "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
         "AttributeError: 'Mean' object has no attribute 'reset_states'",
+        "RuntimeError: Collective ops must be configured at program startup",
         "ValueError: destinations can not be empty",
         "AssertionError: in user code:\n  File optimizer.py, line 134, in _distributed_tf_update_step\n  AssertionError:",
         "TypeError: Binding inputs to tf.function failed due to `'PerReplica' object has no attribute 'dtype'`.",

@@ -434,3 +434,26 @@ def test_a_metric_that_keras_averages_within_an_epoch_alone_is_advice(
     found = judge(Case(one, four))
     assert (found.verdict, codes(found)) == (verdict, ["metric-aggregation"])
     assert found.causes[0].advice == (verdict == "equivalent")
+
+
+@pytest.mark.parametrize(
+    ("within", "epoch", "verdict"),
+    [((0.3, 0.35, 0.41), 0.5, "equivalent"), ((0.3, 0.35, 0.41), 0.7, "divergent"), ((0.1, 0.1, 0.1), 0.5, "divergent")],
+)
+def test_a_loss_that_keras_averages_within_an_epoch_alone_is_advice_and_one_divided_twice_is_not(
+    folder: Folder, within: tuple[float, ...], epoch: float, verdict: str
+) -> None:
+    def reporting(step: Any, losses: tuple[float, ...], of_epoch: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            made.report("loss", "batch/loss", k, losses[k])
+            if k == 2:
+                made.report("loss", "epoch/loss", 0, of_epoch)
+
+        return report
+
+    one, four = loop(folder.made(), reporting(right_reference, (0.4, 0.4, 0.4), 0.5)), folder.made("1x4")
+    found = judge(Case(one, loop(four, reporting(right_topology, within, epoch))))
+    assert (found.verdict, codes(found)) == (verdict, ["loss-report"])
+    assert found.causes[0].advice == (verdict == "equivalent")
+    assert found.causes[0].advice or "Return from train_step" in found.causes[0].fix
