@@ -46,6 +46,7 @@ class Body:
         share: Which share of another run's rows it is given, -1 for the last of them; None where it is given all, or its own.
         collected: Of the shares so far the gradients that were taken, by tape or optimizer and the number of its use.
         updates: Of each optimizer how many updates this pass has made.
+        reduces: Whether the step itself adds up over the replicas what a tape has given.
         keeps: Whether the step assigns any variable itself: what a run keeps there a later one may apply.
     """
 
@@ -76,6 +77,7 @@ class Body:
         self.collected: dict[tuple[str, int], list[list[Any]]] = {}
         self.num_taped = 0
         self.updates: Counter[str] = Counter()
+        self.reduces = False
 
     def __enter__(self) -> Body:
         self._outer = current()
@@ -116,6 +118,11 @@ class Body:
 
         for position, value in enumerate(tf.nest.flatten((args, kwargs))):
             self.inputs += parts_of(position, value)
+
+    def taken(self) -> dict[int, Any]:
+        """What tapes gave, by the id of the variable."""
+        pairs = (pair for gradients, variables in self.tape for pair in zip(gradients, variables, strict=True))
+        return {id(upstream.tf_variable(variable)): gradient for gradient, variable in pairs}
 
     @property
     def positions(self) -> list[int]:

@@ -269,6 +269,7 @@ class Probe:
         tensors: list[tuple[tuple[Any, ...], Any]] = []
         fused = body is not None and body.is_here()
         if fused and body is not None:
+            tensors += self._taped_tensors(body, pairs)
             tensors += body.inputs
             tensors += [(("objective", k), target) for k, target in enumerate(body.reachable(body.objective))]
             tensors += [(("draw", k), draw) for k, draw in enumerate(body.reachable(body.draws))]
@@ -300,6 +301,18 @@ class Probe:
         """Of variables of which each replica holds another slice, how."""
         found = {self.names.of(variable): shard_of(variable) for variable in variables}
         return {name: tuple(shard) for name, shard in found.items() if shard is not None}
+
+    def _taped_tensors(self, body: Body, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
+        """What tapes gave, where the step has added that up itself before the optimizer gets it."""
+        if not body.reduces:
+            return []
+        body.reduces = False
+        taken = body.taken()
+        given = [(taken.get(id(upstream.tf_variable(variable))), gradient, variable) for gradient, variable in pairs]
+        dense = [(one, variable) for one, gradient, variable in given if one is not gradient and hasattr(one, "dtype")]
+        found = [(("taped", self.names.of(variable)), one) for one, variable in dense if not hasattr(one, "indices")]
+        reachable = {id(one) for one in body.reachable([one for _, one in found])}
+        return [(key, one) for key, one in found if id(one) in reachable]
 
     def _gradient_tensors(self, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
         import tensorflow as tf

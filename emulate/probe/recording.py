@@ -124,6 +124,8 @@ class Recording:
         event |= {name: about[name] for name in ("reduced", "tape", "free") if about.get(name)}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
+        taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}
+        event |= {"taped": taped} if taped else {}
         event["weights"] = self._weights(record, optimizer, index)
         event |= _objective(record)
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]

@@ -24,6 +24,7 @@ def install(probe: Probe) -> None:
         _wrap_clip(probe, name)
     _see_casts(probe)
     _see_gathers(probe)
+    _see_reductions()
 
 
 def _without_xla(probe: Probe) -> None:
@@ -79,6 +80,23 @@ def _see_gathers(probe: Probe) -> None:
         return original(self, *args, **kwargs)
 
     tf.distribute.ReplicaContext.all_gather = all_gather
+
+
+def _see_reductions() -> None:
+    """A step that adds up gradients by itself hands the optimizer the same on every replica: what a tape gave is kept too."""
+    import tensorflow as tf
+
+    original = tf.distribute.ReplicaContext.all_reduce
+
+    @functools.wraps(original)
+    def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        body = bodies.current()
+        if body is not None and body.tape:
+            given = {id(gradient) for gradient in body.taken().values()}
+            body.reduces = body.reduces or any(id(one) in given for one in tf.nest.flatten(value))
+        return original(self, reduce_op, value, *args, **kwargs)
+
+    tf.distribute.ReplicaContext.all_reduce = all_reduce
 
 
 def _see_casts(probe: Probe) -> None:

@@ -152,6 +152,7 @@ class Step:
         row_inputs: Which of `inputs` are rows of the batch.
         state: Variables that the step assigned itself, neither the model's nor the optimizer's, after the step.
         runs: How many runs' gradients were applied together (accumulation).
+        taped: Of a step that adds up gradients itself what its tapes gave on this replica.
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
     """
 
@@ -168,6 +169,7 @@ class Step:
     row_inputs: tuple[int, ...] = ()
     state: Mapping[str, Variable] = field(default_factory=dict)
     runs: int = 1
+    taped: Mapping[str, StoredArray] = field(default_factory=dict)
     reduced: bool = False
 
 
@@ -385,6 +387,7 @@ class Trace:
             draws=tuple(event.get("draws", ())),
             row_inputs=tuple(event.get("row_inputs", ())),
             runs=event.get("runs", 1),
+            taped={n: a for n, e in event.get("taped", {}).items() if (a := self._array(host, e)) is not None},
             reduced=event.get("reduced", False),
         )
 

@@ -152,6 +152,9 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
         before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen)),
         replicated=_rows_differ(of_all) and all(_are_equal(view.locals) for view in seen),
     )
+    taped = comparison.taped_views(optimizer, step) if blank.replicated else []
+    if taped and (fit := _fit_taped(taped, replace(blank, replicated=False), shares)) is not None:
+        return fit
     models: list[Callable[[], Fit | None]] = [
         lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
         lambda: _scale(seen, blank),
@@ -160,6 +163,19 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
         lambda: _uneven(seen, blank, shares, scaled=True),
         lambda: _decay(seen, blank, scaled=True),
         lambda: _weighted(seen, blank),
+    ]
+    return next((fit for model in models if (fit := model()) is not None), None)
+
+
+def _fit_taped(taped: Sequence[GradientView], blank: Fit, shares: Mapping[int, float]) -> Fit | None:
+    """What is wrong already before the program adds gradients up itself, and hands all replicas the same."""
+    if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in taped):
+        return None
+    models: list[Callable[[], Fit | None]] = [
+        lambda: _uneven(taped, blank, shares, scaled=False),
+        lambda: _scale(taped, blank),
+        lambda: _uneven(taped, blank, shares, scaled=True),
+        lambda: _weighted(taped, blank),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
 

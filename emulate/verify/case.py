@@ -145,6 +145,7 @@ class Case:
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         self._kept: tuple[str, ...] = ()
         self._base: Comparison | None = None
+        self._both_switched: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
 
@@ -160,8 +161,8 @@ class Case:
 
     @cached_property
     def parts(self) -> dict[str, Fit]:
-        """Of the runs as they came, the model of each tensor's gradient by itself."""
-        return fit_parts(self.comparison)
+        """The model of each tensor's gradient by itself, of the runs as they came or with what was found switched off."""
+        return fit_parts(self._both_switched or self.comparison)
 
     @cached_property
     def with_own_seeds(self) -> RunResult | None:
@@ -243,7 +244,8 @@ class Case:
     def rebase(self, comparison: Comparison, switch: str | None = None) -> None:
         """Judge the arithmetic on this comparison from now on; what is switched off for it stays so in what is run again."""
         self._base, self._explanation = comparison, None
-        self._kept += () if switch is None else (switch,)
+        if switch is not None:
+            self._kept, self._both_switched = (*self._kept, switch), comparison
         self._explained.clear()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from emulate.probe.trace import Trace
-from emulate.verify.gradients import GradientView, names_of, views
+from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all, of_other_steps
 from emulate.verify.noise import FACTOR, Key, floors
@@ -145,6 +145,11 @@ class Comparison:
         runs = self.runs
         noise = self.noise("gradient", optimizer, step)
         return list(views(runs.reference, runs.topology, optimizer, step, noise, runs.how(optimizer)))
+
+    def taped_views(self, optimizer: str, step: int) -> list[GradientView]:
+        """The same of what tapes gave, where the program adds that up itself."""
+        runs = self.runs
+        return taped_views(runs.reference, runs.topology, optimizer, step, self.views(optimizer, step))
 
     def before(self, step: int, at: Sequence[str] = ()) -> Comparison:
         """What was compared before a step, and in the step itself of the kinds `at`."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from emulate.probe.trace import Step, StoredArray, Trace
-from emulate.verify.arrays import Floats, aligned, is_numeric, kept
+from emulate.verify.arrays import Floats, aligned, is_numeric, kept, norm
 
 StepOfAll = Mapping[int, Step]
 """One step by replica."""
@@ -90,6 +90,26 @@ def views(
         weight = arrays.pop() if before is not None else None
         whole = np.sum(arrays[len(mine) :], axis=0)
         yield GradientView(tensor, dict(zip(mine, arrays, strict=False)), whole, weight, noise[tensor], how)
+
+
+def taped_views(
+    reference: Trace, topology: Trace, optimizer: str, index: int, seen: Sequence[GradientView]
+) -> list[GradientView]:
+    """The same of what the tapes gave, where a program adds that up itself; a tensor that not all replicas have is left out."""
+    ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
+    found = []
+    for view in seen:
+        mine, others = (
+            {r: one.taped[view.tensor] for r, one in sorted(s.items()) if view.tensor in one.taped} for s in (ours, theirs)
+        )
+        if len(mine) < len(ours) or len(others) < len(theirs):
+            continue
+        arrays = aligned([*mine.values(), *others.values()])
+        whole = np.sum(arrays[len(mine) :], axis=0)
+        size, clipped = norm(whole), norm(view.reference)
+        noise = view.noise * (max(1.0, size / clipped) if clipped else 1.0)
+        found.append(GradientView(view.tensor, dict(zip(mine, arrays, strict=False)), whole, None, noise))
+    return found
 
 
 def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replica: int | None = None) -> StoredArray | None:

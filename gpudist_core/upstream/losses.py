@@ -7,6 +7,7 @@ right only where all replicas have equally many. Here the sum of this replica's 
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from typing import Any
 
@@ -57,11 +58,29 @@ def per_example_function(loss: Any) -> Any:
 
     if isinstance(loss, str):
         loss = keras.losses.get(loss)
-    if not callable(loss):
+    if not callable(loss) or isinstance(loss, type):
         raise WrongUse(
             "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss
         )
-    return _called_alone(loss) if isinstance(loss, keras.losses.Loss) else loss
+    if isinstance(loss, keras.losses.Loss):
+        return _called_alone(loss)
+    _check_takes_two(loss)
+    return loss
+
+
+def _check_takes_two(loss: Any) -> None:
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # one that does not say
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise WrongUse(
+            "A loss must take (y, y_pred): what the batch has and what the model made of it",
+            "The step calls the model itself; the loss gives a value for each row.",
+            loss=f"{getattr(loss, '__name__', type(loss).__name__)}{signature}",
+        ) from None
 
 
 def _called_alone(loss: Any) -> Any:

@@ -87,6 +87,8 @@ OF_THE_HARDEST = "tf.reduce_sum(tf.nn.relu(of_rows - tf.reduce_mean(of_rows))) /
 OF_ITS_OWN_COUNT = "tf.reduce_sum(squares) / tf.reduce_sum(mask) / N"
 NOISE = """first = tf.cast(tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0), tf.float32)
     gradients = [g + 0.01 * first * tf.random.stateless_normal(g.shape, seed=[1, 2]) for g in gradients]"""
+ADDED_UP = """added_up = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+    gradients = [g / N for g in tf.clip_by_global_norm(added_up, 0.05)[0]]"""
 CLIP = "gradients, _ = tf.clip_by_global_norm(gradients, 0.01)"
 
 
@@ -131,6 +133,35 @@ def test_batch_normalization_in_a_batch_that_grows_is_as_on_one_device_and_is_to
     assert (run.verdict, codes(run)) == ("equivalent", ["batchnorm-local-statistics"])
     assert run.causes[0].advice
     assert run.not_compared == ()  # the epochs are as long
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch", "found"),
+    [(OF_ITS_OWN_COUNT, "12", "local-normalization"), ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch")],
+)
+def test_a_count_of_a_replicas_own_rows_is_found_out_behind_gradients_that_the_program_adds_up(
+    judged: Callable[..., Run], loss: str, batch: str, found: str
+) -> None:
+    """All replicas hand the same to the optimizer then; it is not that rows depend on each other."""
+    run = judged(loss, batch=batch, clip=ADDED_UP)
+    assert run.verdict == "divergent"
+    assert codes(run)[0] == found
+    assert "in-batch-negatives" not in codes(run)
+
+
+def test_what_is_wrong_in_a_batch_that_grows_is_found_out_in_a_step_that_draws(judged: Callable[..., Run]) -> None:
+    run = judged(OF_ITS_OWN_COUNT.replace("squares", "squares * tf.random.uniform(tf.shape(squares))"), batch=GROWS)
+    assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
+
+
+@pytest.mark.slow
+def test_a_count_of_a_replicas_own_rows_is_found_out_beside_batch_normalization(tmp_path: Path, preload: Preload) -> None:
+    program = PROGRAM.replace(
+        'Dense(8, "tanh")', 'Dense(8), keras.layers.BatchNormalization(), keras.layers.Activation("tanh")'
+    )
+    (tmp_path / "train.py").write_text(program.format(loss=OF_ITS_OWN_COUNT, batch="12", clip="pass", report="SUM"))
+    (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
+    assert codes(run) == ["local-normalization", "batchnorm-local-statistics"]
 
 
 def test_clipping_on_each_replica_is_found_out_behind_what_is_allowed(judged: Callable[..., Run]) -> None:

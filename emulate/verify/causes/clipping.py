@@ -90,7 +90,7 @@ def _from_rerun(case: Case) -> Sign | None:
     again = case.switched("no-clipping")
     if again is None or not again.points:
         return None
-    gone = again.is_equivalent_but_for_kinks
+    gone = again.is_equivalent_but_for_kinks or again.first_step("initial-weight", "gradient", "weight") is None
     rest = explain(again)
     if not gone and (_has_tiny_factor(case) or not rest.fits or rest.unexplained or rest.weighted):
         return None
@@ -100,7 +100,8 @@ def _from_rerun(case: Case) -> Sign | None:
     if adds_up_itself:  # and clips the sum of what is wrong for another reason
         case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
         return None
-    left = "all that was compared agrees" if gone else "what still differs has another cause"
+    alike = "gradients and weights agree" if again.exceeding else "all that was compared agrees"
+    left = alike if gone else "what still differs has another cause"
     return Sign(
         _SUMMARY,
         f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) is {first.ratio:.0f} times the noise "

@@ -10,6 +10,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import explains_a_sum
+from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
@@ -80,7 +81,15 @@ def _search_scaling(case: Case) -> Sign | None:
         return _about(case)
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
-    case.explain_fits(fits, lambda point: mixed or abs(point.factor / scale - 1) < 10 * ROUND)
+    off = {p.step: p.measure.error for p in case.base.objectives if p.measure.key.optimizer in {fit.optimizer for fit in fits}}
+
+    def follows(point: Point) -> bool:
+        """Whether a report is off by the factor, or as a sum of losses by as much as the one that has it."""
+        by = off.get(point.step, 0.0)
+        is_off_by_it = by > 0 and abs(point.measure.error / by - 1) < 10 * ROUND
+        return mixed or abs(point.factor / scale - 1) < 10 * ROUND or is_off_by_it
+
+    case.explain_fits(fits, follows)
     words, _ = _describe(case, scale)
     evidence = (
         f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "

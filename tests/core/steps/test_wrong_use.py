@@ -26,6 +26,10 @@ def _messages(make_calls: Callable[[], dict[str, Callable[[], Any]]]) -> dict[st
     return said
 
 
+def _of_three(model, x, y):  # type: ignore[no-untyped-def]
+    return model(x) - y
+
+
 def _calls() -> dict[str, Callable[[], Any]]:
     import keras
     import tensorflow as tf
@@ -74,6 +78,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
         "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
         "no loss": lambda: TrainStep(model, optimizer, None),
+        "a loss of three": lambda: TrainStep(model, optimizer, _of_three),
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
         "optimizer outside": lambda: TrainStep(model, other, loss),
@@ -119,6 +124,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "1 means no accumulation.",
         "no loss": "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name. "
         "Received: loss=None. Give one.",
+        "a loss of three": "A loss must take (y, y_pred): what the batch has and what the model made of it. Received: "
+        "loss='_of_three(model, x, y)'. The step calls the model itself; the loss gives a value for each row.",
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
         "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",

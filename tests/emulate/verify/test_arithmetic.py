@@ -17,7 +17,9 @@ LOUD = GradientView("bias", {0: np.array([30.0, 0.1]), 1: np.array([30.0, 0.1])}
 
 
 def _comparison(view: GradientView) -> Any:
-    return SimpleNamespace(views=lambda optimizer, step: [view], runs=SimpleNamespace(topology=None))
+    return SimpleNamespace(
+        views=lambda optimizer, step: [view], taped_views=lambda optimizer, step: [], runs=SimpleNamespace(topology=None)
+    )
 
 
 def _fit(monkeypatch: pytest.MonkeyPatch, view: GradientView, earlier: Fit | None) -> Fit | None:
