@@ -95,9 +95,10 @@ _PASSING = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_de
 
 def _is_asked_by_the_program(frame: Any) -> bool:
     """Whether a metric's result is read by the program itself: the bar of a `fit` reads it by the clock."""
-    while frame.f_globals.get("__name__", "").startswith(_PASSING):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSING):
         frame = frame.f_back
-    return not frame.f_globals.get("__name__", "").startswith("gpudist_core.") and _caller(frame) is not None
+    is_ours = frame is not None and frame.f_globals.get("__name__", "").startswith("gpudist_core.")
+    return not is_ours and _caller(frame) is not None
 
 
 def _caller(frame: Any) -> str | None:

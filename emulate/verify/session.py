@@ -181,7 +181,8 @@ class Session:
             raise WrongUse(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run. "
                 f"Received: program={self._program!r}, which ended without one. "
-                "Is the training behind a condition or an argument? Arguments go after `--`, in Python into `args`."
+                "Is the training behind a condition or an argument, or in a process that it starts, where it is not seen? "
+                "Arguments go after `--`, in Python into `args`."
             )
 
     def _judge_one(
