@@ -24,7 +24,7 @@ class Epochs:
         self.source = source
         self.steps_per_epoch = steps_per_epoch
         self._stride = steps_per_execution
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: _Batches | None = None
         self._counted: int | None = None
         self.step = 0
         self.first_step = 0
@@ -42,12 +42,15 @@ class Epochs:
         self.source.begin()
         if self._iterator is None or self.steps_per_epoch is None:
             self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
-            self._iterator = map(Placed, self.source.epoch())
+            self._iterator = _Batches(map(Placed, self.source.epoch()))
         self.step, self.first_step = self.first_step, 0
         stop = self.steps_per_epoch or self.source.num_batches
         while stop is None or self.step < stop:
             step, self.step = self.step, self.step + self._stride
             yield step, step + self._stride - 1, self._iterator
+            if self.steps_per_epoch and self._iterator.has_ended:  # within a call of several batches, which Keras does not tell
+                self._run_out()
+                return
         self.source.end()
 
     @contextlib.contextmanager
@@ -58,13 +61,39 @@ class Epochs:
         try:
             yield
         except (StopIteration, tf.errors.OutOfRangeError):
-            if self.steps_per_epoch:
-                warnings.warn(
-                    "Your input ran out of data; interrupting training. Make sure that it can generate at least "
-                    "`steps_per_epoch * epochs` batches.",
-                    stacklevel=2,
-                )
-            else:
+            if self.steps_per_epoch is None:
                 self._counted = max(self.step - self._stride, 0)
-            self._iterator = None
-            self.source.end()
+            self._run_out()
+
+    def _run_out(self) -> None:
+        """The data is over: the next epoch begins anew."""
+        if self.steps_per_epoch:
+            warnings.warn(
+                "Your input ran out of data; interrupting training. Make sure that it can generate at least "
+                "`steps_per_epoch * epochs` batches.",
+                stacklevel=3,
+            )
+        self._iterator = None
+        self.source.end()
+
+
+class _Batches:
+    """An iterator that knows whether it has ended.
+
+    Args:
+        batches: What it iterates.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches = batches
+        self.has_ended = False
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.has_ended = True
+            raise

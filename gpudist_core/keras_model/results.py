@@ -133,13 +133,14 @@ def watched(metrics: list[Any]) -> Iterator[None]:
     Args:
         metrics: The metrics.
     """
-    for metric in metrics:
+    each = list({id(metric): metric for metric in metrics}.values())  # a model may name one twice
+    for metric in each:
         central_storage.add_up(metric.variables)
         object.__setattr__(metric, "result", _watching(metric, metric.result))
     try:
         yield
     finally:
-        for metric in metrics:
+        for metric in each:
             object.__delattr__(metric, "result")
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from gpudist_core.gradients import reduction
+from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import central_storage
 
 
@@ -20,6 +23,7 @@ class Accumulators:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._sums: list[Any] = []
+        self._shards: list[Any] = []
         self._weight: Any = None
 
     def build(self, variables: list[Any]) -> None:
@@ -33,6 +37,7 @@ class Accumulators:
         with self._strategy.scope():
             self._weight = _variable((), tf.float32)
             self._sums = [_variable(v.shape, v.dtype) for v in variables]
+        self._shards = [reduction.shard_of(v) if reduction.is_sharded(v) else None for v in variables]
 
     def add(self, grads: list[Any], weight: Any) -> None:
         """Add this replica's sums, in a replica's context.
@@ -72,9 +77,13 @@ class Accumulators:
         """What was kept, summed over all replicas.
 
         Returns:
-            `weight`, a number, and `sums`, an array for each variable.
+            `weight`, a number, and `sums`, an array for each variable: of a table in slices the whole.
         """
-        return {"weight": self._read(self._weight), "sums": [self._read(kept) for kept in self._sums]}
+        sums = [
+            self._read(kept) if shard is None else self._table(kept, shard)
+            for kept, shard in zip(self._sums, self._shards, strict=True)
+        ]
+        return {"weight": self._read(self._weight), "sums": sums}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the sums so that they are again those of all replicas: the first has them, the others nothing.
@@ -82,8 +91,34 @@ class Accumulators:
         Args:
             state: What `state` returned.
         """
-        for kept, value in zip([*self._sums, self._weight], [*state["sums"], state["weight"]], strict=True):
-            kept.assign(value)
+        for kept, shard, value in zip(self._sums, self._shards, state["sums"], strict=True):
+            if shard is None:
+                kept.assign(value)
+            else:
+                self._assign_slices(kept, shard, np.asarray(value))
+        self._weight.assign(state["weight"])
+
+    def _table(self, kept: Any, shard: Any) -> Any:
+        """The table of which each replica keeps a slice."""
+
+        def gather() -> Any:
+            before = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
+            here = tf.stack([before, shard.total_replicas - 1 - before]) * shard.height
+            rows = [here if axis == shard.axis else tf.zeros([2], tf.int32) for axis in range(len(kept.shape))]
+            return reduction.all_reduce(tf.pad(tf.convert_to_tensor(kept), tf.stack(rows)))
+
+        whole = self._strategy.experimental_local_results(self._strategy.run(tf.function(gather)))[0].numpy()
+        return np.take(whole, np.arange(shard.rows), axis=shard.axis)
+
+    def _assign_slices(self, kept: Any, shard: Any, table: Any) -> None:
+        """Give each replica its slice, padded where the last one is shorter."""
+        first = replicas_of(self._strategy).first
+        for i, copy in enumerate(self._strategy.experimental_local_results(kept)):
+            start, stop = shard.span(first + i)
+            own = np.take(table, np.arange(start, stop), axis=shard.axis)
+            missing = [(0, shard.height - (stop - start) if axis == shard.axis else 0) for axis in range(table.ndim)]
+            with tf.device(copy.device):
+                copy.assign(tf.constant(np.pad(own, missing), copy.dtype))
 
     def _own(self, kept: Any) -> Any:
         """This replica's part; of a variable that all replicas share each takes as much as the others."""

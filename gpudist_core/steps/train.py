@@ -122,7 +122,7 @@ class TrainStep:
             batch_norm.mark(model)
         self._variables = list(variables) if variables is not None else None
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
-        models.check_scope(self.strategy, model, optimizer)
+        models.check_scope(self.strategy, model, optimizer, self.metrics)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
@@ -200,7 +200,7 @@ class TrainStep:
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep besides model and optimizer: batches pending, and their sums over all replicas."""
         kept = self._accumulators.state() if self._accumulators is not None and self._pending else {}
-        return {"pending": self._pending, "accumulators": kept}
+        return {"pending": self._pending, "accumulators": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, on any topology.
@@ -211,13 +211,14 @@ class TrainStep:
         Raises:
             WrongUse: Where it was taken with another `accumulate`.
         """
-        pending = int(state["pending"])
-        if pending >= self.accumulate:
+        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
+        if pending >= self.accumulate or (pending and of != self.accumulate):
             raise WrongUse(
                 "The state must come from a step that accumulates as many batches",
                 "Restore it there.",
                 pending=pending,
                 accumulate=self.accumulate,
+                accumulated_by=of,
             )
         self._pending = pending
         if self._accumulators is not None and pending:

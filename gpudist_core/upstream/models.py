@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,20 +65,21 @@ def check_current(model: Any) -> None:
         )
 
 
-def check_scope(strategy: Any, model: Any, optimizer: Any) -> None:
-    """Refuse a model or an optimizer that was made outside the strategy's scope: its variables would be counted N times.
+def check_scope(strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any] = ()) -> None:
+    """Refuse what was made outside the strategy's scope: its variables would be counted N times, or by each host for itself.
 
     Args:
         strategy: The step's strategy.
         model: The model.
         optimizer: The Keras optimizer.
+        metrics: Keras metrics.
 
     Raises:
         WrongUse: Where one was.
     """
     if strategy.num_replicas_in_sync == 1:
         return
-    for name, owner in (("model", model), ("optimizer", optimizer)):
+    for name, owner in (("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)):
         for variable in list(getattr(owner, "variables", [])):
             if getattr(plain(variable), "distribute_strategy", None) is not strategy:
                 raise WrongUse(

@@ -56,3 +56,38 @@ def test_a_step_is_that_of_one_device(on_hosts: OnHosts, topology: str) -> None:
             np.testing.assert_allclose(seen[name]["metric"], one["metric"], rtol=1e-6, err_msg=name)
             for weights, right in zip(seen[name]["weights"], one["weights"], strict=True):
                 np.testing.assert_allclose(weights, right, atol=2e-5, err_msg=name)
+
+
+def _table(kept: Any = None) -> Any:
+    """What a step has accumulated of a sharded table after the first of two batches; from there on, the table in the end."""
+    import keras
+
+    import gpudist_core as gd
+
+    strategy = gd.make_strategy()
+    keras.utils.set_random_seed(1)
+    ids = np.arange(40).reshape(20, 2) % 7
+    data = gd.Pipeline.from_arrays((ids, np.arange(20) % 3), global_batch_size=10)
+    with strategy.scope():
+        embedding = gd.ShardedEmbedding(7, 4, seed=3)
+        model = keras.Sequential([keras.Input((2,)), embedding, keras.layers.Flatten(), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.SGD(0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = gd.TrainStep(model, optimizer, loss, accumulate=2)
+    first, second = list(data.distribute(strategy))
+    if kept is None:
+        step(first)
+        return step.state()
+    step.restore(kept)
+    step(second)
+    return embedding.table.as_numpy()
+
+
+def test_what_is_accumulated_of_a_table_in_slices_is_the_tables_and_goes_on_on_another_topology(on_hosts: OnHosts) -> None:
+    one, two = (on_hosts(topology, _table)[0] for topology in ("1x1", "2x1"))
+    assert [value.shape for value in two["accumulators"]["sums"]] == [(7, 4), (8, 3), (3,)]
+    for here, there in zip(one["accumulators"]["sums"], two["accumulators"]["sums"], strict=True):
+        np.testing.assert_allclose(here, there, atol=1e-6)
+    alone, three = on_hosts("1x1", _table, one)[0], on_hosts("1x3", _table, two)[0]
+    np.testing.assert_allclose(alone, three, atol=1e-6)
+    assert abs(alone - on_hosts("1x3", _table, {"pending": 0})[0]).max() > 1e-3

@@ -47,7 +47,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         normalized = keras.Sequential([keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
         keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
-    outside, other = make(), keras.optimizers.SGD(0.1)
+    outside, other, beside = make(), keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = TrainStep(model, optimizer, loss)
     images, labels = training.digits(12)
@@ -82,6 +82,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
         "optimizer outside": lambda: TrainStep(model, other, loss),
+        "metric outside": lambda: TrainStep(model, optimizer, loss, metrics=[beside]),
         "plain batch": lambda: step((images, labels)),
         "no pair": lambda: step(batch[0]),
         "no batch": lambda: step.several([]),
@@ -129,6 +130,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
         "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+        "metric outside": "The metric must be made in the scope of the step's strategy. Received: variable='total', "
+        "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "optimizer outside": "The optimizer must be made in the scope of the step's strategy. Received: variable='iteration', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "plain batch": "A batch must hold one part for each replica. Received: batch=['ndarray', 'ndarray']. Take it from "
@@ -161,7 +164,7 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "counted once": "A step that accumulates counts its calls, which a tf.function around it makes once for all. Received: "
         "accumulate=2. Leave the tf.function out; step.several takes several batches in one call of a compiled function.",
         "another accumulation": "The state must come from a step that accumulates as many batches. Received: pending=3, "
-        "accumulate=1. Restore it there.",
+        "accumulate=1, accumulated_by=1. Restore it there.",
     }
     assert {name: text.removeprefix("WrongUse: ") for name, text in said.items()} == expected
 
