@@ -46,8 +46,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if body is None or body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
-        if probe.plan.replay is not None and probe.plan.replay.taped and body.share not in (None, -1):
-            return self  # the last share's is assigned, which has all gradients
+        if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
+            return self
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
             probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
@@ -57,6 +57,17 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
     setattr(cls, name, assign)
 
 
+def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool:
+    """Of shares of a batch, one after the other, the last alone assigns what a step assigns once: it has the update made.
+
+    Where tapes join the shares it has all gradients too. What layers and metrics count of their rows each share adds to.
+    """
+    if probe.plan.replay is not None and probe.plan.replay.taped:
+        return True
+    of_layers = {id(upstream.tf_variable(one)) for one in probe.untrained(body)}
+    return _is_shared_number(variable) and id(variable) not in of_layers
+
+
 def _is_state(variable: Any) -> bool:
     """Whether each replica is to have the same value, the one that one device has.
 
@@ -64,7 +75,12 @@ def _is_state(variable: Any) -> bool:
     """
     import tensorflow as tf
 
-    if not variable.dtype.name.startswith(_NUMBERS) or variable.synchronization == tf.VariableSynchronization.ON_READ:
-        return False
     of_one = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return not (of_one and variable.shape.rank == 0)
+    return _is_shared_number(variable) and not (of_one and variable.shape.rank == 0)
+
+
+def _is_shared_number(variable: Any) -> bool:
+    import tensorflow as tf
+
+    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(variable.dtype.name.startswith(_NUMBERS)) and not is_own

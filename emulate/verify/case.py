@@ -95,6 +95,7 @@ class Case:
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
+        own_draws: The same with the program's own draws, untouched.
         own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
         hash_places: Where the program makes sets or asks for hashes.
         outcome: How the run ended.
@@ -118,6 +119,7 @@ class Case:
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
         own_seeds: Callable[[], RunResult | None] = _not_made,
+        own_draws: Callable[[], RunResult | None] = _not_made,
         own_hashes: Callable[[], RunResult | None] = _not_made,
         hash_places: Sequence[str] = (),
         outcome: Outcome | None = None,
@@ -140,7 +142,7 @@ class Case:
         self._rerun = rerun
         self._confirm = confirm
         self.hash_places = hash_places
-        self._own_seeds = own_seeds
+        self._own_seeds, self._own_draws = own_seeds, own_draws
         self._own_hashes = own_hashes
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         self._kept: tuple[str, ...] = ()
@@ -168,6 +170,11 @@ class Case:
     def with_own_seeds(self) -> RunResult | None:
         """The run of `topology` with a seed of its own on each host, where the program does not seed all that it draws from."""
         return self._own_seeds()
+
+    @cached_property
+    def with_own_draws(self) -> RunResult | None:
+        """The same with the program's own draws, as real hosts make them."""
+        return self._own_draws()
 
     @cached_property
     def with_own_hashes(self) -> RunResult | None:

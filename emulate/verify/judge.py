@@ -39,6 +39,17 @@ class Judgement:
         """Whether it decides that something has no known cause, and nothing else that the strategy does not do on purpose."""
         return {cause.code for cause in _deciding(self.causes) if not cause.by_design} == {"unexplained"}
 
+    @property
+    def leaves_the_scale_open(self) -> bool:
+        """Whether all is explained by rows that depend on each other: a factor that each replica has is part of that."""
+        is_well = self.verdict in ("equivalent", "unverified")
+        return is_well and any(cause.code == "in-batch-negatives" for cause in self.causes)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether it decides that the loss is divided by the wrong number."""
+        return any(cause.code == "loss-scaling" for cause in _deciding(self.causes))
+
     def advised_by(self, other: Judgement) -> Judgement:
         """This, with what another one found that the strategy does by design: here one device does the same."""
         known = {cause.code for cause in self.causes}
@@ -217,7 +228,28 @@ def _missing(case: Case) -> list[str]:
             missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
     if case.outcome.cut:
         missing.append(_CUT)
+    missing += _open_scale(case)
     return missing if case.ledger else [*missing, _UNSEEN_ROWS]
+
+
+def _open_scale(case: Case) -> list[str]:
+    """Where a row's loss depends on the others of its replica a factor cannot be measured; by the losses it may be there."""
+    first = min(case.comparison.objectives, key=lambda point: point.step, default=None)
+    if (
+        first is None
+        or case.has("loss-scaling")
+        or not any(c.code == "in-batch-negatives" and not c.advice for c in case.found)
+    ):
+        return []
+    factor, replicas = first.factor, case.num_replicas
+    if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):
+        return []
+    told = (
+        f"scale: the replicas' losses add up to {factor:.3g} times that of one device in step {first.step}, which is nearer to "
+        f"their number ({replicas}) than to 1: a loss that is divided by the rows of a replica, where it should be by those of "
+        "all, looks like that. With losses that compare rows it cannot be measured; see what each is divided by"
+    )
+    return [told]
 
 
 _CUT = (

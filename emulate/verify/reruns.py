@@ -61,7 +61,10 @@ class Reruns:
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 
     def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself."""
+        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself.
+
+        Of `base` draws may be keyed; with a base as the program stands they are those of real hosts.
+        """
         if run.status != "ok" or run.trace is None or run.topology.num_stepping_hosts == 1:
             return None
         seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}

@@ -238,6 +238,7 @@ class Session:
                 rerun=lambda *asked: self._reruns.make(asked, run, compared, base),
                 confirm=lambda: self._yardsticks.confirming(base, compared),
                 own_seeds=lambda: self._reruns.with_own_seeds(run, base),
+                own_draws=lambda: self._reruns.with_own_seeds(run, AS_IT_STANDS),
                 own_hashes=lambda: self._reruns.with_own_hashes(run, base),
                 hash_places=self._reruns.hash_places if run.topology.num_stepping_hosts > 1 else (),
                 outcome=_outcome(run, reference),
@@ -247,8 +248,9 @@ class Session:
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         judgement = judged_on(bases[0])
-        if len(bases) > 1 and judgement.is_unexplained:
-            judgement = judged_on(bases[1]).advised_by(judgement)
+        if len(bases) > 1 and (judgement.is_unexplained or judgement.leaves_the_scale_open):
+            on_shares = judged_on(bases[1]).advised_by(judgement)
+            judgement = on_shares if judgement.is_unexplained or on_shares.is_scaled else judgement
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
             told = f"Runs that could have told more did not end well. The first was {failed}"

@@ -135,6 +135,13 @@ def test_batch_normalization_in_a_batch_that_grows_is_as_on_one_device_and_is_to
     assert run.not_compared == ()  # the epochs are as long
 
 
+def test_a_mean_over_its_own_rows_is_found_out_where_rows_depend_on_each_other_in_a_batch_that_grows(
+    judged: Callable[..., Run],
+) -> None:
+    run = judged("tf.reduce_mean(tf.nn.relu(of_rows - tf.reduce_mean(of_rows)))", batch=GROWS)
+    assert (run.verdict, codes(run)) == ("divergent", ["loss-scaling", "in-batch-negatives"])
+
+
 @pytest.mark.parametrize(
     ("loss", "batch", "found"),
     [(OF_ITS_OWN_COUNT, "12", "local-normalization"), ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch")],

@@ -70,7 +70,17 @@ def _drifted(case: Case) -> str | None:
 
 
 def _search_identical(case: Case) -> Sign | None:
-    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
+    sign = _identical_in(case, case.untouched)
+    if sign is None:
+        return None
+    own = case.with_own_draws  # hosts that are not seeded alike by us
+    is_ours = own is not None and own.status == "ok" and own.trace is not None and _identical_in(case, own.trace) is None
+    return None if is_ours else sign
+
+
+def _identical_in(case: Case, trace: Trace) -> Sign | None:
+    """Draws of a run that are the same on replicas or hosts."""
+    steps = [step for name in trace.optimizers for step in complete(trace, name)]
     where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
     what = "mask" if case.facts.dropout else "numbers"
     kinds: tuple[tuple[str, str, Callable[[Step], int]], ...] = (

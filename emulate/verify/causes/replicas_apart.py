@@ -55,7 +55,8 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
         case.rebase(again)
         case.clips_the_sum = switch in _SUMS_AT_TAPES
         case.notes.append(NOTE)
-        told = f"one device on the rows of one replica after the other, its gradients added up, {_agreement(again)}"
+        agreement = "has the same gradients" if case.facts.repeated else _agreement(again)
+        told = f"one device on the rows of one replica after the other, its gradients added up, {agreement}"
         return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
 
@@ -79,8 +80,11 @@ def _apart(case: Case, switch: str, step: int) -> Comparison | None:
 
 
 def _first_out(case: Case, step: int) -> str:
-    """The optimizer whose gradients differ in a step."""
-    return next(p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step)
+    """The optimizer whose gradients differ in a step, of several the first that nothing has explained yet."""
+    unexplained = {name for name, k in case.explanation.unexplained if k == step}
+    return next((name for name in case.topology.optimizers if name in unexplained), None) or next(
+        p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step
+    )
 
 
 def _sums(case: Case) -> tuple[str, ...]:

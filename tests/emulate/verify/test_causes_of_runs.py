@@ -10,6 +10,7 @@ import pytest
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case, Rerun
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.result import RunResult
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Array, Problem, Sgd
@@ -237,6 +238,19 @@ def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowe
     again = hand_made(Folder(case.topology.directory / "again"), lambda made, k: right_topology(made, k, draws=[f"mask-{k}"]))
     allowed = judge(again, allow=["identical-dropout"])
     assert (allowed.verdict, allowed.causes[0].allowed) == ("equivalent", True)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_draws_that_are_the_same_because_hosts_were_seeded_for_the_comparison_are_none_of_the_programs(
+    folder: Folder, alike: bool
+) -> None:
+    with_draws, with_others = (
+        loop(folder.made("1x4"), lambda made, k, draws=draws: right_topology(made, k, draws=draws), replicas=4)
+        for draws in (["mask"], [] if not alike else ["mask"])
+    )
+    own = RunResult("own seeds", with_others.topology, with_others)
+    found = judge(Case(loop(folder.made(), right_reference), with_draws, own_draws=lambda: own))
+    assert codes(found) == (["identical-dropout"] if alike else [])
 
 
 @pytest.mark.parametrize(("alike", "expected"), [(True, ["identical-dropout"]), (False, [])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case, Rerun
@@ -54,6 +55,20 @@ def test_another_loss_that_the_replicas_rows_alone_explain_couples_the_rows(fold
     assert codes(found) == ["in-batch-negatives"]
     assert found.causes[0].by_design
     assert "agrees in everything" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize(("objective", "verdict"), [(1.3, "equivalent"), (3.1, "unverified")])
+def test_losses_that_add_up_to_as_many_times_as_there_are_replicas_leave_the_scale_open(
+    folder: Folder, objective: float, verdict: str
+) -> None:
+    topology, sums = trained(folder, PARTS, objective), PARTS.sum(axis=1, keepdims=True)
+    again = Rerun(trained(folder, sums, objective), topology)
+    case = Case(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
+    found = judge(case, ["in-batch-negatives"])
+    assert (found.verdict, codes(found)) == (verdict, ["in-batch-negatives"])
+    assert any(one.startswith("scale: the replicas' losses add up to 3.1 times") for one in found.not_compared) == (
+        objective > 2
+    )
 
 
 def test_a_term_that_comes_with_each_replica_whichever_rows_it_has_couples_no_rows(folder: Folder) -> None:
