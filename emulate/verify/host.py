@@ -92,9 +92,11 @@ def _finish_at_exit(probe: Probe) -> None:
     leave, pid = os._exit, os.getpid()
 
     def exit_at_once(status: int) -> NoReturn:
-        if os.getpid() == pid:  # and no child of it
-            probe.finish("raised" if status else "returned")
-        leave(status)
+        try:
+            if os.getpid() == pid:  # and no child of it
+                probe.finish("raised" if status else "returned")
+        finally:
+            leave(status)
 
     os._exit = exit_at_once
 
