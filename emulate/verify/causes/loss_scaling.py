@@ -35,6 +35,12 @@ _OF_A_MEAN = (
     "    loss = tf.reduce_mean(per_example_loss)\n"
     "or differentiate the losses by row as they are."
 )
+_OF_ALL_ROWS = (
+    "The step gathers over the replicas: a loss that each of them takes over the rows of all counts once for each. Divide it\n"
+    "    loss = loss_of_all_rows / strategy.num_replicas_in_sync\n"
+    "or take that of the replica's own rows, divided by the rows of all:\n"
+    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE"
+)
 _TOO_SMALL = (
     "Something divides by the number of replicas once too often. Leave one of these out: tf.reduce_mean beside a division by "
     "num_replicas_in_sync or by the global batch; a division beside a Keras loss object, which divides by itself in a "
@@ -103,7 +109,8 @@ def _search_scaling(case: Case) -> Sign | None:
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     grows = case.ledger is not None and case.ledger.grows
     too_small = _TOO_SMALL if scale < 1 else None
-    cure = _GROWS if grows else _OF_A_MEAN if case.facts.distributed else too_small
+    of_all = case.facts.gathers and abs(scale / case.num_replicas - 1) < _near(case)
+    cure = _OF_ALL_ROWS if of_all else _GROWS if grows else _OF_A_MEAN if case.facts.distributed else too_small
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
     return Sign(f"The gradient of every variable{whose} is {words}.", evidence, cure)
 

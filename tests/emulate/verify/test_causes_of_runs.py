@@ -9,6 +9,7 @@ import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case, Rerun
+from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.result import RunResult
 from tests.emulate.verify.cases import Folder, codes, loop
@@ -227,7 +228,12 @@ def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> 
             rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
             made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": after}, replica=r, rows=rows, objective=1.0, tape=True)
 
-    assert codes(judge(hand_made(folder, topology))) == ["loss-scaling"]
+    found = judge(hand_made(folder, topology))
+    assert codes(found) == ["loss-scaling"]
+    assert found.causes[0].fix.startswith("Divide by the rows of the global batch")
+    gathering = hand_made(folder, topology)
+    gathering.__dict__["facts"] = Facts(gathers=True)
+    assert "loss = loss_of_all_rows / strategy.num_replicas_in_sync" in judge(gathering).causes[0].fix
 
 
 def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowed(folder: Folder) -> None:
