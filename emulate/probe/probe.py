@@ -202,9 +202,9 @@ class Probe:
         if self.plan.permute and body.label not in self.plan.apply_only:
             args, kwargs = replay.permuted(self.plan.noise_seed, args, kwargs)
         body.begin_pass()
-        taken = len(body.inputs)
+        before = len(body.inputs)
         body.take_inputs(args, kwargs)
-        draws.key_rows(self, body, body.inputs[taken:])
+        draws.key_rows(self, body, body.inputs[before:])
         result = function(*args, **kwargs)
         if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
             self._leave(body)

@@ -235,11 +235,7 @@ def _missing(case: Case) -> list[str]:
 def _open_scale(case: Case) -> list[str]:
     """Where a row's loss depends on the others of its replica a factor cannot be measured; by the losses it may be there."""
     first = min(case.comparison.objectives, key=lambda point: point.step, default=None)
-    if (
-        first is None
-        or case.has("loss-scaling")
-        or not any(c.code == "in-batch-negatives" and not c.advice for c in case.found)
-    ):
+    if first is None or case.has("loss-scaling") or not case.has("in-batch-negatives"):
         return []
     factor, replicas = first.factor, case.num_replicas
     if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):

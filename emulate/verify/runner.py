@@ -225,8 +225,8 @@ class Runner:
         try:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             result.trace = Trace(plan.trace)
-            written = {host for host, _ in result.trace.of("end")}
-            result.cut = {host for host, status in result.statuses.items() if status == "exited"} - written
+            if left := {host for host, status in result.statuses.items() if status == "exited"}:
+                result.cut = left - {host for host, _ in result.trace.of("end")}
             outcome = result.status
         finally:
             result.seconds = time.monotonic() - started

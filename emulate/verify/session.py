@@ -219,8 +219,7 @@ class Session:
     ) -> Judgement:
         """A topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
-        compared = (trace_of(keyed) or run.trace) if run.trace is not None else None
-        compared = compared or self._runner.empty_trace(run)
+        compared = (run.trace and trace_of(keyed)) or run.trace or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]

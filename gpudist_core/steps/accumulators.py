@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from gpudist_core.gradients import reduction
-from gpudist_core.replicas import replicas_of
+from gpudist_core.static import ShardedTable
 from gpudist_core.upstream import central_storage
 
 
@@ -23,7 +22,7 @@ class Accumulators:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._sums: list[Any] = []
-        self._shards: list[Any] = []
+        self._tables: list[ShardedTable | None] = []
         self._weight: Any = None
 
     def build(self, variables: list[Any]) -> None:
@@ -37,7 +36,7 @@ class Accumulators:
         with self._strategy.scope():
             self._weight = _variable((), tf.float32)
             self._sums = [_variable(v.shape, v.dtype) for v in variables]
-        self._shards = [reduction.shard_of(v) if reduction.is_sharded(v) else None for v in variables]
+        self._tables = [self._table_of(v, kept) for v, kept in zip(variables, self._sums, strict=True)]
 
     def add(self, grads: list[Any], weight: Any) -> None:
         """Add this replica's sums, in a replica's context.
@@ -80,8 +79,8 @@ class Accumulators:
             `weight`, a number, and `sums`, an array for each variable: of a table in slices the whole.
         """
         sums = [
-            self._read(kept) if shard is None else self._table(kept, shard)
-            for kept, shard in zip(self._sums, self._shards, strict=True)
+            self._read(kept) if table is None else table.as_numpy()
+            for kept, table in zip(self._sums, self._tables, strict=True)
         ]
         return {"weight": self._read(self._weight), "sums": sums}
 
@@ -91,34 +90,20 @@ class Accumulators:
         Args:
             state: What `state` returned.
         """
-        for kept, shard, value in zip(self._sums, self._shards, state["sums"], strict=True):
-            if shard is None:
+        for kept, table, value in zip(self._sums, self._tables, state["sums"], strict=True):
+            if table is None:
                 kept.assign(value)
             else:
-                self._assign_slices(kept, shard, np.asarray(value))
+                table.assign_rows(0, value)
         self._weight.assign(state["weight"])
 
-    def _table(self, kept: Any, shard: Any) -> Any:
-        """The table of which each replica keeps a slice."""
-
-        def gather() -> Any:
-            before = tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.int32)
-            here = tf.stack([before, shard.total_replicas - 1 - before]) * shard.height
-            rows = [here if axis == shard.axis else tf.zeros([2], tf.int32) for axis in range(len(kept.shape))]
-            return reduction.all_reduce(tf.pad(tf.convert_to_tensor(kept), tf.stack(rows)))
-
-        whole = self._strategy.experimental_local_results(self._strategy.run(tf.function(gather)))[0].numpy()
-        return np.take(whole, np.arange(shard.rows), axis=shard.axis)
-
-    def _assign_slices(self, kept: Any, shard: Any, table: Any) -> None:
-        """Give each replica its slice, padded where the last one is shorter."""
-        first = replicas_of(self._strategy).first
-        for i, copy in enumerate(self._strategy.experimental_local_results(kept)):
-            start, stop = shard.span(first + i)
-            own = np.take(table, np.arange(start, stop), axis=shard.axis)
-            missing = [(0, shard.height - (stop - start) if axis == shard.axis else 0) for axis in range(table.ndim)]
-            with tf.device(copy.device):
-                copy.assign(tf.constant(np.pad(own, missing), copy.dtype))
+    def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
+        """What is kept of a table in slices is one too: each replica adds to its own."""
+        if not reduction.is_sharded(variable):
+            return None
+        info, shape = reduction.shard_of(variable), list(kept.shape)
+        shape[info.axis] = info.rows
+        return ShardedTable(kept, self._strategy, info, tuple(shape))
 
     def _own(self, kept: Any) -> Any:
         """This replica's part; of a variable that all replicas share each takes as much as the others."""

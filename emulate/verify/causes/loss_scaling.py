@@ -107,12 +107,19 @@ def _search_scaling(case: Case) -> Sign | None:
         evidence += f" (a regularization term of {names} is not scaled with the loss, which is right)"
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
-    grows = case.ledger is not None and case.ledger.grows
-    too_small = _TOO_SMALL if scale < 1 else None
-    of_all = case.facts.gathers and abs(scale / case.num_replicas - 1) < _near(case)
-    cure = _OF_ALL_ROWS if of_all else _GROWS if grows else _OF_A_MEAN if case.facts.distributed else too_small
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
-    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, cure)
+    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _cure(case, scale))
+
+
+def _cure(case: Case, scale: float) -> str | None:
+    """What to change where something tells how the loss is made; None for what suits most."""
+    if case.facts.gathers and abs(scale / case.num_replicas - 1) < _near(case):
+        return _OF_ALL_ROWS
+    if case.ledger is not None and case.ledger.grows:
+        return _GROWS
+    if case.facts.distributed:
+        return _OF_A_MEAN
+    return _TOO_SMALL if scale < 1 else None
 
 
 def _about(case: Case) -> Sign | None:

@@ -65,8 +65,8 @@ def _drifted(case: Case) -> str | None:
     found = compare(case.plain, case.repeat, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
-    kind = {"loss": "losse"}.get(found.first.kind, found.first.kind)
-    return f"the {kind}s (first {found.first.tensor} in step {found.first.step})"
+    kinds = "losses" if found.first.kind == "loss" else f"{found.first.kind}s"
+    return f"the {kinds} (first {found.first.tensor} in step {found.first.step})"
 
 
 def _search_identical(case: Case) -> Sign | None:
