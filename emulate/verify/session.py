@@ -7,16 +7,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from emulate.errors import WrongUse
-from emulate.probe import IN_32_BITS, Replay, Trace
+from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
-from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import error_line
-from emulate.verify.compare import compare
 from emulate.verify.facts import Facts
+from emulate.verify.growth import explaining
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledger import ledgers
-from emulate.verify.noise import FACTOR
 from emulate.verify.order import order_matters
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
@@ -24,7 +22,7 @@ from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import OF_REFERENCE, Reference, Run
-from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
+from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
 _ORDER = (
@@ -222,7 +220,7 @@ class Session:
         compared = (run.trace and trace_of(keyed)) or run.trace or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
-        bases = self._explaining(run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
+        bases = explaining(self._yardsticks, run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
 
         def judged_on(base: Variation) -> Judgement:
@@ -274,44 +272,6 @@ class Session:
             return
         run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
         run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
-
-    def _explaining(self, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
-        """Of the union of the replicas' rows and one share after the other, what explains the run better.
-
-        One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
-        first, so that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not
-        in what makes up for adding them up.
-        """
-        union = replace(base, replay=Replay(topology.directory))
-        shares = replace(base, replay=Replay(topology.directory, growth, taped="tape" in topology.optimizers))
-        yardsticks = {way: self._yardsticks.with_noise(way) for way in (union, shares)}
-        misfits = {way: _misfit(yardsticks[way], topology) for way in yardsticks}
-        if min(misfits.values()) == float("inf"):
-            run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
-            return [base]
-        run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
-        is_larger = misfits[union] <= misfits[shares] and _is_larger(yardsticks[shares], topology, growth)
-        if is_larger and not self._grouping_matters(shares):
-            run.notes.append("The loss is divided by a number that does not grow with it.")
-            return [shares]
-        if misfits[union] <= FACTOR:
-            return [min(misfits, key=lambda way: misfits[way])]
-        if misfits[shares] <= FACTOR and not self._grouping_matters(shares):
-            return [shares]
-        number = len(topology.replicas)
-        whole = replace(base, replay=Replay(topology.directory, batch_of=number))
-        if self._yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
-            whole = replace(base, replay=Replay(topology.directory, told=number))
-        return [min((whole, union), key=lambda way: _objective_off(self._yardsticks.with_noise(way), topology)), shares]
-
-    def _grouping_matters(self, shares: Variation) -> bool:
-        """Whether the gradients of one share after the other depend on which rows are together in a share."""
-        assert shares.replay is not None
-        traces = self._yardsticks.with_noise(shares).traces()
-        dealt = self._yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()
-        if traces is None or dealt is None:
-            return False
-        return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
 
     def _without_order(self, run: RunResult) -> Run:
         """The coordinator applies what has arrived: which rows make a step, on which weights, is left to chance here too."""
@@ -376,31 +336,6 @@ def _draws_numbers(run: RunResult) -> bool:
     if trace is None:
         return False
     return any(step.draws for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values())
-
-
-def _misfit(yardstick: Yardstick, topology: Trace) -> float:
-    """How badly a reference explains a run: its largest error in units of the noise."""
-    traces = yardstick.traces()
-    worst = compare(traces[0], topology, traces[1]).worst if traces is not None else None
-    if worst is None:
-        return float("inf")
-    return worst.error / max(worst.noise, 1e-300)
-
-
-def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
-    """How far the first sum of the local objectives is from the reference's, in parts of that: clipping does not hide it."""
-    traces = yardstick.traces()
-    first = next(iter(compare(traces[0], topology, traces[1]).objectives), None) if traces is not None else None
-    if first is None or not first.measure.reference_value:
-        return float("inf")
-    return first.measure.error / abs(first.measure.reference_value)
-
-
-def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
-    """Whether every gradient is as many times larger as the batch is: its rows are added up, not averaged."""
-    traces = yardstick.traces()
-    fits = explain(compare(traces[0], topology, traces[1])).scaled if traces is not None else ()
-    return bool(fits) and all(abs(fit.scale / growth - 1) < ROUND for fit in fits)
 
 
 def _all_reduce(run: RunResult) -> str:

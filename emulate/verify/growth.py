@@ -1,0 +1,87 @@
+"""A batch that grows with the replicas: how one device is given the rows of all, so that it can be compared with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from emulate.probe import Replay, Trace
+from emulate.verify.arithmetic import ROUND, explain
+from emulate.verify.compare import compare
+from emulate.verify.noise import FACTOR
+from emulate.verify.result import RunResult
+from emulate.verify.yardstick import Variation, Yardstick, Yardsticks
+
+
+def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
+    """Of the union of the replicas' rows and one share after the other, what explains the run better.
+
+    One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
+    first, so that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not
+    in what makes up for adding them up.
+
+    Args:
+        yardsticks: Makes the reference in both ways.
+        run: How the topology's run went; it is told what was done.
+        base: The variation that is compared.
+        topology: The topology's run in it.
+        growth: How many times the batch of one device its batch is.
+
+    Returns:
+        What to judge on; a second one where the first may leave something unexplained.
+    """
+    union = replace(base, replay=Replay(topology.directory))
+    shares = replace(base, replay=Replay(topology.directory, growth, taped="tape" in topology.optimizers))
+    made = {way: yardsticks.with_noise(way) for way in (union, shares)}
+    misfits = {way: _misfit(made[way], topology) for way in made}
+    if min(misfits.values()) == float("inf"):
+        run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
+        return [base]
+    run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
+    is_larger = misfits[union] <= misfits[shares] and _is_larger(made[shares], topology, growth)
+    if is_larger and not _grouping_matters(yardsticks, shares):
+        run.notes.append("The loss is divided by a number that does not grow with it.")
+        return [shares]
+    if misfits[union] <= FACTOR:
+        return [min(misfits, key=lambda way: misfits[way])]
+    if misfits[shares] <= FACTOR and not _grouping_matters(yardsticks, shares):
+        return [shares]
+    number = len(topology.replicas)
+    whole = replace(base, replay=Replay(topology.directory, batch_of=number))
+    if yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
+        whole = replace(base, replay=Replay(topology.directory, told=number))
+    return [min((whole, union), key=lambda way: _objective_off(yardsticks.with_noise(way), topology)), shares]
+
+
+def _grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
+    """Whether the gradients of one share after the other depend on which rows are together in a share."""
+    assert shares.replay is not None
+    traces = yardsticks.with_noise(shares).traces()
+    dealt = yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()
+    if traces is None or dealt is None:
+        return False
+    return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
+
+
+def _misfit(yardstick: Yardstick, topology: Trace) -> float:
+    """How badly a reference explains a run: its largest error in units of the noise."""
+    traces = yardstick.traces()
+    worst = compare(traces[0], topology, traces[1]).worst if traces is not None else None
+    if worst is None:
+        return float("inf")
+    return worst.error / max(worst.noise, 1e-300)
+
+
+def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
+    """How far the first sum of the local objectives is from the reference's, in parts of that: clipping does not hide it."""
+    traces = yardstick.traces()
+    first = next(iter(compare(traces[0], topology, traces[1]).objectives), None) if traces is not None else None
+    if first is None or not first.measure.reference_value:
+        return float("inf")
+    return first.measure.error / abs(first.measure.reference_value)
+
+
+def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
+    """Whether every gradient is as many times larger as the batch is: its rows are added up, not averaged."""
+    traces = yardstick.traces()
+    fits = explain(compare(traces[0], topology, traces[1])).scaled if traces is not None else ()
+    return bool(fits) and all(abs(fit.scale / growth - 1) < ROUND for fit in fits)
