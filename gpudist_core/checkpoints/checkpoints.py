@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import numbers
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, final
 
-from gpudist_core.checkpoints import restoring, saving
+from gpudist_core.checkpoints import arguments, restoring, saving
 from gpudist_core.checkpoints.background import Background
 from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, Foreign, Preempted, SaveFailed, refusal
 from gpudist_core.checkpoints.fit import CallbackMethods, Fit
@@ -20,6 +19,7 @@ from gpudist_core.checkpoints.hosts import Hosts
 from gpudist_core.checkpoints.preemption import Notice
 from gpudist_core.checkpoints.run import Run
 from gpudist_core.errors import WrongUse
+from gpudist_core.values import is_whole
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Checkpoints(CallbackMethods):
         timeout: How long to wait for another host, in seconds.
 
     Raises:
-        WrongUse: For numbers that cannot be, and a folder that is no path.
+        WrongUse: For numbers that cannot be, a folder that is none, and what is no model, optimizer, pipeline or step.
     """
 
     def __init__(
@@ -101,11 +101,8 @@ class Checkpoints(CallbackMethods):
         synchronous: bool = False,
         timeout: float = 600.0,
     ) -> None:
-        for name, value in (("keep", keep), ("every", 1 if every is None else every)):
-            if not isinstance(value, int) or value < 1:
-                raise WrongUse(f"{name} must be a positive whole number", "Give 1 or more.", **{name: value})
-        if not isinstance(folder, (str, Path)):
-            raise WrongUse("The folder must be a path", "Give one that all hosts see.", folder=folder)
+        arguments.check(folder, keep, every, signals, timeout, extra)
+        arguments.check_parts(model=model, optimizer=optimizer, pipeline=pipeline, step=step)
         self._folder = Folder(Path(folder).absolute())
         self._keep, self._every, self._signals = keep, every, tuple(signals)
         self._synchronous, self._timeout = synchronous, timeout
@@ -403,6 +400,6 @@ class Checkpoints(CallbackMethods):
 def _checked(step: Any) -> int:
     """The number of a step: it orders the checkpoints and names their folders."""
     number = step.numpy() if hasattr(step, "numpy") else step
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < 0:
+    if not is_whole(number, 0):
         raise WrongUse("A step must be a whole number, 0 or more", "Count the steps that were made.", step=step)
     return int(number)

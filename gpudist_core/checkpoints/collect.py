@@ -7,6 +7,7 @@ from typing import Any
 
 from gpudist_core.checkpoints import names
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
+from gpudist_core.errors import WrongUse
 from gpudist_core.replicas import Replicas
 
 
@@ -105,8 +106,16 @@ def _variables_of(value: Any) -> list[Any]:
         return [v for inner in value.values() for v in _variables_of(inner)]
     if isinstance(value, (list, tuple)):
         return [v for inner in value for v in _variables_of(inner)]
+    if isinstance(value, tf.Variable):
+        return [value]
     variables = getattr(value, "variables", None)
-    return list(variables) if variables is not None and not isinstance(value, tf.Variable) else [value]
+    if variables is None and not (hasattr(value, "assign") and hasattr(value, "dtype")):
+        raise WrongUse(
+            "What is kept is a variable, a metric, a random generator, or has state() and restore(state)",
+            "Keep a number in a tf.Variable, or in an object with state() and restore(state).",
+            value=value,
+        )
+    return [value] if variables is None else list(variables)
 
 
 def _shard_of(variable: Any) -> Any:

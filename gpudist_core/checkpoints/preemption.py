@@ -28,7 +28,7 @@ class Notice:
         agreement: How the hosts agree on a step; None where there is one host.
 
     Raises:
-        WrongUse: For a signal that does not exist, or outside the main thread.
+        WrongUse: Outside the main thread.
     """
 
     def __init__(self, names: Sequence[str], agreement: Agreement | None) -> None:
@@ -40,7 +40,7 @@ class Notice:
         self._notices: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._before: dict[int, Any] = {}
-        numbers = [_number(name) for name in names]
+        numbers = [int(signal.Signals[name]) for name in names]
         if numbers and threading.current_thread() is not threading.main_thread():
             raise WrongUse(
                 "Signals can be watched from the main thread only",
@@ -97,10 +97,3 @@ class Notice:
         assert self._agreement is not None
         if self._notices.get():
             quietly(self._agreement.ask)
-
-
-def _number(name: str) -> int:
-    try:
-        return int(signal.Signals[name])
-    except KeyError:
-        raise WrongUse("Signals are named as in Python's signal module", "Use 'SIGTERM' or 'SIGUSR1'.", signals=name) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpudist_core.environments.devices import local_devices
 from gpudist_core.environments.slurm import slurm_tasks
-from gpudist_core.environments.tasks import Tasks, tasks_of
+from gpudist_core.environments.tasks import SHAPE, Tasks, tasks_of
 from gpudist_core.errors import WrongUse
 
 
@@ -115,6 +115,8 @@ def _given(cluster: Any) -> Tasks | None:
 
     source = "the cluster given"
     if isinstance(cluster, Mapping):
+        if not cluster.keys() & {"cluster", "task"}:
+            raise WrongUse(f"{source.capitalize()} has a cluster and a task, as TF_CONFIG has", SHAPE, cluster=cluster)
         return tasks_of(cluster, source)
     if isinstance(cluster, tf.train.ClusterSpec):
         return tasks_of({"cluster": cluster.as_dict(), "task": tf_config().get("task")}, source)

@@ -107,7 +107,7 @@ def tasks_of(config: Mapping[str, Any], source: str) -> Tasks | None:
 
 def _jobs(cluster: Any, source: str) -> dict[str, tuple[str, ...]]:
     if not isinstance(cluster, Mapping) or not all(isinstance(tasks, (list, tuple)) for tasks in cluster.values()):
-        raise WrongUse(f"The cluster of {source} has a list of addresses for each job", _SHAPE, cluster=cluster)
+        raise WrongUse(f"The cluster of {source} has a list of addresses for each job", SHAPE, cluster=cluster)
     jobs = {str(job): tuple(map(str, tasks)) for job, tasks in cluster.items() if tasks}
     if unknown := sorted(set(jobs) - set(ROLES)):
         raise WrongUse(f"The jobs of {source} are among {', '.join(ROLES)}", "Rename or remove the others.", jobs=unknown)
@@ -121,12 +121,12 @@ def _jobs(cluster: Any, source: str) -> dict[str, tuple[str, ...]]:
     return jobs
 
 
-_SHAPE = 'Write {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
+SHAPE = 'Write {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
 
 
 def _task(task: Any, source: str) -> tuple[str, int]:
     if not isinstance(task, Mapping) or "type" not in task or "index" not in task:
-        raise WrongUse(f"The task of {source} has a type and an index", _SHAPE, task=task)
+        raise WrongUse(f"The task of {source} has a type and an index", SHAPE, task=task)
     role, index = str(task["type"]), str(task["index"])
     if role not in ROLES:
         raise WrongUse(f"The task type of {source} is one of {', '.join(ROLES)}", "Name one of these.", type=role)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
@@ -20,7 +19,9 @@ from gpudist_core.parameter_servers.work import Part, Work
 from gpudist_core.parameter_servers.workers import Workers, server_lost
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
+from gpudist_core.steps import arguments
 from gpudist_core.upstream import coordination, losses, models, optimizers
+from gpudist_core.values import is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
 DRAWS = ("replica", "row")
@@ -93,24 +94,20 @@ class CoordinatedTraining:
         strategy: Any = None,
     ) -> None:
         _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
-        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
-            raise WrongUse(
-                "The number of batches that make one update must be a positive integer",
-                "1 means no accumulation.",
-                accumulate=accumulate,
-            )
-        if timeout_seconds is not None and not (isinstance(timeout_seconds, numbers.Real) and timeout_seconds > 0):
+        arguments.check_accumulate(accumulate)
+        arguments.check_model(model)
+        if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
             raise WrongUse(
                 "A time limit must be a positive number of seconds", "None waits for ever.", timeout_seconds=timeout_seconds
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         losses.install()
         coordination.install_reading()
-        self.model, self.metrics, self.schedule = model, list(metrics), schedule
+        self.model, self.metrics, self.schedule = model, arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
-        self._given = list(variables) if variables is not None else None
+        self._given = arguments.checked_variables(variables)
         _check_on_servers(model=model, optimizer=optimizer)
         with self.strategy.scope():
             self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
@@ -136,10 +133,8 @@ class CoordinatedTraining:
             WrongUse: Where a batch is none, or the data end before `steps` batches.
             Unavailable: When a parameter server is lost, or no worker finishes anything in time.
         """
-        if steps is not None and not isinstance(steps, (int, np.integer)):
-            raise WrongUse("The number of steps must be an integer", "None means the rest of the epoch.", steps=steps)
-        if steps is not None and steps < 0:
-            raise WrongUse("The number of steps must not be negative", "None means the rest of the epoch.", steps=steps)
+        if steps is not None and not is_whole(steps, 0):
+            raise WrongUse("The number of steps must be whole, 0 or more", "None means the rest of the epoch.", steps=steps)
         batches = _batches(data, steps)
         run = self._in_lock_step if self.schedule == "lock-step" else self._asynchronously
         found = self._outside_scope(lambda: run(batches))

@@ -113,7 +113,7 @@ class Work:
         rows = tf.cast(share.rows, tf.float32)
         with tf.GradientTape(persistent=True) as tape:
             y_pred = models.call(self._model, x)
-            loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
+            loss, total = local.weighted(local.losses_of(self._loss, y, y_pred), weight, losses.mask_of(y_pred))
             of_variables, of_inputs = local.separate(self._model, getattr(self._model, "losses", []))
             if of_variables is not None:
                 loss += of_variables * total

@@ -6,6 +6,7 @@ to three times as many a second, and the function is traced once, not once an ep
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import CellType
@@ -62,6 +63,7 @@ class Mapper:
         import tensorflow as tf
 
         inputs = [*tf.nest.flatten(row), *(tf.TensorSpec((2,), tf.int32) for _ in self._seeded)]
+        before = _drawn_in_python()
         try:
             self._one = tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
         except TypeError as error:
@@ -73,7 +75,7 @@ class Mapper:
                 functions=[stage.function for stage in self._stages],
                 row=row,
             ) from error
-        _check_draws(self._one)
+        _check_draws(self._one, [name for name, state in _drawn_in_python().items() if state != before[name]])
         self.spec = _specs_of(self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
@@ -171,6 +173,9 @@ def _check_closure(function: Any) -> None:
         return
     outside = {name: cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True) if cell != _EMPTY}
     outside |= {name: function.__globals__[name] for name in code.co_names if name in function.__globals__}
+    drawing = [name for name, value in outside.items() if isinstance(value, (np.random.Generator, np.random.RandomState))]
+    if drawing:
+        raise _draws(drawing)
     large = {name: value.nbytes for name, value in outside.items() if isinstance(value, np.ndarray) and value.nbytes > _LARGE}
     if large:
         raise WrongUse(
@@ -181,18 +186,28 @@ def _check_closure(function: Any) -> None:
         )
 
 
-def _check_draws(concrete: Any) -> None:
+def _drawn_in_python() -> dict[str, Any]:
+    """The states of Python's and NumPy's generators: a draw of theirs would be made once, when the map is traced."""
+    kind, keys, *rest = np.random.get_state()
+    return {"random": random.getstate(), "numpy.random": (kind, np.asarray(keys).tobytes(), *rest)}
+
+
+def _check_draws(concrete: Any, in_python: list[str]) -> None:
     """A draw or a variable that remembers would give other rows on another topology, or after a restore."""
     definition = concrete.graph.as_graph_def()
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    found = sorted({node.op for node in nodes if _remembers(node.op)})
+    found = [*sorted({node.op for node in nodes if _remembers(node.op)}), *in_python]
     if found:
-        raise WrongUse(
-            "A map function is a function of the row, the same on every topology",
-            "For a random one say map(function, random=True): it gets seed=, a pair for tf.random.stateless_* and "
-            "tf.image.stateless_*, made from the seed, the epoch and the row.",
-            operations=found,
-        )
+        raise _draws(found)
+
+
+def _draws(operations: list[str]) -> WrongUse:
+    return WrongUse(
+        "A map function is a function of the row, the same on every topology",
+        "For a random one say map(function, random=True): it gets seed=, a pair for tf.random.stateless_* and "
+        "tf.image.stateless_*, made from the seed, the epoch and the row.",
+        operations=operations,
+    )
 
 
 def _remembers(operation: str) -> bool:

@@ -14,7 +14,8 @@ from gpudist_core.pipelines.mapping import Stage
 from gpudist_core.pipelines.plan import Plan, Remainder
 from gpudist_core.pipelines.position import Position, state_of
 from gpudist_core.pipelines.sources import ArraySource, DatasetStream, FileRows, FileStream, GeneratorStream, RecordSource
-from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, checked, label_component
+from gpudist_core.pipelines.weighting import Weighting, balancing, by_class, check_weights, checked, label_component, of_classes
+from gpudist_core.values import is_whole
 
 
 class Pipeline:
@@ -184,9 +185,9 @@ class Pipeline:
 
     @classmethod
     def _of(cls, source: Any, global_batch_size: int, seed: int, remainder: Remainder, shuffle: bool | int) -> Pipeline:
-        if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, (int, np.integer)) or global_batch_size < 1:
+        if not is_whole(global_batch_size, 1):
             raise WrongUse("A global batch has 1 or more rows", "Give a count.", global_batch_size=global_batch_size)
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+        if not is_whole(seed):
             raise WrongUse("A seed is a whole number", "Give one, the same on all hosts.", seed=seed)
         if remainder not in {"keep", "drop"}:
             raise WrongUse('The remainder is "keep" or "drop"', "Say one of them.", remainder=remainder)
@@ -264,9 +265,9 @@ class Pipeline:
         Raises:
             WrongUse: `batches` is not a count.
         """
-        if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
+        if not is_whole(batches, 0):
             raise WrongUse("Prefetching is for 0 or more batches", "Give a count.", batches=batches)
-        return self._with(ahead=batches)
+        return self._with(ahead=int(batches))
 
     def balanced(self, labels: Any = None, *, rows: int | None = None) -> Pipeline:
         """Draw every class equally often, by the seed: rare classes' rows come several times an epoch, of common ones not all.
@@ -284,7 +285,7 @@ class Pipeline:
         Raises:
             WrongUse: Rows come in a stream, or `rows` is not a count.
         """
-        if rows is not None and rows < 1:
+        if rows is not None and not is_whole(rows, 1):
             raise WrongUse("An epoch has 1 or more rows", "Give a count.", rows=rows)
         known = self._labels(labels, "balanced")
         return self._with(labels=known, epoch_rows=rows or len(known))
@@ -310,17 +311,22 @@ class Pipeline:
             The pipeline.
 
         Raises:
-            WrongUse: There are not as many weights as rows, a class has none, or rows come in a stream and are not counted.
+            WrongUse: There are not as many weights as rows, a class has none, one is negative or not finite, rows have weights
+                already, or rows come in a stream and are not counted.
         """
-        if isinstance(weights, Mapping) and labels is None:
-            return self._with(weighting=Weighting(None, dict(weights), otherwise))
+        if self._plan.weighting is not None:
+            raise WrongUse("A row has one weight", "Call weights() once, with the product of several.", weights=weights)
         if isinstance(weights, Mapping):
-            return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), dict(weights), otherwise)))
+            check_weights([*weights.values(), *([] if otherwise is None else [otherwise])])
+            if labels is None:
+                return self._with(weighting=Weighting(None, of_classes(weights), otherwise))
+            return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), of_classes(weights), otherwise)))
         if isinstance(weights, str):
             if weights != "balanced":
                 raise WrongUse('Weights are numbers or "balanced"', "Say one of them.", weights=weights)
             known = self._labels(labels, "weights")
             return self._with(weighting=Weighting(by_class(known, balancing(known))))
+        check_weights(weights)
         of_rows = np.asarray(weights, np.float32)
         self._check_counted("weights")
         if of_rows.shape != (self._plan.source.num_rows,):

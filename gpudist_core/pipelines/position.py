@@ -7,6 +7,7 @@ from typing import Any
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.plan import Plan
+from gpudist_core.values import is_whole
 
 _FORMAT = "gpudist.pipeline/1"
 
@@ -68,10 +69,27 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
         raise WrongUse("A state is what Pipeline.state() returned", "Give that.", state=state)
     for name, value in _identity(plan).items():
         found = state.get(name)
-        if type(value)(found) != value if found is not None else True:
+        if not _is(value, found):
             raise WrongUse(
                 f"A state is restored over the same data in the same order: `{name}` is what it was",
                 "Make the pipeline as it was when the state was saved, or begin anew without restoring.",
                 **{name: value, "saved": found},
             )
-    return int(state["epoch"]), int(state["batch"])
+    epoch, batch = state.get("epoch"), state.get("batch")
+    most = plan.num_batches
+    if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
+        raise WrongUse(
+            f"A state counts epochs and batches from 0{'' if most is None else f', of {most} batches an epoch'}",
+            "Give what Pipeline.state() returned.",
+            epoch=epoch,
+            batch=batch,
+        )
+    return int(epoch), int(batch)
+
+
+def _is(value: Any, found: Any) -> bool:
+    """Whether a value that was kept somewhere, as a number of another type perhaps, is the same."""
+    try:
+        return found is not None and bool(type(value)(found) == value)
+    except (TypeError, ValueError):
+        return False

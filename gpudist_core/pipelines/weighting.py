@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers
+from gpudist_core.values import is_whole
 
 Floats = npt.NDArray[np.float32]
 
@@ -99,6 +100,41 @@ def checked(labels: Any, shape: tuple[int, ...] | None = None) -> Integers:
             rows=None if shape is None else shape[0],
         )
     return found.astype(np.int64)
+
+
+def check_weights(weights: Any) -> None:
+    """Refuse weights that no mean can have.
+
+    Args:
+        weights: A number for each class or row.
+
+    Raises:
+        WrongUse: One is negative, not finite, or no number.
+    """
+    try:
+        found = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise WrongUse("Weights are numbers, 0 or more", "Give one for each row or class.", weights=weights) from None
+    wrong = found[~(np.isfinite(found) & (found >= 0))]
+    if wrong.size:
+        raise WrongUse("Weights are finite, 0 or more", "Leave a row out with 0.", weights=wrong[:3].tolist())
+
+
+def of_classes(weights: Mapping[Any, float]) -> dict[int, float]:
+    """The weights of classes by their numbers.
+
+    Args:
+        weights: The weight of each class.
+
+    Returns:
+        The same, with Python's integers.
+
+    Raises:
+        WrongUse: A class is no whole number.
+    """
+    if strange := [label for label in weights if not is_whole(label)]:
+        raise WrongUse("A class is a whole number", "Number the classes, as y does.", classes=strange[:3])
+    return {int(label): weight for label, weight in weights.items()}
 
 
 def by_class(labels: Any, weights: Mapping[int, float], otherwise: float | None = None) -> Floats:

@@ -11,6 +11,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
 from gpudist_core.static.sharded import ShardedTable, allocate, initialize
 from gpudist_core.static.sources import Source
+from gpudist_core.values import is_whole
 
 
 class ShardedEmbedding:
@@ -73,7 +74,7 @@ def _layer_class() -> Any:
             import tensorflow as tf
 
             for what, count in (("rows", rows), ("dim", dim)):
-                if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+                if not is_whole(count, 1):
                     raise WrongUse(f"{what} must be a positive whole number", "Give 1 or more.", **{what: count})
             if initializer is not None:
                 check_initializer(initializer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,27 +34,49 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
     return x, y, weight[0] if weight else None
 
 
+def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> Any:
+    """A replica's losses.
+
+    Args:
+        loss: Gives a loss for each row, or several.
+        y: The targets, of shape (rows, ...).
+        y_pred: The model's outputs, of shape (rows, ...).
+
+    Returns:
+        float32, of shape (rows, ...), or one after the other of shape (rows * n, ...).
+
+    Raises:
+        WrongUse: When the losses are one number, or cannot be those of rows by their shape.
+    """
+    values = tf.cast(loss(y, y_pred), tf.float32)
+    if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
+        raise WrongUse(
+            "per_example_loss gives a loss for each row, so that rows weigh the same on every replica",
+            "Return the rows' losses, without a mean or a sum over them.",
+            loss="one number" if values.shape.rank == 0 else f"shape {tuple(values.shape)}",
+        )
+    return values
+
+
+def _are_of_rows(shape: Any, given: list[Any]) -> bool:
+    """Whether losses of a shape can be those of the rows given; what is known at tracing alone can tell."""
+    rows = {value.shape[0] for value in given if value.shape.rank}
+    if shape.rank is None or shape[0] is None or not rows:
+        return True
+    return any(number is not None and (number == 0 or shape[0] % number == 0) for number in rows)
+
+
 def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
     """The weighted sum of a replica's losses and the sum of their weights.
 
     Args:
-        values: Losses, shape (rows, ...).
+        values: Losses, float32 of shape (rows, ...).
         weight: Weights of the rows or of each value, broadcast over what follows; None for ones.
         mask: Which values count, shape (rows, ...); None for all.
 
     Returns:
         Two float32 scalars; both are 0 without rows.
-
-    Raises:
-        WrongUse: When the losses are one number.
     """
-    values = tf.cast(values, tf.float32)
-    if values.shape.rank == 0:
-        raise WrongUse(
-            "per_example_loss gives a loss for each row, so that rows weigh the same on every replica",
-            "Return the rows' losses, without a mean or a sum over them.",
-            loss="one number",
-        )
     if weight is None and mask is None:
         return tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32)
     weights = tf.ones_like(values)

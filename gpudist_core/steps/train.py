@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -14,7 +13,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.gradients import finite, reduction
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
-from gpudist_core.steps import local, xla
+from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
@@ -87,12 +86,7 @@ class TrainStep:
         synchronize_batch_norm: bool = True,
         strategy: Any = None,
     ) -> None:
-        if not isinstance(accumulate, (int, np.integer)) or accumulate < 1:
-            raise WrongUse(
-                "The number of batches that make one update must be a positive integer",
-                "1 means no accumulation.",
-                accumulate=accumulate,
-            )
+        arguments.check_accumulate(accumulate)
         if jit_compile and variables is not None:
             raise WrongUse(
                 "jit_compile=True trains the model's own variables alone", "Leave variables out.", variables=len(variables)
@@ -106,21 +100,21 @@ class TrainStep:
                 draws=draws,
             )
         optimizers.check(optimizer)
-        _check_model(model)
+        arguments.check_model(model)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
         if strategy is None:
             warn_of_one_device(model, self.strategy)
         models.check_strategy(self.strategy)
-        self.model, self.metrics = model, _checked_metrics(metrics)
-        self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
+        self.model, self.metrics = model, arguments.checked_metrics(metrics)
+        self.accumulate, self.draws, self.check_finite = int(accumulate), draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:
             batch_norm.mark(model)
-        self._variables = list(variables) if variables is not None else None
+        self._variables = arguments.checked_variables(variables)
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
         models.check_scope(self.strategy, model, optimizer, self.metrics)
         with self.strategy.scope():
@@ -211,6 +205,8 @@ class TrainStep:
         Raises:
             WrongUse: Where it was taken with another `accumulate`.
         """
+        if not isinstance(state, Mapping) or "pending" not in state:
+            raise WrongUse("A state is what TrainStep.state() returned", "Give that.", state=state)
         pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
         if pending >= self.accumulate or (pending and of != self.accumulate):
             raise WrongUse(
@@ -261,7 +257,7 @@ class TrainStep:
         """Forward and backward: this replica's sums, and the model's output."""
         with tf.GradientTape() as tape:
             y_pred = models.call(self.model, x)
-            loss, total = local.weighted(self._loss(y, y_pred), weight, losses.mask_of(y_pred))
+            loss, total = local.weighted(local.losses_of(self._loss, y, y_pred), weight, losses.mask_of(y_pred))
             of_variables, of_inputs = local.separate(self.model, getattr(self.model, "losses", []))
             if of_variables is not None:
                 loss += of_variables * total
@@ -373,21 +369,3 @@ class TrainStep:
 
 def _as_tensor(value: Any) -> Any:
     return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
-
-
-def _check_model(model: Any) -> None:
-    if not callable(model) or isinstance(model, type):
-        raise WrongUse(
-            "A model is a Keras model, or a callable with trainable_variables", "Give one that was made.", model=model
-        )
-
-
-def _checked_metrics(metrics: Any) -> list[Any]:
-    kept = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
-    if not isinstance(metrics, (list, tuple)) or not all(hasattr(metric, "update_state") for metric in kept):
-        raise WrongUse(
-            "metrics must be a list of Keras metrics",
-            "Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
-            metrics=metrics,
-        )
-    return kept

@@ -7,6 +7,7 @@ from typing import Any
 from gpudist_core.environments import shares_hardware
 from gpudist_core.errors import Unavailable, WrongUse
 from gpudist_core.upstream import strategies as upstream
+from gpudist_core.values import is_finite, is_whole
 
 ALL_REDUCE = ("auto", "nccl", "ring", "hierarchical", "one-device")
 _HOROVOD = (
@@ -31,6 +32,22 @@ def check_all_reduce(name: str) -> None:
         raise Unavailable(_HOROVOD)
     if name not in ALL_REDUCE:
         raise WrongUse(f"The all-reduce is one of {', '.join(ALL_REDUCE)}", "Choose one of them.", all_reduce=name)
+
+
+def check_numbers(bytes_per_pack: Any, timeout_seconds: Any) -> None:
+    """Refuse numbers that cannot be.
+
+    Args:
+        bytes_per_pack: Gradients are summed in packs of so many bytes; None for all in one.
+        timeout_seconds: How long to wait for other hosts; None for ever.
+
+    Raises:
+        WrongUse: For one that is no number, or not positive.
+    """
+    if bytes_per_pack is not None and not is_whole(bytes_per_pack, 1):
+        raise WrongUse("bytes_per_pack is a positive whole number, or None", "Leave it out.", bytes_per_pack=bytes_per_pack)
+    if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
+        raise WrongUse("timeout_seconds is a positive number, or None", "Leave it out.", timeout_seconds=timeout_seconds)
 
 
 def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: int) -> Any:
@@ -92,13 +109,10 @@ def between_hosts(name: str, bytes_per_pack: int | None, timeout_seconds: float 
         A `tf.distribute.experimental.CommunicationOptions`.
 
     Raises:
-        WrongUse: For an all-reduce of one host, or a number that is not positive.
+        WrongUse: For an all-reduce of one host.
     """
     import tensorflow as tf
 
-    for key, value in (("bytes_per_pack", bytes_per_pack), ("timeout_seconds", timeout_seconds)):
-        if value is not None and not value > 0:
-            raise WrongUse(f"{key} is a positive number, or None", "Leave it out.", **{key: value})
     kinds = tf.distribute.experimental.CommunicationImplementation
     implementation = {"auto": kinds.RING, "ring": kinds.RING, "nccl": kinds.NCCL}.get(name)
     if implementation is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import WrongUse
-from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, on_one_host
+from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_numbers, on_one_host
 from gpudist_core.strategies.made import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
@@ -64,6 +64,7 @@ def make_strategy(
     if kind not in KINDS:
         raise WrongUse(f"The kind of a strategy is one of {', '.join(KINDS)}", "Choose one of them.", kind=kind)
     check_all_reduce(all_reduce)
+    check_numbers(bytes_per_pack, timeout_seconds)
     tasks = find_tasks(cluster)
     wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, variable_partitioner)
     if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):

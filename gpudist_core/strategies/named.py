@@ -7,6 +7,7 @@ from typing import Any
 
 from gpudist_core.environments import index_of
 from gpudist_core.errors import WrongUse
+from gpudist_core.values import is_whole
 
 Devices = int | str | Sequence[Any] | None
 
@@ -26,14 +27,16 @@ def chosen_devices(devices: Devices) -> tuple[str, ...]:
     """
     if isinstance(devices, str):
         devices = [devices]
-    if devices is None or isinstance(devices, int):
+    if devices is None or is_whole(devices):
         kind = "GPU" if _logical("GPU") else "CPU"
         number = len(_logical(kind)) if devices is None else devices
         if number < 1:
             raise WrongUse("A strategy has at least one device", "Leave devices out for all.", devices=devices)
         asked = [f"{kind}:{i}" for i in range(number)]
-    else:
+    elif isinstance(devices, Sequence):
         asked = [_short(device) for device in devices]
+    else:
+        raise WrongUse("Devices are counted or named", 'Say devices=2 or devices=["GPU:0"].', devices=devices)
     if not asked or len(set(asked)) < len(asked):
         raise WrongUse("Devices are named once each, and at least one is", "Leave devices out for all.", devices=devices)
     # Where one device stands for all (a reference run), several names find the same.

@@ -86,7 +86,21 @@ def refusals(folder: str) -> dict[str, Any]:
     raised("nothing", lambda: gd.Checkpoints(folder).restore())
     raised("unbuilt", lambda: gd.Checkpoints(folder, model=keras.Sequential([keras.layers.Dense(1)], name="m")).restore())
     raised("text", lambda: gd.Checkpoints(folder + "x", extra={"t": tf.Variable("a", name="t")}, signals=()).save(1))
-    raised("signal", lambda: gd.Checkpoints(folder + "y", model=model, signals=("SIGNONE",)).save(1))
+    wrong: dict[str, dict[str, Any]] = {
+        "signal": {"signals": ("SIGNONE",)},
+        "letters": {"signals": "SIGTERM"},
+        "no model": {"model": "mine"},
+        "no optimizer": {"optimizer": "adam"},
+        "no pipeline": {"pipeline": [1, 2]},
+        "a number": {"step": 5},
+        "no names": {"extra": [tf.Variable(1.0)]},
+        "no time": {"timeout": "60"},
+    }
+    for name, arguments in wrong.items():
+        raised(name, lambda arguments=arguments: gd.Checkpoints(folder + "y", **arguments))
+    Path(folder + "file").write_text("")
+    raised("a file", lambda: gd.Checkpoints(folder + "file", model=model))
+    raised("a value", lambda: gd.Checkpoints(folder + "w", model=model, extra={"epoch": 3}, signals=()).save(1))
     return said
 
 
@@ -128,7 +142,20 @@ def test_each_refusal_says_why(on_hosts: OnHosts, tmp_path: Path) -> None:
     assert (
         "Only variables of numbers can be kept in a checkpoint. Received: variable='extra/t/t', dtype='string'" in said["text"]
     )
-    assert "Signals are named as in Python's signal module. Received: signals='SIGNONE'" in said["signal"]
+    signals = "Use signals=('SIGTERM',) or ('SIGUSR1',)."
+    assert said["signal"].endswith(f"Signals are named as in Python's signal module. Received: signals=('SIGNONE',). {signals}")
+    assert said["letters"].endswith(f"Signals are named as in Python's signal module. Received: signals='SIGTERM'. {signals}")
+    assert "A model is a Keras model, or has variables. Received: model='mine'." in said["no model"]
+    assert "An optimizer is one of Keras. Received: optimizer='adam'. Give the optimizer that was made" in said["no optimizer"]
+    assert "A pipeline is a gpudist_core.Pipeline, or has state() and restore(state). Received:" in said["no pipeline"]
+    assert "A step is a gpudist_core.TrainStep. Received: step=5. Give the number of a step to save()" in said["a number"]
+    assert "extra gives what to keep by names. Received: extra=[<tf.Variable" in said["no names"]
+    assert "timeout must be a positive number of seconds. Received: timeout='60'. Leave it out" in said["no time"]
+    assert "The folder must be a folder. Received: folder=" in said["a file"]
+    assert (
+        "What is kept is a variable, a metric, a random generator, or has state() and restore(state). Received: value=3."
+        in (said["a value"])
+    )
 
 
 def table_through(folder: str, save: bool, shared: bool = True) -> Any:

@@ -149,8 +149,10 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
     )
     assert wrong["rows"] == "All parts of a batch must have equally many rows. Received: rows=[7, 8]. Mend the data."
-    assert wrong["steps"] == "The number of steps must not be negative. Received: steps=-1. None means the rest of the epoch."
-    assert wrong["part of a step"].startswith("The number of steps must be an integer. Received: steps=1.5.")
+    assert (
+        wrong["steps"] == "The number of steps must be whole, 0 or more. Received: steps=-1. None means the rest of the epoch."
+    )
+    assert wrong["part of a step"].startswith("The number of steps must be whole, 0 or more. Received: steps=1.5.")
     assert wrong["empty"] == "A batch must have rows. Received: rows=0. Leave empty ones out."
     assert wrong["timeout"].startswith("A time limit must be a positive number of seconds. Received: timeout_seconds=-1.")
     assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import _thread
 import gc
 import json
+import random
 import resource
 import threading
 import time
@@ -89,6 +90,17 @@ MESSAGES = {
     "a class of a stream without a weight": r"Each class has a weight\. Received: weights=\{0: 1\.0\}, without=\[1\]\. .*",
     "too few weights": r"There is one weight for each row\. Received: shape=\(3,\), rows=5\. Give as many as rows\.",
     "weights of another kind": r'Weights are numbers or "balanced"\. Received: weights=\'even\'\. Say one of them\.',
+    "weights below nothing": r"Weights are finite, 0 or more\. Received: weights=\[-2\.0\]\. Leave a row out with 0\.",
+    "weights without a number": r"Weights are finite, 0 or more\. Received: weights=\[nan\]\. Leave a row out with 0\.",
+    "weights in letters": r"Weights are numbers, 0 or more\. Received: weights=\['half', 1\.0\]\. Give one for each row or class\.",
+    "classes by name": r"A class is a whole number\. Received: classes=\['cat'\]\. Number the classes, as y does\.",
+    "weights twice": r"A row has one weight\. Received: weights=array\(.*\)\. Call weights\(\) once, with the product of several\.",
+    "a map that draws by NumPy": r"A map function is a function of the row, the same on every topology\. Received: operations=\['numpy\.random'\]\. .*",
+    "a map that draws by a generator": r"A map function is a function of the row, .* Received: operations=\['generator'\]\. For a random one say map.*",
+    "a map that draws by Python": r"A map function is a function of the row, .* Received: operations=\['random'\]\. For a random one say map.*",
+    "an epoch in letters": r"A state counts epochs and batches from 0, of 3 batches an epoch\. Received: epoch='one', batch=0\. Give what Pipeline\.state\(\) returned\.",
+    "a batch beyond the epoch": r"A state counts epochs and batches from 0, of 3 batches an epoch\. Received: epoch=0, batch=7\. .*",
+    "a seed in letters": r"A state is restored over the same data .*: `seed` is what it was\. Received: seed=0, saved='one'\. .*",
     "weights of what is no pair": r"Weights are added to rows of \(x, y\)\. .*",
     "a loop in a tf.function": r"StagingError: .*WrongUse: A pipeline is iterated in Python\. Received: inside='tf\.function'\. .*",
     "an iterator after a new one": r"Only the last iteration of a pipeline goes on, and none goes on after a restore\. Received: "
@@ -257,6 +269,7 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
 
     counter = tf.Variable(0)
     table = np.zeros(3_000_000)
+    generator = np.random.default_rng(1)
 
     def use(x: Any, y: Any) -> Any:
         return table[0] + tf.cast(x, tf.float64), y
@@ -270,6 +283,9 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
     return {
         "a map that is none": mapped(3),
         "a map that draws": mapped(lambda x, y: (x + tf.random.uniform([2]), y)),
+        "a map that draws by NumPy": mapped(lambda x, y: (x + np.random.rand(), y)),
+        "a map that draws by a generator": mapped(lambda x, y: (x + generator.random(), y)),
+        "a map that draws by Python": mapped(lambda x, y: (x + random.random(), y)),
         "a map that counts": mapped(lambda x, y: (x, y + tf.cast(counter.assign_add(1), tf.int64))),
         "a map with a large array": mapped(use),
         "a map to rows of many shapes": mapped(lambda x, y: (x[: y + 1], y)),
@@ -287,6 +303,11 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
         "a class of a stream without a weight": lambda: _consume(_generator().weights({0: 1.0})),
         "too few weights": lambda: _arrays().weights([1, 2, 3]),
         "weights of another kind": lambda: _arrays().weights("even"),
+        "weights below nothing": lambda: _arrays().weights([1.0, -2.0, 1.0, 1.0, 1.0]),
+        "weights without a number": lambda: _arrays().weights({0: float("nan"), 1: 1.0}),
+        "weights in letters": lambda: _arrays().weights({0: "half", 1: 1.0}),
+        "classes by name": lambda: _arrays().weights({"cat": 1.0}),
+        "weights twice": lambda: _arrays().weights({0: 1.0, 1: 2.0}).weights(np.ones(5)),
         "weights of what is no pair": lambda: _consume(Pipeline.from_arrays(X, global_batch_size=2).weights(np.ones(5))),
     }
 
@@ -324,6 +345,9 @@ def _wrong_order(folder: Path, strategy: Any) -> dict[str, Callable[[], Any]]:
         "another seed": lambda: _arrays(seed=1).restore(state),
         "another order": lambda: _arrays(shuffle=True).restore(state),
         "no state": lambda: _arrays().restore({"epoch": 1}),
+        "an epoch in letters": lambda: _arrays().restore(state | {"epoch": "one"}),
+        "a batch beyond the epoch": lambda: _arrays().restore(state | {"batch": 7}),
+        "a seed in letters": lambda: _arrays().restore(state | {"seed": "one"}),
         "a loop in a tf.function": loop,
         "an iterator after a new one": two_iterations,
         "an iterator after a restore": restored,

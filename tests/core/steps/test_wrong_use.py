@@ -47,6 +47,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         normalized = keras.Sequential([keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
         keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
+    beside_values = keras.metrics.Mean(name="mean")
     outside, other, beside = make(), keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = TrainStep(model, optimizer, loss)
@@ -73,6 +74,10 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "no model": lambda: TrainStep(None, optimizer, loss),
         "a metric by name": lambda: TrainStep(model, optimizer, loss, metrics=["accuracy"]),
         "one metric": lambda: TrainStep(model, optimizer, loss, metrics=keras.metrics.Mean(name="mean")),
+        "a metric of values": lambda: TrainStep(model, optimizer, loss, metrics=[beside_values]),
+        "names of variables": lambda: TrainStep(model, optimizer, loss, variables=["kernel"]),
+        "losses of classes": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(y_pred, 0))(batch),
+        "no state": lambda: step.restore({}),
         "weights of another form": lambda: step((*batch, per_column)),
         "parts for others": lambda: alone(batch),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
@@ -111,10 +116,17 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Leave it out to not clip.",
         "no model": "A model is a Keras model, or a callable with trainable_variables. Received: model=None. "
         "Give one that was made.",
-        "a metric by name": "metrics must be a list of Keras metrics. Received: metrics=['accuracy']. Make them in the "
-        "strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
-        "one metric": "metrics must be a list of Keras metrics. Received: metrics=<Mean name=mean>. Make them in the "
-        "strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "a metric by name": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
+        "metrics=['accuracy']. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "one metric": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
+        "metrics=<Mean name=mean>. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "a metric of values": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
+        "metrics=[<Mean name=mean>]. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "names of variables": "variables is a list of variables. Received: variables=['kernel']. "
+        "Give those that are trained: variables=model.trainable_variables.",
+        "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
+        "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
+        "no state": "A state is what TrainStep.state() returned. Received: state={}. Give that.",
         "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
         "weight_shape=(6, 2), losses_shape=(6,). Give it the shape (rows,), or that of the losses.",
         "parts for others": "A batch must have as many parts as the step's strategy has replicas on this host. Received: "

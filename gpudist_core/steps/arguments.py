@@ -1,0 +1,101 @@
+"""What a step may be given, with one strategy or with parameter servers; looked at when it is made."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.values import is_whole
+
+
+def check_model(model: Any) -> None:
+    """Refuse what cannot be a model.
+
+    Args:
+        model: What was given.
+
+    Raises:
+        WrongUse: It cannot be called, or is a class.
+    """
+    if not callable(model) or isinstance(model, type):
+        raise WrongUse(
+            "A model is a Keras model, or a callable with trainable_variables", "Give one that was made.", model=model
+        )
+
+
+def check_accumulate(accumulate: Any) -> None:
+    """Refuse what is no number of batches.
+
+    Args:
+        accumulate: What was given.
+
+    Raises:
+        WrongUse: It is no whole number, or below 1.
+    """
+    if not is_whole(accumulate, 1):
+        raise WrongUse(
+            "The number of batches that make one update must be a positive integer",
+            "1 means no accumulation.",
+            accumulate=accumulate,
+        )
+
+
+def checked_metrics(metrics: Any) -> list[Any]:
+    """Metrics that a step can update.
+
+    Args:
+        metrics: What was given.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        WrongUse: It is no list of Keras metrics that take (y, y_pred, sample_weight).
+    """
+    kept = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
+    if not isinstance(metrics, (list, tuple)) or not all(map(_takes_predictions, kept)):
+        raise WrongUse(
+            "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight)",
+            "Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+            metrics=metrics,
+        )
+    return kept
+
+
+def _takes_predictions(metric: Any) -> bool:
+    update = getattr(metric, "update_state", None)
+    if update is None or isinstance(metric, type):
+        return False
+    try:
+        inspect.signature(update).bind(None, None, sample_weight=None)
+    except TypeError:  # as keras.metrics.Mean, which takes values
+        return False
+    except ValueError:  # one that does not say
+        return True
+    return True
+
+
+def checked_variables(variables: Any) -> list[Any] | None:
+    """Variables that a step can train.
+
+    Args:
+        variables: What was given.
+
+    Returns:
+        The variables; None where none were given.
+
+    Raises:
+        WrongUse: It is no list of variables.
+    """
+    if variables is None:
+        return None
+    kept = list(variables) if isinstance(variables, Iterable) and not hasattr(variables, "assign") else [variables]
+    if hasattr(variables, "assign") or not all(hasattr(one, "assign") and hasattr(one, "dtype") for one in kept):
+        raise WrongUse(
+            "variables is a list of variables",
+            "Give those that are trained: variables=model.trainable_variables.",
+            variables=variables,
+        )
+    return kept
