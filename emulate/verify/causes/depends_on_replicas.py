@@ -75,6 +75,7 @@ DEPENDS_ON_REPLICAS = Cause(
     "the same rows; told that it is alone it has not.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
+    "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica.\n"
     "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",
     search=_search,
 )
