@@ -82,6 +82,7 @@ class Probe:
             "casts": [],
             "asynchronous": False,
             "gathers": False,
+            "joins": False,
         }
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)

@@ -218,7 +218,8 @@ class Recording:
         step = self._reported[name]
         self._reported[name] += 1
         if self._wanted is None or step < self._wanted * MOST_RUNS:  # a number may be reported for each run
-            self.write({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "replica": None})
+            number = {"step": step, "made": self.num_steps, "value": value, "replica": None}
+            self.write({"event": "report", "kind": kind, "name": name, **number})
 
     def shared(self, name: str) -> None:
         """What is reported under a name is one replica's part of something that the program makes of several: no report."""

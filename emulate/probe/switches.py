@@ -10,6 +10,7 @@ from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe import upstream
 from emulate.probe.plan import IN_32_BITS
+from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -24,7 +25,7 @@ def install(probe: Probe) -> None:
         _wrap_clip(probe, name)
     _see_casts(probe)
     _see_gathers(probe)
-    _see_reductions()
+    _see_reductions(probe)
 
 
 def _without_xla(probe: Probe) -> None:
@@ -82,8 +83,11 @@ def _see_gathers(probe: Probe) -> None:
     tf.distribute.ReplicaContext.all_gather = all_gather
 
 
-def _see_reductions() -> None:
-    """A step that adds up gradients by itself hands the optimizer the same on every replica: what a tape gave is kept too."""
+def _see_reductions(probe: Probe) -> None:
+    """A step that adds up gradients by itself hands the optimizer the same on every replica: what a tape gave is kept too.
+
+    What it adds up before it takes gradients may be what the loss is made of (statistics of all rows).
+    """
     import tensorflow as tf
 
     original = tf.distribute.ReplicaContext.all_reduce
@@ -91,12 +95,19 @@ def _see_reductions() -> None:
     @functools.wraps(original)
     def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
+        if body is not None and not (body.taped or body.layer_depth):
+            probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
         if body is not None and body.tape:
             given = {id(gradient) for gradient in body.taken().values()}
             body.reduces = body.reduces or any(id(one) in given for one in tf.nest.flatten(value))
         return original(self, reduce_op, value, *args, **kwargs)
 
     tf.distribute.ReplicaContext.all_reduce = all_reduce
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """Whether it is more than a count or a sum of weights."""
+    return is_floating(value) and bool(value.shape.rank)
 
 
 def _see_casts(probe: Probe) -> None:

@@ -26,7 +26,7 @@ Events (every one has `event`):
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on
     evaluation   replica, rows                                               a Strategy.run without an apply
-    report       kind (loss or metric), name, step, value, replica           what the program itself reports
+    report       kind (loss or metric), name, step, made, value, replica     what the program itself reports
     shared       name: what is reported under it is one replica's part of something that the program makes of several
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
@@ -175,7 +175,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """One number the program itself reported; `step` counts how often this host had reported that number before."""
+    """One number the program itself reported.
+
+    Attributes:
+        step: How often this host had reported that number before.
+        made: How many training steps it had made by then, where that was recorded.
+    """
 
     host: int
     kind: str
@@ -183,6 +188,7 @@ class Report:
     step: int
     value: float
     replica: int | None = None
+    made: int | None = None
 
 
 class TraceWriter:
@@ -366,7 +372,7 @@ class Trace:
         """What the program reported, host after host; a value that is not finite is NaN or infinite here too."""
         shared = {event["name"] for _, event in self.of("shared")}
         return [
-            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica"))
+            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica"), e.get("made"))
             for host, e in self.of("report")
             if e["name"] not in shared
         ]

@@ -49,8 +49,9 @@ def tensor(difference: Difference) -> str:
 
 
 def where(difference: Difference) -> str:
-    """Where it differs: `step 3, replica 1, optimizer adam`."""
-    parts = [f"step {difference.step}"]
+    """Where it differs: `step 3, replica 1, optimizer adam`, `report 1 (after step 15)`."""
+    step = f"step {difference.step}"
+    parts = [step if difference.report is None else f"report {difference.report} (after {step})"]
     for name in ("replica", "host", "optimizer"):
         value = getattr(difference, name)
         if value is not None:

@@ -53,7 +53,7 @@ class Point:
         return Difference(
             tensor=m.key.tensor,
             kind=m.key.kind,
-            step=m.step,
+            step=self.step,
             error=m.error,
             noise=self.noise,
             replica=m.replica,
@@ -62,6 +62,7 @@ class Point:
             value=m.value,
             reference_value=m.reference_value,
             non_finite=m.non_finite,
+            report=None if m.at is None or m.at == m.step else m.step,
         )
 
 

@@ -44,6 +44,7 @@ class Facts:
         casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
         gathers: Whether a step gathers over the replicas.
+        joins: Whether it adds up tensors over them before it takes gradients.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
 
@@ -63,6 +64,7 @@ class Facts:
     distributed: tuple[str, ...] = ()
     asynchronous: bool = False
     gathers: bool = False
+    joins: bool = False
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -74,7 +76,7 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                for name in ("asynchronous", "gathers"):
+                for name in ("asynchronous", "gathers", "joins"):
                     merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 

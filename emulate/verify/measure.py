@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from emulate.probe.trace import Step, StoredArray, Trace
+from emulate.probe.trace import Report, Step, StoredArray, Trace
 from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
@@ -273,8 +273,12 @@ def _reports(runs: Runs) -> Iterator[Measure]:
             eps=precision,
             host=place[0] if runs.topology.num_hosts > 1 else None,
         )
-        # A number that is not reported in every step (an epoch's) comes of all steps before it: only the last is safe to name.
-        yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else last)
+        yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else _made_after(report, last))
+
+
+def _made_after(report: Report, last: int) -> int:
+    """The step after which a number was reported that is not in every step (an epoch's): it comes of all steps before."""
+    return last if report.made is None else min(max(report.made - 1, 0), last)
 
 
 def of_other_steps(runs: Runs) -> list[str]:

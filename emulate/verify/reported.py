@@ -56,7 +56,8 @@ def _together(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]
             one_by_one = [one for one in reports if (one.host, one.name) == (host, name)]
             for at in range(0, len(one_by_one) - size + 1, size):
                 values = [one.value for one in one_by_one[at : at + size]]
-                found.append(replace(one_by_one[at], step=at // size, value=_TOGETHER[how](values)))
+                made = one_by_one[at + size - 1].made
+                found.append(replace(one_by_one[at], step=at // size, value=_TOGETHER[how](values), made=made))
     return found
 
 

@@ -45,6 +45,7 @@ class Difference:
         error: Largest absolute difference from the reference.
         noise: The noise floor of this tensor at this step, in the same unit.
         value: The element that differs most, as the topology has it; `reference_value` as the reference has it.
+        report: How manieth report of its name it is, from 0, where that is not the number of the step it came after.
     """
 
     tensor: str
@@ -58,6 +59,7 @@ class Difference:
     value: float | None = None
     reference_value: float | None = None
     non_finite: bool = False
+    report: int | None = None
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,8 @@ LIMITS = (
         "Keras 3's fit cannot build its metrics when the first batch, of training or of validation, does not divide by the "
         "number of replicas.",
         "Make the first batch of both divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is "
-        "a multiple of the number of replicas, and for validation at least so many rows; or gpudist_core: gd.distributed(model) "
-        "takes any.",
+        "a multiple of the number of replicas, and for validation at least so many rows; or gpudist_core: "
+        "gd.distributed(model) takes any.",
     ),
     Limit(
         (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),

@@ -36,7 +36,8 @@ _OF_A_MEAN = (
     "or differentiate the losses by row as they are."
 )
 _OF_ALL_ROWS = (
-    "The step gathers over the replicas: a loss that each of them takes over the rows of all counts once for each. Divide it\n"
+    "The step gathers or adds up over the replicas before it takes the loss: one that each of them takes over the rows of all "
+    "counts once for each. Divide it\n"
     "    loss = loss_of_all_rows / strategy.num_replicas_in_sync\n"
     "or take that of the replica's own rows, divided by the rows of all:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE"
@@ -113,7 +114,7 @@ def _search_scaling(case: Case) -> Sign | None:
 
 def _cure(case: Case, scale: float) -> str | None:
     """What to change where something tells how the loss is made; None for what suits most."""
-    if case.facts.gathers and abs(scale / case.num_replicas - 1) < _near(case):
+    if (case.facts.gathers or case.facts.joins) and abs(scale / case.num_replicas - 1) < _near(case):
         return _OF_ALL_ROWS
     if case.ledger is not None and case.ledger.grows:
         return _GROWS

@@ -34,7 +34,7 @@ def _search_loss(case: Case) -> Sign | None:
     name = wrong[0].measure.key.tensor
     m = wrong[0].measure
     told = (
-        f"{name} is {m.value:.6g} in step {m.step}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
+        f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
         f"{_factors(wrong)}), while the gradients and weights of these steps agree"
     )
     what = _what(case, wrong)
@@ -48,10 +48,19 @@ def _search_loss(case: Case) -> Sign | None:
         )
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
     return Sign(
-        f"The loss that is reported ({name}) is not the one that is trained: {what}.",
+        f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.",
         told,
         _OF_A_TRAIN_STEP if name.startswith(("batch/", "epoch/")) else None,
     )
+
+
+def _place(point: Point) -> str:
+    return f"step {point.step}" if point.step == point.measure.step else f"report {point.measure.step}, after step {point.step}"
+
+
+def _whose(point: Point) -> str:
+    """What is reported in every step is the loss of that step; an epoch's and an evaluation's are of many rows."""
+    return "the one that is trained" if point.step == point.measure.step else "that of one device on the same rows"
 
 
 _PROGRESS = "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's."
@@ -64,7 +73,7 @@ _OF_A_TRAIN_STEP = (
 )
 
 
-_ANY = "it differs by another factor in every step"
+_ANY = "it differs by another factor each time"
 
 
 def _what(case: Case, wrong: Sequence[Point]) -> str:

@@ -99,7 +99,9 @@ def _two_updates_in_a_call() -> None:
         optimizer = keras.optimizers.SGD(0.05)
 
     def step(x: Any, y: Any) -> None:
-        tf.distribute.get_replica_context().all_gather(x, axis=0)
+        context = tf.distribute.get_replica_context()
+        context.all_gather(x, axis=0)
+        context.all_reduce("SUM", tf.reduce_sum(x, 0))
         for _ in range(2):
             with tf.GradientTape() as tape:
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
@@ -122,8 +124,9 @@ def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_op
         np.testing.assert_allclose(gradient, _gradients(replayed, 0)[name], atol=1e-6)
     assert Facts.of(two).repeated == Facts.of(replayed).repeated == ("sgd",)
     assert Facts.of(two).gathers
+    assert Facts.of(two).joins
     one_update = Facts.of(recorded(custom_loop))
-    assert (one_update.repeated, one_update.gathers) == ((), False)
+    assert (one_update.repeated, one_update.gathers, one_update.joins) == ((), False, False)
 
 
 def test_keyed_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:

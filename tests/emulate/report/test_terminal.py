@@ -96,6 +96,12 @@ def test_a_value_that_is_not_finite_is_said_to_be(made):
     assert " not finite  1e-07" in text
 
 
+def test_what_is_not_reported_in_every_step_is_told_by_its_number(made):
+    first = Difference("evaluate/reduce", "loss", 7, 0.25, 1e-7, value=0.75, reference_value=0.5, report=1)
+    text = render(made.verdict(made.divergent(first=first)))
+    assert "loss evaluate/reduce at report 1 (after step 7): 0.75 where" in text
+
+
 def test_a_failed_program_shows_its_own_traceback(made):
     failure = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: no'
     text = render(made.verdict(made.equivalent(verdict="failed", steps=1, failure=failure)))

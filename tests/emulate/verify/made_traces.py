@@ -87,8 +87,8 @@ class Made:
         event = {"event": "state", "optimizer": optimizer, "step": index, "replica": replica}
         self.event({**event, "variables": self.variables(host, values, frozen=list(values))}, host)
 
-    def report(self, kind: str, name: str, step: int, value: float, host: int = 0) -> None:
-        self.event({"event": "report", "kind": kind, "name": name, "step": step, "value": value}, host)
+    def report(self, kind: str, name: str, step: int, value: float, host: int = 0, made: int | None = None) -> None:
+        self.event({"event": "report", "kind": kind, "name": name, "step": step, "value": value, "made": made}, host)
 
     def with_nothing(self) -> Trace:
         """A trace of a run that made no step."""

@@ -231,9 +231,10 @@ def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> 
     found = judge(hand_made(folder, topology))
     assert codes(found) == ["loss-scaling"]
     assert found.causes[0].fix.startswith("Divide by the rows of the global batch")
-    gathering = hand_made(folder, topology)
-    gathering.__dict__["facts"] = Facts(gathers=True)
-    assert "loss = loss_of_all_rows / strategy.num_replicas_in_sync" in judge(gathering).causes[0].fix
+    for facts in (Facts(gathers=True), Facts(joins=True)):
+        of_all_rows = hand_made(folder, topology)
+        of_all_rows.__dict__["facts"] = facts
+        assert "loss = loss_of_all_rows / strategy.num_replicas_in_sync" in judge(of_all_rows).causes[0].fix
 
 
 def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowed(folder: Folder) -> None:
@@ -477,3 +478,21 @@ def test_a_loss_that_keras_averages_within_an_epoch_alone_is_advice_and_one_divi
     assert (found.verdict, codes(found)) == (verdict, ["loss-report"])
     assert found.causes[0].advice == (verdict == "equivalent")
     assert found.causes[0].advice or "Return from train_step" in found.causes[0].fix
+
+
+def test_what_is_reported_now_and_then_is_told_by_its_number_and_the_step_before_it(folder: Folder) -> None:
+    def reporting(step: Any, value: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            if k == 1:  # an evaluation after the second of three steps
+                made.report("loss", "evaluate/reduce", 0, value, made=2)
+
+        return report
+
+    case = Case(loop(folder.made(), reporting(right_reference, 0.3)), loop(folder.made("1x4"), reporting(right_topology, 0.7)))
+    found = judge(case)
+    assert codes(found) == ["loss-report"]
+    assert found.first_divergence is not None
+    assert (found.first_divergence.step, found.first_divergence.report) == (1, 0)
+    assert "evaluate/reduce) is not that of one device on the same rows" in found.causes[0].summary
+    assert "evaluate/reduce is 0.7 in report 0, after step 1, 0.3 on one device" in found.causes[0].evidence
