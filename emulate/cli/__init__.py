@@ -1,5 +1,23 @@
-"""The command `gpudist`."""
+"""The command `gpudist`. What is slow is imported in `main`, where Ctrl-C is no traceback."""
 
-from emulate.cli.app import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: The arguments; those of the process unless told.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        from emulate.cli import app
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return app.main(args)

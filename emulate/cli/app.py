@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
-from emulate.cli import causes, compare, devices, faults, run, verify
-from emulate.cli.command import INTERRUPTED, OWN_FAULT, ProgramCommand, complain
+from emulate.cli import INTERRUPTED, causes, compare, devices, faults, run, verify
+from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.errors import Unavailable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -56,14 +56,7 @@ def gpudist(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        args: The arguments; those of the process unless told.
-
-    Returns:
-        The exit code.
-    """
+    """As `emulate.cli.main`."""
     if args is None:
         _open_closed_streams()
         _forget_own_folder()

@@ -10,9 +10,9 @@ from typing import Any, ParamSpec
 import typer
 from typer.core import TyperCommand
 
+from emulate.cli import INTERRUPTED
 from emulate.errors import GpudistError
 
-INTERRUPTED = 130
 OWN_FAULT = 70
 _HINT = "Options and arguments of the program itself go after '--'."
 _ARGS = "gpudist.args"

@@ -71,14 +71,14 @@ class Watch:
             return value
         if value == self._tf_config or not (self._is_set or _names_cluster(value)):
             return value
-        self._say(f"The program sets TF_CONFIG itself to {_short(value)}; it got the topology's: {_short(self._tf_config)}.")
+        self._say(f"The program sets TF_CONFIG itself to {_short(value)}; each host got the topology's.")
         return self._tf_config
 
     def deleted(self, name: str) -> bool:
         """Whether a variable may be removed."""
         if name == _KEPT:
             if self._is_set:
-                self._say(f"The program removes TF_CONFIG; it kept the topology's: {_short(self._tf_config)}.")
+                self._say("The program removes TF_CONFIG; each host kept the topology's.")
             return not self._is_set
         self._check(name, None)
         return True

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import emulate.devices
 import emulate.verify
-from emulate.cli import app, main
+from emulate.cli import main
+from emulate.cli.app import app
 from emulate.program import Program
 from emulate.topology import Topology
 from emulate.verify.verdict import Reference, Run, Verdict

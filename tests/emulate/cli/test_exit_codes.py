@@ -168,3 +168,18 @@ def test_an_interpreter_that_cannot_be_executed_is_what_the_machine_lacks(tmp_pa
         "gpudist: Hosts are forked from a Python process of their own, which must be able to start. Received: "
         f"sys.executable='{tmp_path}/python' (Permission denied). Use an interpreter that this user may execute.\n"
     )
+
+
+def test_an_interrupt_while_it_still_imports_is_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from emulate.cli import main\n"
+        "sys.exit(main(['devices']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -76,7 +76,7 @@ def test_however_a_program_writes_tf_config_it_gets_the_topologys(run: Run, writ
         assert seen == child == right
         assert len(json.loads(right)["cluster"]["worker"]) == 2
     notes = [note["text"] for note in ran.sent("note") if note["code"] == "tf-config"]
-    assert any("it got the topology's" in note or "it kept the topology's" in note for note in notes)
+    assert any("each host got the topology's" in note or "each host kept the topology's" in note for note in notes)
 
 
 @pytest.mark.parametrize("write", WAYS, ids=lambda way: way.__name__)
@@ -88,7 +88,7 @@ def test_on_one_host_a_programs_tf_config_becomes_that_of_one_worker(run: Run, w
     ran = run("1x2", entry)
     [(seen, child)] = ran.values
     assert len(json.loads(seen or child)["cluster"]["worker"]) == 1
-    assert "it got the topology's" in ran.sent("note")[0]["text"]
+    assert "each host got the topology's" in ran.sent("note")[0]["text"]
 
 
 def test_on_one_host_a_program_may_say_that_there_is_no_cluster(run: Run) -> None:
