@@ -65,7 +65,7 @@ class Mapper:
         inputs = [*tf.nest.flatten(row), *(tf.TensorSpec((2,), tf.int32) for _ in self._seeded)]
         before = _drawn_in_python()
         try:
-            self._one = tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
+            self._one = self._traced(row, inputs)
         except TypeError as error:
             if "Binding inputs to tf.function failed" not in str(error):
                 raise
@@ -75,10 +75,18 @@ class Mapper:
                 functions=[stage.function for stage in self._stages],
                 row=row,
             ) from error
-        _check_draws(self._one, [name for name, state in _drawn_in_python().items() if state != before[name]])
+        drawn = [name for name, state in _drawn_in_python().items() if state != before[name]]
+        # Another thread may have drawn in the meantime: a draw of the map makes it another one each time it is traced.
+        is_other = bool(drawn) and _operations(self._traced(row, inputs)) != _operations(self._one)
+        _check_draws(self._one, drawn if is_other else [])
         self.spec = _specs_of(self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
+
+    def _traced(self, row: Any, inputs: list[Any]) -> Any:
+        import tensorflow as tf
+
+        return tf.function(self._chain(row), autograph=False).get_concrete_function(*inputs)
 
     def _chain(self, row: Any) -> Callable[..., Any]:
         import tensorflow as tf
@@ -194,11 +202,19 @@ def _drawn_in_python() -> dict[str, Any]:
 
 def _check_draws(concrete: Any, in_python: list[str]) -> None:
     """A draw or a variable that remembers would give other rows on another topology, or after a restore."""
-    definition = concrete.graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    found = [*sorted({node.op for node in nodes if _remembers(node.op)}), *in_python]
+    found = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
     if found:
         raise _draws(found)
+
+
+def _nodes(concrete: Any) -> list[Any]:
+    definition = concrete.graph.as_graph_def()
+    return [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+
+
+def _operations(concrete: Any) -> list[tuple[str, bytes]]:
+    """Its operations, with the values of constants."""
+    return sorted((node.op, node.attr["value"].SerializeToString() if node.op == "Const" else b"") for node in _nodes(concrete))
 
 
 def _draws(operations: list[str]) -> WrongUse:

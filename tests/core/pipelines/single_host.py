@@ -137,6 +137,7 @@ def everything(folder: Path) -> dict[str, Any]:
         "bytes of a memory map": _memory_map(folder),
         "lengths": _lengths(),
         "element_spec": _element_spec(),
+        "beside a thread that draws": _beside_a_thread_that_draws(),
         "shuffles": _shuffles(),
     }
 
@@ -606,6 +607,22 @@ def _lengths() -> dict[str, int]:
 def _element_spec() -> list[Any]:
     spec = _arrays().map(lambda x, y: (x, y)).weights("balanced").element_spec
     return [(tuple(part.shape), part.dtype.name) for part in spec]
+
+
+def _beside_a_thread_that_draws() -> list[list[float]]:
+    over = threading.Event()
+
+    def draw() -> None:
+        while not over.is_set():
+            np.random.rand()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        return [x.numpy().ravel().tolist() for x, _ in _arrays().map(lambda x, y: (2 * x, y)).distribute(_one())]
+    finally:
+        over.set()
+        thread.join()
 
 
 def _shuffles() -> list[list[str]]:

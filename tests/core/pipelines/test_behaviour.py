@@ -76,6 +76,10 @@ def test_what_a_batch_is_made_of_is_known_before(host: dict[str, Any]) -> None:
     assert host["element_spec"] == [((None, 2), "float32"), ((None,), "int64"), ((None,), "float32")]
 
 
+def test_a_thread_that_draws_while_a_map_is_traced_is_not_taken_for_the_map(host: dict[str, Any]) -> None:
+    assert [value for batch in host["beside a thread that draws"] for value in batch] == [2.0 * i for i in range(10)]
+
+
 @pytest.mark.parametrize(("case", "message"), list(single_host.MESSAGES.items()), ids=list(single_host.MESSAGES))
 def test_what_cannot_be_meant_is_refused(case: str, message: str, host: dict[str, Any]) -> None:
     found = host["messages"][case]
