@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from emulate.probe.probe import Probe
 
 CLIPS = ("clip_by_norm", "clip_by_global_norm", "clip_by_value")
+_CLIPPING_ELSEWHERE = (".losses", ".metrics", ".layers", ".nn", ".activations", ".image", ".constraints")
 
 
 def install(probe: Probe) -> None:
@@ -58,7 +59,8 @@ def _wrap_clip(probe: Probe, name: str) -> None:
 
     @functools.wraps(original)
     def clip(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if bodies.current() is None:
+        body = bodies.current()
+        if body is None or _is_of_a_loss(body, value) or _is_keras_own(sys._getframe(1)):
             return original(value, *args, **kwargs)
         probe.facts["clipped_by"] += [name] if name not in probe.facts["clipped_by"] else []
         if "no-clipping" not in probe.plan.switches:
@@ -66,6 +68,28 @@ def _wrap_clip(probe: Probe, name: str) -> None:
         return (value, tf.linalg.global_norm([v for v in value if v is not None])) if name == "clip_by_global_norm" else value
 
     setattr(tf, name, clip)
+
+
+def _is_of_a_loss(body: bodies.Body, value: Any) -> bool:
+    """Whether it is clipped on the way to a loss: while a tape records, and it is no gradient that was taken."""
+    import tensorflow as tf
+
+    if not upstream.is_recording():
+        return False
+    given = {id(gradient) for gradient in body.taken().values()}
+    return not any(id(one) in given for one in tf.nest.flatten(value))
+
+
+def _is_keras_own(frame: Any) -> bool:
+    """Whether a loss, a metric or a layer of Keras clips (probabilities, say), not the program or an optimizer."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith(("tensorflow.", "keras.", "tf_keras.")) or ".optimizers" in module:
+            return False
+        if any(part in module for part in _CLIPPING_ELSEWHERE):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _see_gathers(probe: Probe) -> None:

@@ -79,6 +79,11 @@ def tape_class() -> Any:
     return load("tensorflow.python.eager.backprop").GradientTape
 
 
+def is_recording() -> bool:
+    """Whether a gradient tape of this thread records."""
+    return bool(load("tensorflow.python.eager.record").could_possibly_record())
+
+
 def pack(tensors: list[Any]) -> Any:
     """Put tensors of any type and shape into one variant, by reference."""
     return load("tensorflow.python.ops.gen_optional_ops").optional_from_value(tensors)

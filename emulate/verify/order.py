@@ -7,12 +7,12 @@ streams), trains another model then, and the difference is none of rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arrays import aligned, eps_of, is_numeric, largest
+from emulate.verify.arrays import aligned, eps_of, is_numeric, largest, norm
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weights_before
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
@@ -25,6 +25,9 @@ _FAR = 1e4
 """Rounding does not change most gradients by so many units, in none of several runs less."""
 _FAR_OBJECTIVE = 1e3
 """Nor the loss by so many: units that fall on the other side of a kink hardly change it."""
+_EQUAL = 1e-7
+_OTHER = 0.3
+"""From equal weights on kinks do not change so much of the whole gradient; the loss may hardly change all the same."""
 
 
 def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> bool:
@@ -36,7 +39,8 @@ def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> 
         units: How many units in the last place of its gradients' dtype the program's own rounding is.
 
     Returns:
-        True where in one of the first steps the weights before it agree, and the loss and most gradients of all runs do not.
+        True where in one of the first steps the weights before it agree, and the loss and most gradients of all runs do not, or
+            much of the whole gradient.
     """
     return bool(permuted) and any(
         all(_is_other(reference, one, optimizer, k, units) for one in permuted)
@@ -48,19 +52,39 @@ def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> 
 def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: float) -> bool:
     theirs, ours = complete(reference, optimizer)[k], complete(permuted, optimizer)[k]
     eps = units * max((eps_of(array.dtype) for array in theirs[min(theirs)].gradients.values()), default=eps_of("<f4"))
-    if not _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
-        return False
     names = names_of(theirs)
     before = [tuple(weights_before(trace, optimizer, k, name) for trace in (permuted, reference)) for name in names]
-    if max((_apart(*pair) for pair in before), default=0.0) > _SAME:
+    weights_apart = max((_apart(*pair) for pair in before), default=0.0)
+    if not names or weights_apart > _SAME:
         return False
-    changes = [_apart(*(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs))) for name in names]
-    return bool(changes) and float(np.median(changes)) > _FAR * eps
+    found = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names]
+    if _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
+        return float(np.median([_apart(*pair) for pair in found])) > _FAR * eps
+    distance = _distance(found)
+    is_felt = distance * _norm(given for _, given in before) > _FAR_OBJECTIVE * eps * abs(objective(theirs) or 0.0)
+    is_other = distance > max(_OTHER, _FAR * eps) * _norm(given for _, given in found)
+    return weights_apart <= _EQUAL and is_felt and is_other
 
 
 def _objective_is_far(ours: StepOfAll, theirs: StepOfAll, limit: float) -> bool:
     values = objective(ours), objective(theirs)
     return values[0] is None or values[1] is None or abs(values[0] - values[1]) > limit * abs(values[1])
+
+
+def _norm(arrays: Iterable[StoredArray | None]) -> float:
+    """The L2 norm of arrays taken together."""
+    squares = [norm(aligned([one])[0]) ** 2 for one in arrays if one is not None and is_numeric(one)]
+    return float(np.sqrt(sum(squares)))
+
+
+def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
+    """The L2 norm of the differences of arrays taken together."""
+    squares = []
+    for one, other in pairs:
+        if one is not None and other is not None and is_numeric(other) and one.shape == other.shape:
+            ours, theirs = aligned([one, other])
+            squares.append(norm(ours - theirs) ** 2)
+    return float(np.sqrt(sum(squares)))
 
 
 def _apart(one: StoredArray | None, other: StoredArray | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -25,6 +26,8 @@ from emulate.verify.verdict import OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
+_COUNTED = r"(?<=_)\d+\b"
+"""What TensorFlow counts in the names of its operations and functions, otherwise in each process."""
 _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
@@ -170,14 +173,16 @@ class Session:
         ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
         if ours.startswith("EOFError"):
             return []  # it had no standard input there either
-        same = "the same error as on one device"
-        return [f"Without gpudist the program fails too, with {same if ours == theirs else f'another error: {theirs}'}."]
+        is_same = re.sub(_COUNTED, "", ours) == re.sub(_COUNTED, "", theirs)
+        error = "the same error as on one device" if is_same else f"another error: {theirs}"
+        return [f"Without gpudist the program fails too, with {error}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
         if run.status == "ok" and not any(seen):
             raise WrongUse(
-                "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run. "
+                "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run (of "
+                "tf.Variables: of tensors made of them it is not seen what is trained). "
                 f"Received: program={self._program!r}, which ended without one. "
                 "Is the training behind a condition or an argument, or in a process that it starts, where it is not seen? "
                 "Arguments go after `--`, in Python into `args`."

@@ -16,7 +16,8 @@ class Epochs:
 
     Args:
         source: Where the batches come from.
-        steps_per_epoch: Batches of an epoch; None for all. The next epoch goes on where they end.
+        steps_per_epoch: Batches of an epoch; None for all. The next epoch goes on where they end, and where
+            the data end there, too, begins them anew.
         steps_per_execution: Batches of one call.
     """
 
@@ -40,9 +41,11 @@ class Epochs:
 
     def __iter__(self) -> Iterator[tuple[int, int, Iterator[Any]]]:
         self.source.begin()
-        if self._iterator is None or self.steps_per_epoch is None:
+        if self._iterator is None or self.steps_per_epoch is None or self._iterator.is_empty():
             self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
-            self._iterator = _Batches(map(Placed, self.source.epoch()))
+            number = self.source.num_batches
+            left = None if number is None else number - self.source.first
+            self._iterator = _Batches(map(Placed, self.source.epoch()), left)
         self.step, self.first_step = self.first_step, 0
         stop = self.steps_per_epoch or self.source.num_batches
         while stop is None or self.step < stop:
@@ -82,18 +85,33 @@ class _Batches:
 
     Args:
         batches: What it iterates.
+        number: How many these are; None where nobody has counted them.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
+    def __init__(self, batches: Iterator[Any], number: int | None) -> None:
         self._batches = batches
+        self._left = number
+        self._ahead: list[Any] = []
         self.has_ended = False
+
+    def is_empty(self) -> bool:
+        """Whether no batch is left. What nobody has counted is asked for the next one, and keeps it."""
+        if self._left is not None:
+            return self._left <= 0
+        with contextlib.suppress(StopIteration):
+            self._ahead = self._ahead or [next(self._batches)]
+        return not self._ahead
 
     def __iter__(self) -> _Batches:
         return self
 
     def __next__(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self.has_ended = True
             raise
+        self._left = None if self._left is None else self._left - 1
+        return batch

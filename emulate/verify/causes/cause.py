@@ -88,8 +88,11 @@ def numbers(values: Iterable[object]) -> str:
 
 
 def error_line(text: str | None, otherwise: str) -> str:
-    """The line that says what went wrong: the last of a traceback, the first where a process ended without one."""
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    """The line that says what went wrong: the last of a traceback, the first where a process ended without one.
+
+    TensorFlow says after it which operation it was.
+    """
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[{{node")]
     if not lines:
         return otherwise
     return lines[0] if lines[0].startswith("The process of ") else lines[-1]

@@ -19,7 +19,7 @@ _SEEN = 1e-6
 
 
 def _search(case: Case) -> Sign | None:
-    if not case.base.exceeding:
+    if case.base.first_step("gradient", "weight") is None:
         return None
     if not case.facts.clips:
         return _by_hand(case)

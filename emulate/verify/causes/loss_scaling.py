@@ -127,7 +127,8 @@ def _about(case: Case) -> Sign | None:
     """The number of replicas as a factor where rows depend on each other besides, so that none is exact."""
     first = case.base.first_step("gradient")
     optimizer = next((name for name, step in case.explanation.unexplained if step == first), None)
-    if first is None or optimizer is None:
+    losses = [point for point in case.base.objectives if point.step == first]
+    if first is None or optimizer is None or (losses and not any(point.exceeds for point in losses)):
         return None
     views = case.base.views(optimizer, first)
     both = sum(float(np.dot(view.total, view.reference)) for view in views)

@@ -18,7 +18,8 @@ _WITHOUT_DROPOUT = (
     "    generator = tf.random.Generator.from_seed(SEED)\n"
     "and in the step\n"
     "    noise = generator.normal(tf.shape(x))\n"
-    "instead of keras.random.normal or tf.random.normal; or accept it with --allow identical-dropout."
+    "instead of keras.random.normal or tf.random.normal; what layers draw that change images (RandomFlip) belongs into\n"
+    "dataset.map, before the batches are shared out; or accept it with --allow identical-dropout."
 )
 
 

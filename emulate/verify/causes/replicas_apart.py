@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from emulate.verify.case import Case
@@ -38,11 +39,11 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     """
     if not is_possible(case):
         return None
-    for switch in _sums(case):
-        again = _apart(case, switch, step)
+    for switch, first in itertools.product(_sums(case), _of_first_alone(case)):
+        again = _apart(case, switch, step, first)
         if again is None or not explains_up_to(again, step, case.base):
             continue
-        if explains_up_to(_apart(case, f"{switch}-regrouped", step), step, case.base) == grouping_matters:
+        if explains_up_to(_apart(case, f"{switch}-regrouped", step, first), step, case.base) == grouping_matters:
             return None
         if (
             not again.is_equivalent_but_for_kinks
@@ -50,12 +51,12 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
         ):
             again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
             case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
-        if case.facts.repeated:
+        if first:
             case.unreachable.append(f"everything but the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
         case.rebase(again)
         case.clips_the_sum = switch in _SUMS_AT_TAPES
         case.notes.append(NOTE)
-        agreement = "has the same gradients" if case.facts.repeated else _agreement(again)
+        agreement = "has the same gradients" if first else _agreement(again)
         told = f"one device on the rows of one replica after the other, its gradients added up, {agreement}"
         return told if grouping_matters else f"{told}, and which rows are together does not matter"
     return None
@@ -66,13 +67,21 @@ _REPEATED = (
 )
 
 
-def _apart(case: Case, switch: str, step: int) -> Comparison | None:
-    """One device on the rows of one replica after the other; where a call makes several updates, of the first alone.
+def _of_first_alone(case: Case) -> tuple[bool, ...]:
+    """Whether to look at the first update of a call alone.
 
-    From the second on gradients depend on an update that all replicas make together, and one after the other cannot.
+    Where it makes several, from the second on gradients may depend on an update that all replicas make together, and one after
+    the other cannot: with one optimizer they do, another may train something else.
     """
+    if case.facts.repeated:
+        return (True,)
+    return (False, True) if len(case.topology.optimizers) > 1 else (False,)
+
+
+def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
+    """One device on the rows of one replica after the other; of the first update of a call alone, or of all."""
     again = case.switched(switch, alone=True)
-    if again is None or not case.facts.repeated:
+    if again is None or not first:
         return again
     optimizer = _first_out(case, step)
     kept = tuple(p for p in again.points if p.measure.key.optimizer == optimizer and p.step <= step)
@@ -95,7 +104,8 @@ def _sums(case: Case) -> tuple[str, ...]:
 
 def explains_a_sum(case: Case, step: int) -> bool:
     """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
-    return is_possible(case) and any(explains_up_to(_apart(case, switch, step), step, case.base) for switch in _SUMS)
+    ways = itertools.product(_SUMS, _of_first_alone(case))
+    return is_possible(case) and any(explains_up_to(_apart(case, switch, step, one), step, case.base) for switch, one in ways)
 
 
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:

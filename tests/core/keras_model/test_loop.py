@@ -7,16 +7,17 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.core.conftest import OnHosts
 
 
-def _epochs(stride: int) -> list[int]:
-    """How many of five batches each of four epochs of three has, in calls of so many."""
+def _epochs(stride: int, steps: int, counted: bool) -> tuple[list[int], int]:
+    """How many of five batches each of four epochs has, in calls of so many, and how often a warning came."""
     from gpudist_core.keras_model.epochs import Epochs
 
     class Five:
-        num_batches, first = None, 0
+        num_batches, first = 5 if counted else None, 0
 
         def begin(self) -> None: ...
 
@@ -25,21 +26,30 @@ def _epochs(stride: int) -> list[int]:
         def epoch(self) -> Any:
             return iter(range(5))
 
-    warnings.simplefilter("ignore")  # each second epoch runs out of data
-    epochs, found = Epochs(Five(), 3, stride), []  # type: ignore[arg-type]
-    for _ in range(4):
-        found.append(0)
-        with epochs.catch_stop_iteration():
-            for _, _, batches in epochs:
-                taken = len(list(itertools.islice(batches, stride)))
-                if not taken:
-                    raise StopIteration
-                found[-1] += taken
-    return found
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        epochs, found = Epochs(Five(), steps, stride), []  # type: ignore[arg-type]
+        for _ in range(4):
+            found.append(0)
+            with epochs.catch_stop_iteration():
+                for _, _, batches in epochs:
+                    taken = len(list(itertools.islice(batches, stride)))
+                    if not taken:
+                        raise StopIteration
+                    found[-1] += taken
+    return found, len(told)
 
 
-def test_an_epoch_that_ends_within_a_call_is_followed_by_one_from_the_first_batch(on_hosts: OnHosts) -> None:
-    assert [on_hosts("1x1", _epochs, stride)[0] for stride in (1, 3)] == [[3, 2, 3, 2]] * 2
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_an_epoch_that_ends_with_the_data_is_followed_by_one_from_the_first_batch(
+    on_hosts: OnHosts, stride: int, counted: bool
+) -> None:
+    within, at_end, beyond = (on_hosts("1x1", _epochs, stride, steps, counted)[0] for steps in (3, 5, 6))
+    assert within == ([3, 2, 3, 2], 2)
+    assert at_end[0] == [5, 5, 5, 5]  # as in Keras, which begins the data anew
+    assert at_end[1] == 0 or stride == 3  # a call of three that gets two does not know whether more were meant
+    assert beyond == ([5, 5, 5, 5], 4)
 
 
 def _names_a_metric_twice() -> list[float]:

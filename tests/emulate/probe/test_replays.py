@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 
 from emulate import Cluster
 from emulate.cluster import Preload
@@ -151,6 +152,46 @@ def test_untouched_draws_are_recorded_and_keras_draws_the_same_on_every_replica(
     for step in trace.steps("sgd"):
         assert len(step[0].draws) == 1
         assert step[0].draws == step[1].draws
+
+
+def _clipping_loop(what: str) -> None:
+    """A step that clips: of gradients, in one of three ways, or only on the way to a loss and in a metric."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+        optimizer, auc = keras.optimizers.SGD(0.1), keras.metrics.AUC()
+
+    def step(x: Any) -> None:
+        y = tf.cast(x[:, :1] > 0, tf.float32)
+        with tf.GradientTape() as tape:
+            p = model(x, training=True)
+            losses = keras.losses.binary_crossentropy(y, tf.clip_by_value(p, 0.01, 0.99))
+            loss = tf.reduce_sum(losses) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        auc.update_state(y, p)
+        if what == "keras":
+            gradients = [keras.ops.clip(g, -0.01, 0.01) for g in gradients]
+        elif what == "norm":
+            gradients, _ = tf.clip_by_global_norm([2.0 * g for g in gradients], 0.01)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def train(x: Any) -> None:
+        strategy.run(step, args=(x,))
+
+    x, _ = arrays()
+    for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(BATCH)):
+        train(batch)
+
+
+@pytest.mark.parametrize(("what", "seen"), [("nothing", ()), ("keras", ("clip_by_value",)), ("norm", ("clip_by_global_norm",))])
+def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(
+    recorded: Any, what: str, seen: tuple[str, ...]
+) -> None:
+    assert Facts.of(recorded(lambda: _clipping_loop(what))).clipped_by == seen
 
 
 def test_without_clipping_an_optimizer_does_not_clip(recorded: Any) -> None:

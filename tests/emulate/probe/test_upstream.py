@@ -82,6 +82,19 @@ def test_classes_of_both_keras_are_where_the_probe_looks(host: Any) -> None:
     assert host(look) == [["keras", "tf_keras"]] * 4
 
 
+def test_whether_a_tape_records_is_known(host: Any) -> None:
+    def look() -> list[bool]:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            within = upstream.is_recording()
+            with tape.stop_recording():
+                stopped = upstream.is_recording()
+        return [within, stopped, upstream.is_recording()]
+
+    assert host(look) == [True, False, False]
+
+
 def test_every_random_op_takes_what_it_took(host: Any) -> None:
     def look() -> list[list[str]]:
         needed = {"integer": {"shape", "minval", "maxval"}, "categorical": {"logits", "num_samples"}}

@@ -99,6 +99,21 @@ def test_a_model_of_one_number_that_every_replica_clips_is_not_taken_for_loss_sc
     assert codes(judge(one_number(folder, "1x2", 1.0, switched=1.0, clipped_by=["clip_by_global_norm"]))) == ["loss-scaling"]
 
 
+def test_a_metric_that_differs_alone_is_none_of_a_clipping_that_the_step_has(folder: Folder) -> None:
+    def reporting(step: Any, value: float) -> Any:
+        def report(made: Made, k: int) -> None:
+            if k == 0:
+                made.event({"event": "program", "clipped_by": ["clip_by_value"]})
+            step(made, k)
+            made.report("metric", "batch/auc", k, value)
+
+        return report
+
+    one, four = loop(folder.made(), reporting(right_reference, 0.4)), loop(folder.made("1x4"), reporting(right_topology, 0.3))
+    found = judge(Case(one, four, rerun=lambda *asked: Rerun(one, four)))
+    assert codes(found) == ["metric-aggregation"]
+
+
 def test_replicas_that_follow_their_own_gradients_miss_the_all_reduce(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         for r in range(4):

@@ -108,16 +108,18 @@ def test_uneven_shards_and_a_wrong_factor_in_one_step_are_both_named(folder: Fol
     assert codes(found) == ["loss-scaling", "uneven-batch"]
 
 
-def test_a_count_of_the_replica_under_even_shards_is_local_normalization(folder: Folder) -> None:
+@pytest.mark.parametrize(("off", "told"), [(1.0, "a count of its own"), (1.008, "that no count gives")])
+def test_a_count_of_the_replica_under_even_shards_is_local_normalization(folder: Folder, off: float, told: str) -> None:
     # The sum of rows that count is even-handed on one device; on several each replica divides by its own share.
     counts = {0: 10, 1: 14, 2: 9, 3: 15}
     calls = iter(range(10_000))
 
     def scale(rows: int, batch: int, n: int) -> float:
-        return 1 / batch if n == 1 else 1 / (n * counts[next(calls) % 4])
+        return 1 / batch if n == 1 else off / (n * counts[next(calls) % 4])
 
     found = judge(folder.case(Problem(steps=2), Problem(steps=2, scale=scale)))
     assert codes(found) == ["local-normalization"]
+    assert told in found.causes[0].summary  # weights of a count add up to the number of replicas, those of a root do not
 
 
 @pytest.mark.parametrize("optimizer", [Sgd, Adam])

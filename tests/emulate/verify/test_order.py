@@ -34,6 +34,13 @@ def test_gradients_that_are_others_at_the_same_weights_depend_on_the_order(folde
     assert order_matters(trained(folder), permuted, 1.0)
 
 
+def test_other_gradients_depend_on_the_order_even_where_the_loss_is_near_the_same(folder: Folder) -> None:
+    permuted = [trained(folder, seed=k, off=0.8, loss=1e-6) for k in (1, 2, 3)]  # fresh embeddings: near log(2) for all
+    assert order_matters(trained(folder), permuted, 1.0)
+    assert not order_matters(trained(folder), [*permuted[:2], trained(folder, off=1e-6)], 1.0)
+    assert not order_matters(trained(folder), permuted, 8192.0)
+
+
 def test_rounding_is_no_order(folder: Folder) -> None:
     assert not order_matters(trained(folder), [trained(folder, seed=k, off=1e-6) for k in (1, 2, 3)], 1.0)
     assert not order_matters(trained(folder), [trained(folder, seed=k, off=0.1) for k in (1, 2, 3)], 8192.0)

@@ -138,6 +138,16 @@ def test_rows_that_couple_do_not_hide_that_the_gradients_are_as_many_times_too_l
     assert "about 4 times too large" in found.causes[0].summary
 
 
+def test_gradients_that_grow_where_the_loss_agrees_are_not_said_to_be_of_a_loss_that_is_divided_wrong(folder: Folder) -> None:
+    parts = WHOLE[:, None] + np.float32(0.3) * PARTS  # what a program adds to the gradients themselves
+    sums = parts.sum(axis=1, keepdims=True)
+    again = Rerun(trained(folder, sums, 1.0), trained(folder, parts, 1.0))
+    case = Case(
+        trained(folder, WHOLE[:, None]), again.topology, rerun=lambda asked: again if asked == "replicas-summed" else None
+    )
+    assert "loss-scaling" not in codes(judge(case))
+
+
 def test_what_one_device_reports_of_one_replica_after_the_other_is_not_compared(folder: Folder) -> None:
     topology = trained(folder, PARTS, 1.3, reported=0.7)
     again = Rerun(trained(folder, PARTS.sum(axis=1, keepdims=True), 1.3, reported=2.8), topology)
@@ -179,3 +189,28 @@ def test_where_32_bits_agree_no_cause_of_arithmetic_is_named(folder: Folder) -> 
     assert (found.verdict, codes(found)) == ("divergent", ["unexplained"])
     assert found.causes[0].evidence.startswith("With the program's layers in 32 bits everything agrees; w (gradient) at step 0")
     assert "what differs is what 16 bits make of it" in found.notes[-1]
+
+
+def test_of_two_optimizers_in_a_call_the_first_is_judged_where_the_second_depends_on_its_update(folder: Folder) -> None:
+    def trained_by_two(critic: Array, generator: Array) -> Trace:
+        """Both begin at ones; the generator's gradients are taken after the critic's update."""
+
+        def step(made: Made, k: int) -> None:
+            replicas = critic.shape[1]
+            for name, locals_ in (("critic", critic), ("generator", generator)):
+                after = {name: np.ones(32, "f4") - np.float32(0.1) * locals_[: k + 1].sum(axis=(0, 1), dtype="f4")}
+                for r in range(replicas):
+                    rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                    entry = {name: locals_[k, r]}
+                    made.step(k, entry, after, replica=r, rows=rows, objective=1.3 / replicas, optimizer=name)
+
+        return loop(folder.made(f"1x{critic.shape[1]}"), step, weights=32)
+
+    sums, other = PARTS.sum(axis=1, keepdims=True), np.random.default_rng(5).normal(size=(3, 1, 32)).astype("f4")
+    topology = trained_by_two(PARTS, PARTS)
+    again = Rerun(trained_by_two(sums, other), topology)
+    reference = trained_by_two(WHOLE[:, None], WHOLE[:, None])
+    found = judge(Case(reference, topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None))
+    assert codes(found) == ["regularization-per-replica"]
+    assert found.causes[0].evidence.endswith("has the same gradients, and which rows are together does not matter")
+    assert any(one.startswith("everything but the gradients of critic up to step 0") for one in found.not_compared)
