@@ -14,7 +14,7 @@ from gpudist_core.checkpoints.agreement import Agreement, quietly
 from gpudist_core.checkpoints.errors import FolderInUse
 from gpudist_core.checkpoints.exchange import Exchange, store_of_job
 from gpudist_core.checkpoints.folder import Folder
-from gpudist_core.checkpoints.lock import Lock
+from gpudist_core.checkpoints.lock import IN_USE, Lock
 from gpudist_core.errors import WrongUse
 
 _SEEN_WITHIN = 10.0  # seconds until a network file system shows what another host has made
@@ -73,12 +73,7 @@ class Hosts:
             "looking at the folder", [token, self._on_first(lambda: _touch(path / token))]
         )[0]
         if failure:
-            raise WrongUse(
-                "The folder of checkpoints must be one that can be written to",
-                "Name another one.",
-                folder=str(path),
-                error=failure,
-            )
+            raise self._unwritable(failure)
         seen = self.training.all_gather("looking at the folder", _appears(path / token))
         if self.host == 0:
             (path / token).unlink()
@@ -95,10 +90,15 @@ class Hosts:
 
         Raises:
             FolderInUse: When another run writes into it.
+            WrongUse: When it cannot be written to.
         """
         failure = self.training.all_gather("locking the folder", self._on_first(self._take))[0]
         if failure:
-            raise FolderInUse(failure)
+            raise FolderInUse(failure) if failure.startswith(IN_USE) else self._unwritable(failure)
+
+    def _unwritable(self, failure: str) -> WrongUse:
+        rule, path = "The folder of checkpoints must be one that can be written to", str(self._folder.path)
+        return WrongUse(rule, "Name another one.", folder=path, error=failure)
 
     def _take(self) -> None:
         self._folder.path.mkdir(parents=True, exist_ok=True)

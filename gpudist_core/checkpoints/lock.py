@@ -14,6 +14,7 @@ from typing import Any
 from gpudist_core.checkpoints.errors import FolderInUse
 
 _NAME = ".lock"
+IN_USE = "Only one run may write its checkpoints into a folder"
 
 
 class Lock:
@@ -45,7 +46,7 @@ class Lock:
             other = self._read()
             if other is not None and other != _myself() and self._lives(other):
                 raise FolderInUse(
-                    f"Only one run may write its checkpoints into a folder. Received: folder={str(self._folder)!r}, in use by "
+                    f"{IN_USE}. Received: folder={str(self._folder)!r}, in use by "
                     f"process {other.get('pid')} on {other.get('host')}. End that run, or give this one a folder of its own."
                 )
             self._remove(other)

@@ -27,7 +27,7 @@ class Clipping:
     by_value: float | None = None
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        given = {name.replace("by_", "clip_"): value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
             raise WrongUse("At most one kind of clipping can be used", "Choose one of them.", **given)
         for name, value in given.items():

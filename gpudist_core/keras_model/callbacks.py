@@ -62,6 +62,8 @@ class Callbacks(keras.callbacks.CallbackList):
             bar.set_model(model)
             bar.set_params(self.params)
             self.callbacks.append(bar)
+        # What others do at the end of an epoch (a learning rate, weights) belongs into its checkpoint.
+        self.callbacks.sort(key=lambda callback: isinstance(callback, Checkpoints))
         self._in_steps: dict[str, list[Callable[..., None]]] = {}
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -55,6 +55,8 @@ class DistributedModel:
                 "XLA compiles a step for one device. Received: jit_compile=True, "
                 f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
             )
+        if strategy.num_replicas_in_sync > 1:
+            trainer.check_losses(self)
         own = trainer.optimizers_of(self)
         for optimizer in own:
             models.check_scope(strategy, self, optimizer)

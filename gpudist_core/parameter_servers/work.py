@@ -93,7 +93,8 @@ class Work:
         if written:
             raise WrongUse(
                 "A lock-step model must not change variables in its forward pass",
-                'Replace the layer (BatchNormalization by LayerNormalization, say), or use schedule="asynchronous".',
+                "Replace the layer (BatchNormalization by LayerNormalization, say), or use "
+                'CoordinatedTraining(schedule="asynchronous").',
                 variables=written,
             )
 

@@ -155,6 +155,8 @@ def _tensor(value: Any) -> Any:
 
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
         raise WrongUse("A map function returns dense tensors", "Make them dense, with one shape for all rows.", value=value)
+    if value is None or isinstance(value, tf.data.Dataset):
+        raise WrongUse("A map function returns tensors", "Return the components of the row.", value=value)
     return tf.convert_to_tensor(value)
 
 

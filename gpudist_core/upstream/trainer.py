@@ -341,6 +341,30 @@ def needs_build(model: Any) -> bool:
     return not are_layers_built(model) or any(p is not None and not p.built for p in parts)
 
 
+def check_losses(model: Any) -> None:
+    """Refuse losses of Keras that are a ratio over all rows: of each replica's rows they are others.
+
+    Args:
+        model: A compiled Keras model.
+
+    Raises:
+        WrongUse: For `Dice` and `Tversky` without axes.
+    """
+    import keras
+
+    compiled = model._compile_loss
+    for given in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
+        loss = keras.losses.get(given) if isinstance(given, str) else given
+        axis = getattr(loss, "axis", None)
+        joins = isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)) and (axis is None or 0 in keras.tree.flatten(axis))
+        if joins or loss in (keras.losses.dice, keras.losses.tversky):
+            raise WrongUse(
+                "A loss has a value for each row, so that it does not depend on which rows a replica has",
+                "Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
+                loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""),
+            )
+
+
 def optimizers_of(model: Any) -> list[Any]:
     """The optimizers of a model: that given to `compile`, and those it keeps for a step of its own, in lists and dicts too."""
     import keras

@@ -93,7 +93,8 @@ def paths_of(files: Any) -> list[str]:
         )
     missing = [path for path in paths if not tf.io.gfile.exists(path)]
     if missing:
-        raise WrongUse("Each file exists, on every host", "Give paths that every host can read.", missing=missing)
+        patterns = " Patterns are not expanded: sorted(glob.glob(...))." if any("*" in path for path in missing) else ""
+        raise WrongUse("Each file exists, on every host", f"Give paths that every host can read.{patterns}", missing=missing)
     return paths
 
 

@@ -235,3 +235,33 @@ def test_an_optimizer_without_variables_is_refused_before_its_state_is_lost(on_h
         "An optimizer that a model keeps for a step of its own must have its variables before they are saved. Received: "
         "optimizer='adam'. Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables)."
     )
+
+
+def with_a_decay_after_it(folder: str, epochs: int) -> Any:
+    """`fit` whose last callback lowers the learning rate at the end of each epoch."""
+    import keras
+
+    import gpudist_core as gd
+    from tests.core.checkpoints.training import strategy_here
+
+    class Decay(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = self.model.optimizer.learning_rate.numpy() * 0.1
+
+    keras.utils.set_random_seed(1)
+    rows = np.arange(24, dtype="float32").reshape(12, 2) / 24
+    with strategy_here().scope():
+        model = gd.distributed(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    callbacks = [gd.Checkpoints(folder), Decay()]
+    model.fit(rows, rows[:, :1], batch_size=4, epochs=epochs, verbose=0, shuffle=False, callbacks=callbacks)
+    return [model.get_weights(), float(model.optimizer.learning_rate.numpy())]
+
+
+def test_what_callbacks_after_it_do_at_the_end_of_an_epoch_is_kept(on_hosts: OnHosts, tmp_path: Path) -> None:
+    [straight] = on_hosts("1x2", with_a_decay_after_it, str(tmp_path / "a"), 3)
+    on_hosts("1x2", with_a_decay_after_it, str(tmp_path / "b"), 2)
+    [gone_on] = on_hosts("1x2", with_a_decay_after_it, str(tmp_path / "b"), 3)
+    assert gone_on[1] == straight[1] == pytest.approx(1e-4)
+    for ours, theirs in zip(gone_on[0], straight[0], strict=True):
+        np.testing.assert_array_equal(ours, theirs)

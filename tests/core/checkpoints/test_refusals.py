@@ -100,6 +100,7 @@ def refusals(folder: str) -> dict[str, Any]:
         raised(name, lambda arguments=arguments: gd.Checkpoints(folder + "y", **arguments))
     Path(folder + "file").write_text("")
     raised("a file", lambda: gd.Checkpoints(folder + "file", model=model))
+    raised("no place", lambda: gd.Checkpoints("/proc/none", model=model, signals=()).save(1))
     raised("a value", lambda: gd.Checkpoints(folder + "w", model=model, extra={"epoch": 3}, signals=()).save(1))
     return said
 
@@ -152,6 +153,10 @@ def test_each_refusal_says_why(on_hosts: OnHosts, tmp_path: Path) -> None:
     assert "extra gives what to keep by names. Received: extra=[<tf.Variable" in said["no names"]
     assert "timeout must be a positive number of seconds. Received: timeout='60'. Leave it out" in said["no time"]
     assert "The folder must be a folder. Received: folder=" in said["a file"]
+    assert (
+        "The folder of checkpoints must be one that can be written to. Received: folder='/proc/none', error="
+        in said["no place"]
+    )
     assert (
         "What is kept is a variable, a metric, a random generator, or has state() and restore(state). Received: value=3."
         in (said["a value"])

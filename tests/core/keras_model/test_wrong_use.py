@@ -23,6 +23,10 @@ EXPECTED = {
     "predict in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
     "fit in a scope of a model of none": ELSEWHERE.format("MirroredStrategy", None),
     "compile in a scope of a model of none": ELSEWHERE.format("MirroredStrategy", None),
+    "a loss over all rows": "WrongUse: A loss has a value for each row, so that it does not depend on which rows a "
+    "replica has. Received: loss='dice'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
+    "a loss over all rows by name": "WrongUse: A loss has a value for each row, so that it does not depend on which rows a "
+    "replica has. Received: loss='tversky'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
     "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
     "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
     "a loss that is one number, with weights": "WrongUse: A loss must return one value for each row where rows have weights "

@@ -56,6 +56,8 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         "predict in another scope": lambda: _within(other, lambda model: model.predict(x), made()),
         "fit in a scope of a model of none": lambda: _within(where, lambda model: model.fit(x, y), outside()),
         "compile in a scope of a model of none": lambda: _within(where, lambda model: model.compile("sgd"), outside()),
+        "a loss over all rows": lambda: made(loss=keras.losses.Dice()),
+        "a loss over all rows by name": lambda: made(loss="tversky"),
         "a step that returns a number": lambda: run.sequential(kind=Returning).fit(x, y, verbose=0),
         "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
             x, y, sample_weight=np.ones(12), verbose=0

@@ -141,7 +141,9 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     wrong = found["wrong"]
     assert wrong["writes"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=[")
     assert "moving_mean" in wrong["writes"]
-    assert wrong["writes"].endswith('(BatchNormalization by LayerNormalization, say), or use schedule="asynchronous".')
+    assert wrong["writes"].endswith(
+        '(BatchNormalization by LayerNormalization, say), or use CoordinatedTraining(schedule="asynchronous").'
+    )
     assert wrong["outside"].startswith(
         "The model must be made in the scope of the ParameterServerStrategy. Received: variable="
     )

@@ -51,6 +51,8 @@ MESSAGES = {
     r"signature=\(1,\)\. Bring them to one shape where they are read\.",
     "a row of another structure": r"Each row has the structure of the signature\. .*",
     "no files": r"There is at least one file\. Received: files=\[\]\. .*",
+    "a pattern": r"Each file exists, on every host\. Received: missing=\['.*/\*\.tfrecord'\]\. .* Patterns are not expanded: sorted\(glob\.glob\(\.\.\.\)\)\.",
+    "a map that returns nothing": r"A map function returns tensors\. Received: value=None\. Return the components of the row\.",
     "a missing file": r"Each file exists, on every host\. Received: missing=\['.*nothing\.tfrecord'\]\. Give paths that every host can read\.",
     "a record cut off": r"A TFRecord file is a row of whole, uncompressed records\. Received: file='.*cut\.tfrecord', offset=40, "
     r"found='the file ends before the record does'\. .*",
@@ -249,6 +251,7 @@ def _wrong_records(folder: Path) -> dict[str, Callable[[], Any]]:
         return lambda content: content.__setitem__(place, content[place] ^ 4)
 
     return {
+        "a pattern": lambda: Pipeline.from_tfrecord(f"{folder}/*.tfrecord", global_batch_size=2),
         "a missing file": lambda: Pipeline.from_tfrecord(folder / "nothing.tfrecord", global_batch_size=2),
         "a record cut off": damage("cut", lambda content: content.__delitem__(slice(55, None))),
         "a header cut off": damage("header", lambda content: content.__delitem__(slice(45, None))),
@@ -283,6 +286,7 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
 
     return {
         "a map that is none": mapped(3),
+        "a map that returns nothing": mapped(lambda x, y: None),
         "a map that draws": mapped(lambda x, y: (x + tf.random.uniform([2]), y)),
         "a map that draws by NumPy": mapped(lambda x, y: (x + np.random.rand(), y)),
         "a map that draws by a generator": mapped(lambda x, y: (x + generator.random(), y)),

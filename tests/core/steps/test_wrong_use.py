@@ -109,10 +109,11 @@ def _calls() -> dict[str, Callable[[], Any]]:
 def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
     (said,) = on_hosts("1x2", _messages, _calls)
     expected = {
-        "two clippings": "At most one kind of clipping can be used. Received: by_norm=1.0, by_value=1.0. Choose one of them.",
-        "negative clipping": "A bound for gradients must be a positive number. Received: by_norm=-1.0. "
+        "two clippings": "At most one kind of clipping can be used. Received: clip_norm=1.0, clip_value=1.0. "
+        "Choose one of them.",
+        "negative clipping": "A bound for gradients must be a positive number. Received: clip_norm=-1.0. "
         "Leave it out to not clip.",
-        "a bound in letters": "A bound for gradients must be a positive number. Received: by_norm='1'. "
+        "a bound in letters": "A bound for gradients must be a positive number. Received: clip_norm='1'. "
         "Leave it out to not clip.",
         "no model": "A model is a Keras model, or a callable with trainable_variables. Received: model=None. "
         "Give one that was made.",
