@@ -30,7 +30,7 @@ def outcome(fault: FaultReport) -> str:
     results = {
         "identical": "the same result bit by bit",
         "within-noise": f"the same result but for rounding ({number(fault.error)})",
-        "different": f"another result (largest difference {number(fault.error)})",
+        "different": f"another result (largest difference {number(fault.error)})" if fault.error else "another number of steps",
         None: "nothing could be compared",
     }
     if fault.fault.startswith("preempt:") and not fault.restarts:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from emulate.probe.trace import Trace
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
@@ -15,6 +17,8 @@ from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric")
 """The order in which a step's differences come about."""
+_HIGH = 0.3
+"""From this part of a gradient on it is said that less than that is not seen."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,12 @@ class Comparison:
         points, objectives = (tuple(p for p in found if stays(p)) for found in (self.points, self.objectives))
         return replace(self, points=points, objectives=objectives)
 
+    @property
+    def drowned_from(self) -> int | None:
+        """The step from which on gradients are so much rounding that they show little; None where they show all."""
+        found = _amplified(self.points)
+        return None if found is None else found[0]
+
     def first_step(self, *kinds: str) -> int | None:
         """The earliest step in which something of these kinds differs."""
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
@@ -259,7 +269,26 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
             f"from step {kink} on single units may have fallen on the other side of a kink (a ReLU, a maximum): "
             f"there the noise floor comes from runs of the reference with a larger perturbation"
         )
+    if amplified := _amplified(points):
+        step, share = amplified
+        size = "as large as the gradients themselves" if share > 1 else f"of less than about {share:.0%} of the gradients"
+        notes.append(
+            f"from step {step} on rounding is amplified, as deep networks do: differences {size} are not seen there, those of "
+            "losses are; --precision float64 sees more"
+        )
     return notes
+
+
+def _amplified(points: Sequence[Point]) -> tuple[int, float] | None:
+    """From which step on differences up to which part of a gradient can hide below the noise floor; None where it is small."""
+    floors: dict[int, list[float]] = {}
+    for p in points:
+        if p.measure.key.kind == "gradient" and p.measure.scale > 0:
+            floors.setdefault(p.step, []).append(FACTOR * p.noise / p.measure.scale)
+    found = {step: float(np.median(shares)) for step, shares in sorted(floors.items())}
+    least = max(_HIGH, 10 * next(iter(found.values()), 0.0))
+    onset = next((step for step, share in found.items() if share > least), None)
+    return None if onset is None else (onset, max(found.values()))
 
 
 def _place(kind: str) -> int:

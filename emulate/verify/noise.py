@@ -9,7 +9,8 @@ stays disturbed. Three runs see a tensor of a few elements too seldom (three zer
 - 8 units in the last place of the tensor's scale: the largest element so far, local gradients included, because a
   gradient that cancels to nothing over the batch is as noisy as its summands;
 - the median relative floor of all tensors of its kind in the same step, at its own scale (for losses and metrics also that
-  of the gradients).
+  of the gradients, as far as it is not many times what losses are seen to spread: a deep network amplifies rounding in its
+  gradients far more than in its loss).
 
 A difference counts from `FACTOR` times the floor on.
 """
@@ -24,6 +25,8 @@ import numpy as np
 
 FACTOR = 10.0
 UNITS = 8.0
+SEEN = 3.0
+"""How many times what three runs show of a single number rounding may make of it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -76,7 +79,12 @@ class _Pool:
 
     def at(self, kind: str, step: int) -> float:
         own = self._medians.get(kind, {}).get(step, 0.0)
-        return max(own, self._latest("gradient", step)) if kind in REPORTED else own
+        if kind not in REPORTED:
+            return own
+        gradients = self._latest("gradient", step)
+        if "loss" not in self._medians:
+            return max(own, gradients)
+        return max(own, min(gradients, SEEN * max(own, self._latest("loss", step))))
 
     def _latest(self, kind: str, step: int) -> float:
         return max((value for k, value in self._medians.get(kind, {}).items() if k <= step), default=0.0)

@@ -138,8 +138,21 @@ class Recovery:
         traces = [run.trace for run in self.lives.runs if run.trace is not None]
         if not traces or not self.has_ended:
             return None
-        ours = JoinedTrace(traces, [0, *(_shift(trace, self.without) for trace in traces[1:])])
+        ours = self._joined(traces)
         return compare(JoinedTrace([self.without], only=ours.indices), ours)
+
+    def _joined(self, traces: Sequence[Trace]) -> JoinedTrace:
+        return JoinedTrace(traces, [0, *(_shift(trace, self.without) for trace in traces[1:])])
+
+    @cached_property
+    def other_steps(self) -> tuple[str, int, int] | None:
+        """An optimizer that has made other steps when the program ended, how many, and how many without faults."""
+        traces = [run.trace for run in self.lives.runs if run.trace is not None]
+        if not traces or not self.has_ended:
+            return None
+        ours, theirs = self._joined(traces).indices, JoinedTrace([self.without]).indices
+        apart = [name for name in theirs if set(ours.get(name, ())) != set(theirs[name])]
+        return (apart[0], len(set(ours.get(apart[0], ()))), len(theirs[apart[0]])) if apart else None
 
     @cached_property
     def went_on_from(self) -> list[int]:
@@ -194,6 +207,8 @@ class Recovery:
     def result(self) -> str | None:
         """`identical` (bit by bit), `within-noise`, `different`, or None where it is not known."""
         found = self.comparison
+        if self.other_steps is not None:
+            return "different"
         if found is None or not found.points:
             return None
         if found.exceeding:

@@ -85,7 +85,7 @@ def _search_scaling(case: Case) -> Sign | None:
     if case.has("accumulation"):
         return None
     if not fits:
-        return _about(case)
+        return _about(case) or _drowned(case)
     scale = fits[0].scale
     mixed = any(fit.decay or fit.shares for fit in fits)
     off = {p.step: p.measure.error for p in case.base.objectives if p.measure.key.optimizer in {fit.optimizer for fit in fits}}
@@ -143,6 +143,25 @@ def _about(case: Case) -> Sign | None:
         "by its own rows, and the replicas are added up.",
         f"In step {first} the sum of the local gradients lies along the reference's and is {factor:.2f} times as long; what "
         "one device gives on the rows of one replica after the other, added up, is the same (a row's loss depends on others)",
+    )
+
+
+def _drowned(case: Case) -> Sign | None:
+    """The losses that are differentiated are off by a factor, where the gradients are too much rounding to show it."""
+    drowned, losses = case.base.drowned_from, [point for point in case.base.objectives if point.exceeds]
+    first = min((point.step for point in losses), default=0)
+    trained = case.base.first_step("gradient", "weight")
+    if drowned is None or not losses or first < drowned or (trained is not None and trained < first):
+        return None
+    at_first = next(point for point in losses if point.step == first)
+    words, _ = _describe(case, at_first.factor)
+    m = at_first.measure
+    case.explain(lambda point: point.measure.key.kind in ("loss", "metric", "gradient", "weight") and point.step >= first)
+    return Sign(
+        f"The loss that is trained is from step {first} on {words}.",
+        f"What the gradients of step {first} are taken of is {m.value:.6g}, added up over the replicas, and "
+        f"{m.reference_value:.6g} on one device ({at_first.ratio:.0f} times the noise floor); the gradients themselves are "
+        f"too much rounding from step {drowned} on to show it",
     )
 
 

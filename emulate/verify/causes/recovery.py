@@ -53,9 +53,9 @@ def _search_different(case: Case) -> Sign | None:
     recovery = case.recovery
     if recovery is None or recovery.result != "different" or case.has("checkpoint-not-restored"):
         return None
-    assert recovery.comparison is not None
-    first = recovery.comparison.first
-    assert first is not None
+    first = recovery.comparison.first if recovery.comparison is not None else None
+    if first is None:
+        return _of_other_steps(recovery)
     where = f"from step {first.step} on, first the {first.kind} of {first.tensor}"
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
     if recovery.at_odds:
@@ -71,6 +71,23 @@ def _search_different(case: Case) -> Sign | None:
     )
 
 
+def _of_other_steps(recovery: Recovery) -> Sign:
+    """What was made is the same as without the fault, as far as it goes."""
+    assert recovery.other_steps is not None
+    optimizer, made, wanted = recovery.other_steps
+    return Sign(
+        f"After a fault the program {'ends before it has made all' if made < wanted else 'makes more'} of its steps.",
+        f"{_befell(recovery)}; {_restarts(recovery)}; {optimizer} made {made} steps in all, {wanted} without the fault; those "
+        "that both made agree",
+        _AS_MANY_STEPS,
+    )
+
+
+_AS_MANY_STEPS = (
+    "Count the steps, or epochs, that are left when the program is started again: model.fit(..., initial_epoch=EPOCHS_DONE) "
+    "beside epochs=EPOCHS, `for step in range(STEPS_DONE, STEPS)` in a loop of one's own. gpudist_core.Checkpoints tells them, "
+    "and in fit goes on by itself."
+)
 _AT_ODDS = (
     "Each host restores the newest checkpoint that it has itself, and one did not get to write its last. Let all restore the "
     "same step: the newest that every host has, or one host's in a folder that all read. gpudist_core.Checkpoints does."

@@ -511,3 +511,30 @@ def test_what_is_reported_now_and_then_is_told_by_its_number_and_the_step_before
     assert (found.first_divergence.step, found.first_divergence.report) == (1, 0)
     assert "evaluate/reduce) is not that of one device on the same rows" in found.causes[0].summary
     assert "evaluate/reduce is 0.7 in report 0, after step 1, 0.3 on one device" in found.causes[0].evidence
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_a_wrong_loss_is_seen_where_the_gradients_are_rounding_alone(folder: Folder, factor: float) -> None:
+    """A deep network: from the second step on each run has other gradients, and much the same loss."""
+
+    def deep(made: Made, replicas: int, seed: int, times: float = 1.0) -> Trace:
+        rng = np.random.default_rng(seed)
+
+        def step(made: Made, k: int) -> None:
+            gradient = np.linspace(1, 2, 64).astype("f4") * (1 + (0.4 * rng.normal(size=64).astype("f4") if k else 0))
+            loss = (1.0 + (0.005 * float(rng.normal()) if k else 0.0)) * (times if k else 1.0)
+            for r in range(replicas):
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                weights = {"w": np.full(64, 1.0 - 0.1 * (k + 1), "f4")}
+                made.step(k, {"w": gradient / replicas}, weights, replica=r, rows=rows, objective=loss / replicas)
+            made.report("loss", "train/reduce", k, loss)
+
+        return loop(made, step, weights=64)
+
+    noise = [deep(folder.made(), 1, seed) for seed in (1, 2, 3)]
+    found = judge(Case(deep(folder.made(), 1, 0), deep(folder.made("1x2"), 2, 4, factor), noise=noise))
+    assert any("rounding is amplified" in note for note in found.notes)
+    assert codes(found) == (["loss-scaling"] if factor == 2 else [])
+    if factor == 2:
+        assert found.causes[0].summary.startswith("The loss that is trained is from step 1 on")
+        assert "the number of replicas (2)" in found.causes[0].summary or "times the reference's" in found.causes[0].summary

@@ -182,6 +182,17 @@ def test_the_noise_floor_never_sinks_and_is_never_below_its_two_bounds(steps: li
         assert k == 0 or floor[k] >= floor[k - 1] * (1 - 1e-12)
 
 
+def test_what_losses_are_seen_to_spread_bounds_what_gradients_lend_them() -> None:
+    gradient, loss, metric = Key("gradient", "sgd", "w"), Key("loss", "", "loss"), Key("metric", "", "accuracy")
+    scales, eps = {key: {0: 1.0} for key in (gradient, loss, metric)}, dict.fromkeys((gradient, loss, metric), 2.0**-23)
+    deep = floors({gradient: {0: 0.4}, loss: {0: 0.01}, metric: {0: 0.0}}, scales, eps)
+    assert [deep[key][0] for key in (gradient, loss, metric)] == pytest.approx([0.4, 0.03, 0.03])
+    calm = floors({gradient: {0: 1e-4}, loss: {0: 0.01}, metric: {0: 0.0}}, scales, eps)
+    assert [calm[key][0] for key in (gradient, loss, metric)] == pytest.approx([1e-4, 0.01, 1e-4])
+    unreported = {key: value for key, value in scales.items() if key != loss}
+    assert floors({gradient: {0: 0.4}, metric: {0: 0.0}}, unreported, eps)[metric][0] == pytest.approx(0.4)
+
+
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=6), st.lists(st.integers(-3, 3), min_size=6, max_size=6))
 def test_the_error_is_symmetric(values: list[float], changes: list[int]) -> None:
     import tempfile

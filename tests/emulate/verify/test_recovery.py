@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from emulate.faults import Fired, Kill
@@ -61,6 +63,39 @@ def test_steps_are_told_as_the_optimizer_counts_them_also_where_it_began_with_so
 def test_hosts_that_go_on_from_different_steps_are_told_apart(folder: Folder) -> None:
     told = recovery([life(folder, begun(2)), life(folder, resumed(0, 3), resumed(1, 4))], [1, 1])
     assert told.at_odds == {0: 5, 1: 6}
+
+
+def steps(folder: Folder, numbers: Iterable[int], *events: tuple[int, dict[str, Any]]) -> Trace:
+    made = folder.made("2x1")
+    for host, event in events:
+        made.event(event, host)
+    for replica in range(2):
+        made.initial({"w": np.ones(4, "f4")}, replica=replica, host=replica)
+        for k in numbers:
+            after = {"w": np.full(4, 1.0 - 0.1 * (k + 1), "f4")}
+            rows = [f"row-{2 * k + replica}"]
+            made.step(k, {"w": np.ones(4, "f4")}, after, replica=replica, host=replica, rows=rows, objective=0.5)
+    return made.trace()
+
+
+@pytest.mark.parametrize(
+    ("last", "other", "result"),
+    [
+        (range(4, 12), None, "identical"),
+        (range(4, 8), ("sgd", 8, 12), "different"),
+        (range(4, 16), ("sgd", 16, 12), "different"),
+    ],
+)
+def test_a_program_that_makes_fewer_or_more_steps_after_a_restart_ends_otherwise(
+    folder: Folder, last: range, other: Any, result: str
+) -> None:
+    lives = [steps(folder, range(5)), steps(folder, last, resumed(0, 4), resumed(1, 4))]
+    told = recovery(lives, [1, 1])
+    told = Recovery(told.lives, steps(folder, range(12)))
+    assert (told.other_steps, told.result) == (other, result)
+    assert outcome(told.reports()[0]).endswith(
+        "another number of steps" if other else "went on from step 4, the same result bit by bit"
+    )
 
 
 @pytest.mark.parametrize(
