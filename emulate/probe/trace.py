@@ -107,9 +107,15 @@ class StoredArray:
             kept = self._kept()
             return kept.reshape(self.shape) if self.stride == 1 else kept
         dense = np.zeros(self.shape, self.dtype)
-        numbers = self.rows.read()
-        dense[numbers] = self._kept((len(numbers), *self.shape[1:]))
+        numbers, values = self.read_rows()
+        dense[numbers] = values
         return dense.reshape(-1)[:: self.stride] if self.stride > 1 else dense
+
+    def read_rows(self) -> tuple[Array, Array]:
+        """Of a sparse array the numbers of its rows and the rows."""
+        assert self.rows is not None
+        numbers = self.rows.read()
+        return numbers, self._kept((len(numbers), *self.shape[1:]))
 
     def _kept(self, shape: tuple[int, ...] | None = None) -> Array:
         size = math.prod(shape if shape is not None else self.shape)

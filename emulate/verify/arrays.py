@@ -16,10 +16,24 @@ Floats = NDArray[np.float64]
 def aligned(arrays: Sequence[StoredArray]) -> list[Floats]:
     """The elements that every array kept, flat and as float64.
 
-    Traces with different budgets keep every a-th and every b-th element: both have every lcm(a, b)-th.
+    Traces with different budgets keep every a-th and every b-th element: both have every lcm(a, b)-th. Of sparse arrays alone,
+    whose other rows are zero in all, the rows that any of them has: a table may have millions.
     """
+    if all(array.rows is not None and array.is_complete and not array.parts for array in arrays):
+        return _of_rows(arrays)
     stride = math.lcm(*(array.stride for array in arrays))
     return [array.read().reshape(-1)[:: stride // array.stride].astype(np.float64) for array in arrays]
+
+
+def _of_rows(arrays: Sequence[StoredArray]) -> list[Floats]:
+    found = [array.read_rows() for array in arrays]
+    together = np.unique(np.concatenate([numbers for numbers, _ in found]))
+    aligned_ones = []
+    for array, (numbers, values) in zip(arrays, found, strict=True):
+        dense = np.zeros((len(together), *array.shape[1:]))
+        dense[np.searchsorted(together, numbers)] = values
+        aligned_ones.append(dense.reshape(-1))
+    return aligned_ones
 
 
 def is_numeric(array: StoredArray) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.probe.trace import Trace
+from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arrays import aligned
 from emulate.verify.case import Case, Rerun
 from emulate.verify.compare import Comparison, compare
@@ -166,6 +168,29 @@ def test_arrays_sampled_with_different_strides_are_compared_where_both_have_elem
     assert [array.stride for array in stored] == [2, 3]
     assert [array.tolist() for array in aligned(stored)] == [[0, 6, 12, 18]] * 2
     assert compare(whole, part).is_equivalent
+
+
+tables = st.lists(
+    st.tuples(st.integers(0, 6), st.floats(-8, 8, width=32)), min_size=1, max_size=5, unique_by=lambda row: row[0]
+)
+
+
+def sparse(folder: Path, name: str, rows: list[tuple[int, float]]) -> StoredArray:
+    """A sparse gradient of a table of 7 rows of 2, as a trace has it."""
+    numbers, values = np.array([number for number, _ in rows]), np.array([[value, -value] for _, value in rows], "f4")
+    path = folder / name
+    path.write_bytes(numbers.tobytes() + values.tobytes())
+    known = StoredArray(path, 0, str(numbers.dtype), numbers.shape, 1.0)
+    return StoredArray(path, numbers.nbytes, "<f4", (7, 2), 1.0, rows=known)
+
+
+@given(one=tables, other=tables)
+def test_sparse_gradients_are_compared_on_the_rows_that_any_has_as_if_they_were_dense(one: Any, other: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stored = [sparse(Path(folder), name, sorted(rows)) for name, rows in (("a", one), ("b", other))]
+        kept = sorted({number for number, _ in [*one, *other]})
+        for array, found in zip(stored, aligned(stored), strict=True):
+            np.testing.assert_array_equal(found.reshape(-1, 2), array.read()[kept])
 
 
 sizes = st.floats(1e-6, 1e6)
