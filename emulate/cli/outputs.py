@@ -27,8 +27,11 @@ def check(json: Path | None, html: Path | None) -> None:
     Raises:
         WrongUse: When one cannot.
     """
+    from emulate.errors import WrongUse
     from emulate.report import check_libraries, check_writable
 
+    if json is not None and html is not None and json.absolute() == html.absolute():
+        raise WrongUse(f"--json and --html must be files of their own. Received: {str(json)!r} for both. Name another for one.")
     if html is not None:
         check_libraries()
     for option, path in (("--json", json), ("--html", html)):

@@ -35,22 +35,25 @@ _GRACE = 10.0
 _RAISED = 3
 _WRONG_USE = f"{WrongUse.__module__}.{WrongUse.__qualname__}"  # seen only once the program's file has run
 
+_TOPOLOGY = typer.Option("--topology", metavar="HxD", help="Hosts x devices each.")
+
 
 @exits_properly
 def run(
     context: typer.Context,
     program: options.ProgramArgument = None,
     module: options.ModuleOption = None,
-    topology: Annotated[
-        str, typer.Option("--topology", metavar="HxD", help="Hosts x devices each.")
-    ] = options.DEFAULT_TOPOLOGY,
+    topology: Annotated[list[str], _TOPOLOGY] = [options.DEFAULT_TOPOLOGY],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = Device.AUTO,
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
     fault: options.FaultOption = [],  # noqa: B006 (typer copies it)
 ) -> int:
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
-    shape = options.topologies([topology])[0]
+    if len(topology) > 1:
+        given = " ".join(f"--topology {one}" for one in topology)
+        raise WrongUse(f"A run has one topology. Received: {given}. Run each by itself; gpudist verify takes several.")
+    shape = options.topologies(topology)[0]
     found = Program.find(options.program_target(program, module), program_args(context))
     from emulate.devices import choose_device
 

@@ -66,7 +66,9 @@ def headline(runs: Sequence[Run]) -> str:
         return f"{run.verdict}: the reference did not end well; here the program did, after {one_of(run.steps, 'step')}"
     if run.verdict == "hung":
         how = {"hang": "no host could go on", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
-        return f"hung: {how}, after {one_of(run.steps, 'step')}"
+        return f"hung: {how}, after {'a fault' if run.faults else one_of(run.steps, 'step')}"
+    if run.verdict == "failed" and run.faults:
+        return "failed: the program did not come to its end after a fault"
     if run.verdict == "failed":
         return f"failed: the program raised after {one_of(run.steps, 'step')}"
     if run.verdict == "unverified":

@@ -64,8 +64,10 @@ def _told(life: Trace) -> int:
 
 
 def _told_by_hosts(life: Trace) -> dict[int, int]:
-    """The same for each host."""
-    found: dict[int, int] = {}
+    """The same for each host that made a step, where any was restored."""
+    if not any(True for _ in life.of("resumed")):
+        return {}
+    found = dict.fromkeys((host for host, _ in life.of("initial")), 0)
     for host, event in life.of("resumed"):
         found[host] = max(found.get(host, 0), int(event["step"]))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,7 @@ def _figure(height: float) -> tuple[Any, Any]:
 def _svg(figure: Any) -> str:
     import matplotlib as mpl
 
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it names every font that it looks for and lacks
     buffer = io.StringIO()
     # The same verdict makes the same bytes; text stays text.
     with mpl.rc_context({"svg.hashsalt": "gpudist", "svg.fonttype": "none", "font.family": "sans-serif"}):

@@ -27,9 +27,12 @@ def _search_not_recovered(case: Case) -> Sign | None:
     last = recovery.lives.last
     how = "it hung" if last.status == "hung" else f"it failed: {error_line(last.failure, 'without a word')}"
     where = f"; {last.where}" if last.where else ""
+    summary, told = "The program does not come to its end after a fault", f"{_befell(recovery)}; {_restarts(recovery)}"
+    if recovery.at_odds:
+        return Sign(f"{summary}: its hosts went on from different steps.", f"{told}; {_each(recovery)}; then {how}", _AT_ODDS)
+    is_left = not recovery.lives.restarts and last.status == "failed"
     return Sign(
-        "The program does not come to its end after a fault, though without one it does.",
-        f"{_befell(recovery)}; {_restarts(recovery)}; then {how}{where}",
+        f"{summary}, though without one it does.", f"{told}; then {how}{where}", _NOT_STARTED_AGAIN if is_left else None
     )
 
 
@@ -59,16 +62,27 @@ def _search_different(case: Case) -> Sign | None:
     where = f"from step {first.step} on, first the {first.kind} of {first.tensor}"
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
     if recovery.at_odds:
-        each = ", ".join(f"host {host} from step {step}" for host, step in recovery.at_odds.items())
         return Sign(
             "After a fault the hosts went on from different steps, and the program ends with another result than without.",
-            f"{_befell(recovery)}; {_restarts(recovery)}; {each}; it differs {where}: {numbers}",
+            f"{_befell(recovery)}; {_restarts(recovery)}; {_each(recovery)}; it differs {where}: {numbers}",
             _AT_ODDS,
         )
     return Sign(
         "After a fault the program comes to its end with another result than without.",
         f"{_befell(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
     )
+
+
+def _each(recovery: Recovery) -> str:
+    """From which step each host went on."""
+    steps = {host: f"step {step}" if step else "the beginning" for host, step in recovery.at_odds.items()}
+    return ", ".join(f"host {host} from {step}" for host, step in steps.items())
+
+
+_NOT_STARTED_AGAIN = (
+    "It was not started again (--restarts 0): a program ends with a host that it loses, unless a scheduler starts all again. "
+    "With --restarts 1 they are, and what it has saved decides."
+)
 
 
 def _of_other_steps(recovery: Recovery) -> Sign:

@@ -196,6 +196,7 @@ WRONG = [
     ("train.py --allow loss-scalling", "Received: --allow 'loss-scalling'. Did you mean 'loss-scaling'?"),
     ("train.py --allow zzz", "--allow must be the code of a cause. Received: --allow 'zzz'. 'gpudist causes' lists them."),
     ("train.py --json no/v.json", "--json must name a file that can be written. Received: --json 'no/v.json' (No such file"),
+    ("train.py --json v --html ./v", "--json and --html must be files of their own. Received: 'v' for both. Name another"),
     ("train.py --html package", "--html must name a file. Received: --html 'package', which is a folder."),
     ("train.py --json package", "--json must name a file. Received: --json 'package', which is a folder."),
     ("train.py --traces package", "--traces must name an empty folder. Received: --traces 'package', which has contents."),
@@ -229,6 +230,12 @@ def test_a_usage_error_says_what_was_received(verified, args, message):
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert call is None
+
+
+def test_a_run_refuses_a_second_topology(folder):
+    done = gpudist("run", "train.py", "--topology", "1x2", "--topology", "2x1")
+    assert done.exit_code == 2
+    assert "A run has one topology. Received: --topology 1x2 --topology 2x1. Run each by itself;" in done.stderr
 
 
 def test_traces_that_are_not_there_are_named(folder):

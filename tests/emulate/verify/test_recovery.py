@@ -114,3 +114,8 @@ def test_a_host_that_was_told_to_leave_and_stayed_is_not_said_to_have_recovered(
     went = (3,) * restarts
     report = FaultReport(fault, fired=True, step=5, recovered=True, restarts=restarts, went_on_from=went, result="identical")
     assert outcome(report).startswith(f"in step 5, {said}")
+
+
+def test_a_host_that_restored_nothing_went_on_from_the_beginning(folder: Folder) -> None:
+    lives = [steps(folder, range(5)), steps(folder, range(1), resumed(0, 4))]
+    assert recovery(lives, [1, 1]).at_odds == {0: 4, 1: 0}
