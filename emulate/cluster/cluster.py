@@ -264,6 +264,9 @@ def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
 
 def _values(running: RunningCluster) -> list[Any]:
     by_host = {outcome.host: outcome for outcome in running.outcomes}
+    for outcome in running.outcomes:
+        if outcome.status == "exited":  # os._exit(0), where sys.exit(0) returns None
+            _fail(running, outcome, None, has_arrived=True)
     return [_value(running, by_host[host]) for host in range(len(running.roles))]
 
 

@@ -14,8 +14,8 @@ import pytest
 from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NAME, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
-from emulate.pytest_plugin.marks import Wanted, is_of_framework, topology_of, wanted_by
+from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.marks import Wanted, check_places, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.measuring import Measured
 from emulate.pytest_plugin.merge import HostRun, merge
 from emulate.pytest_plugin.options import settings
@@ -103,13 +103,8 @@ class Controller:
         topology = topology_of(item)
         if topology is not None:
             item.user_properties.append((TOPOLOGY, str(topology)))
-        elif item.get_closest_marker(NAME) is not None and not is_of_framework(item) and not upstream.is_doctest(item):
-            pytest.fail(
-                f"A mark {NAME} stands on a test function, a class or a module. Received: one on {item.nodeid}, where pytest "
-                "does not look for it before it makes tests (in pytest.param(marks=...), say). "
-                "Write @pytest.mark.topology(...) on the function.",
-                pytrace=False,
-            )
+        if not is_of_framework(item) and not upstream.is_doctest(item):
+            check_places(item)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -127,6 +122,7 @@ class Controller:
         try:
             wanted = wanted_by(item)
             assert wanted is not None
+            check_places(item)
             self._check(item, topology, wanted)
             return self._run(item, nextitem, topology, wanted)
         except Unavailable as error:

@@ -103,6 +103,22 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         )
 
 
+def check_places(item: pytest.Item) -> None:
+    """Refuse a mark where pytest has made tests already: it would be passed over.
+
+    Args:
+        item: A test.
+    """
+    of_parameters = any(mark.name == NAME for mark in getattr(getattr(item, "callspec", None), "marks", ()))
+    if of_parameters or (topology_of(item) is None and item.get_closest_marker(NAME) is not None):
+        pytest.fail(
+            f"A mark {NAME} stands on a test function, a class or a module. Received: one on {item.nodeid}, where pytest "
+            "does not look for it before it makes tests (in pytest.param(marks=...), say). "
+            "Write @pytest.mark.topology(...) on the function.",
+            pytrace=False,
+        )
+
+
 def is_of_framework(item: pytest.Item) -> bool:
     """Whether a test is one that TensorFlow's own classes bring along (`test_session`, which skips itself)."""
     return str(getattr(getattr(item, "obj", None), "__module__", "")).startswith("tensorflow.")

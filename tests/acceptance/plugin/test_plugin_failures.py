@@ -108,6 +108,11 @@ def test_mark_of_a_parameter(x): pass
 
 
 @pytest.mark.topology("1x2")
+@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.topology("2x1"))])
+def test_mark_of_a_parameter_beside(x, strategy): pass
+
+
+@pytest.mark.topology("1x2")
 def test_program_on_hosts(strategy, gpudist): pass
 
 
@@ -120,7 +125,7 @@ def test_still_healthy(strategy, cluster):
 def test_a_failure_names_its_host_and_says_what_the_others_did(run: Run) -> None:
     result = run(FAILURES)
     text = result.stdout.str()
-    result.assert_outcomes(passed=3, failed=8, errors=5, xfailed=1)
+    result.assert_outcomes(passed=3, failed=8, errors=6, xfailed=1)
     for expected in (
         "test_one_host[2x1] on host 1 ___",
         'assert {"loss": cluster.host} == expected',
@@ -138,6 +143,7 @@ def test_a_failure_names_its_host_and_says_what_the_others_did(run: Run) -> None
         "A debugger needs a terminal, and a host has none.",
         "A test that asks for strategy, cluster, topology or devices names its topologies. Received: test_it.py::test_no_mark",
         "Received: one on test_it.py::test_mark_of_a_parameter[1]",
+        "Received: one on test_it.py::test_mark_of_a_parameter_beside[1x2-1]",
         "`gpudist` verifies programs from beside the hosts.",
         "FAILED test_it.py::test_one_host[2x1] - host 1: AssertionError: assert {'loss'",
         "FAILED test_it.py::test_all_hosts[2x1] - all 2 hosts: assert [1, 3] == [1, 2]",

@@ -92,9 +92,11 @@ def test_a_blocked_peer_does_not_hold_up_the_error(two: Cluster) -> None:
 
 
 def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
-    with pytest.raises(ProgramFailed) as caught:
-        two.run(os._exit, 5)
-    assert "ended with exit code 5 instead" in str(caught.value)
+    for code in (5, 0):
+        with pytest.raises(ProgramFailed) as caught:
+            two.run(os._exit, code)
+        assert f"ended with exit code {code} instead" in str(caught.value)
+    assert two.run(sys.exit, 0) == [None, None]
 
 
 def test_a_time_limit_tells_where_each_host_was() -> None:
