@@ -1,12 +1,14 @@
-"""The weights that a run starts from, also those of layers that are built inside the first step."""
+"""The weights that a run starts from, also those of layers that are built inside the first step; and whether the last stay."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
 from emulate.probe import assignments, replay
+from emulate.probe.trace import digest
 from emulate.probe.variables import copy_of, is_floating
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class InitialWeights:
         self._started: set[tuple[str, int]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._unborn: list[Started] = []
+        self._copies: dict[tuple[int, str], Any] = {}
 
     def install(self) -> None:
         """Wrap what gives the variables their values that a `tf.function` has made."""
@@ -61,6 +64,7 @@ class InitialWeights:
             # What another optimizer trains already does not begin anew with this one.
             self._begun |= {(names.of(variable), replica) for variable in fresh}
             started = (optimizer, replica, [(variable, copy_of(variable, replica)) for variable in fresh])
+            self._copies |= {(replica, names.of(variable)): copy for variable, copy in started[2]}
             if not self._record(started):
                 self._unborn.append(started)
 
@@ -69,6 +73,25 @@ class InitialWeights:
         if self._unborn:
             text = "variables are made inside the step; their first values were not seen"
             self._probe.note("initial-weights-unseen", text)
+
+    def changed_since(self, trained: Mapping[tuple[int, str], str]) -> list[str]:
+        """Variables that have other values now than after the last step: the program has changed them itself.
+
+        Args:
+            trained: The digests after the last step, by replica and name.
+
+        Returns:
+            Their names, in the order of training.
+        """
+        import tensorflow as tf
+
+        found: dict[str, None] = {}
+        with tf.init_scope(), graph_functions.device("CPU:0"):
+            for (replica, name), copy in self._copies.items():
+                known = trained.get((replica, name))
+                if known is not None and digest(copy.read_value().numpy()) != known:
+                    found[name] = None
+        return list(found)
 
     def _born(self) -> None:
         import tensorflow as tf

@@ -154,6 +154,8 @@ class Probe:
             if not self._finished:
                 self._finished = True
                 self.recorder.finish()
+                if reason == "returned" and not (self.has_servers or self.recording.has_reached_last):
+                    self.recording.write({"event": "left", "changed": self.initial.changed_since(self.recording.trained)})
                 self.recording.close(reason)
                 self.writer.close()
 

@@ -33,6 +33,7 @@ class Recording:
         at_end: Called before the end is written.
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
+        trained: The digest of each trained variable after the last step that changed it, by replica and name.
     """
 
     def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -50,6 +51,7 @@ class Recording:
         self._taped = Taped()
         self._rowless: dict[int, dict[str, Any]] = {}
         self._first_digests: dict[tuple[str, int, str], str] = {}
+        self.trained: dict[tuple[int, str], str] = {}
         self._last: dict[int, dict[str, Any]] = {}
         self._reached = False
         self._is_taping = False
@@ -63,6 +65,11 @@ class Recording:
         """Steps that a replica of this host has made so far."""
         counted = [(name, count) for (name, _), count in self._counts.items() if not (self._is_taping and name == "tape")]
         return max((count + self.made_before.get(name, 0) for name, count in counted), default=0)
+
+    @property
+    def has_reached_last(self) -> bool:
+        """Whether the last wanted step was made: later ones are not recorded."""
+        return self._reached
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
@@ -246,11 +253,14 @@ class Recording:
         return entries
 
     def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
-        return {
+        found = {
             key[1]: self._variable((optimizer, index, key[1]), value, record, trainable=key[2])
             for key, value in record.values
             if key[0] == "weight"
         }
+        replica = record.about["replica"]
+        self.trained |= {(replica, name): entry["digest"] for name, entry in found.items() if entry["trainable"]}
+        return found
 
     def _inputs(self, record: Record) -> dict[str, Any]:
         parts = parts_of({key: value for key, value in record.values if key[0] == "input"})

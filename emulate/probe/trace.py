@@ -30,6 +30,7 @@ Events (every one has `event`):
     shared       name: what is reported under it is one replica's part of something that the program makes of several
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
+    left         changed: trained variables that the program has changed itself when it had made all steps
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """

@@ -11,6 +11,7 @@ import numpy as np
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
+from emulate.verify.causes.cause import names_in_words
 from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
@@ -114,7 +115,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         worst=decided_on.worst,
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
-        not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing))),
+        not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing, *_changed_after(case)))),
         notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
@@ -207,6 +208,14 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     if is_seen or verdict != "equivalent":
         return []
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
+
+
+def _changed_after(case: Case) -> list[str]:
+    """What a program does to its weights when it has trained: averages that it puts in their place, say."""
+    names = list(dict.fromkeys(name for _, event in case.untouched.of("left") for name in event["changed"]))
+    if not names:
+        return []
+    return [f"what the program makes of {names_in_words(names)} after the last step: weights were compared as steps left them"]
 
 
 _UNREPORTED_BY_WORKERS = "No loss was seen: what workers make of their rows by themselves, and send back, was not compared."

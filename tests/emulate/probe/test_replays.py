@@ -194,6 +194,29 @@ def test_what_clips_gradients_is_told_from_what_losses_and_metrics_clip(
     assert Facts.of(recorded(lambda: _clipping_loop(what))).clipped_by == seen
 
 
+def _averaging_loop(averages: bool) -> None:
+    """A program that puts something else in the place of one variable when it has trained."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, _ = arrays()
+    model.fit(x, x[:, :1], batch_size=BATCH, epochs=1, verbose=0, shuffle=False)
+    if averages:
+        model.variables[0].assign(0.5 * model.variables[0])
+
+
+@pytest.mark.parametrize(("averages", "changed"), [(True, ["sequential/dense/kernel"]), (False, [])])
+def test_what_a_program_makes_of_its_weights_when_it_has_trained_is_seen(
+    recorded: Any, averages: bool, changed: list[str]
+) -> None:
+    trace = recorded(lambda: _averaging_loop(averages), steps=None)
+    assert [event["changed"] for _, event in trace.of("left")] == [changed]
+
+
 def test_without_clipping_an_optimizer_does_not_clip(recorded: Any) -> None:
     def clipped() -> None:
         import keras

@@ -538,3 +538,14 @@ def test_a_wrong_loss_is_seen_where_the_gradients_are_rounding_alone(folder: Fol
     if factor == 2:
         assert found.causes[0].summary.startswith("The loss that is trained is from step 1 on")
         assert "the number of replicas (2)" in found.causes[0].summary or "times the reference's" in found.causes[0].summary
+
+
+def test_weights_that_are_changed_after_the_last_step_are_said_not_to_be_compared(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        right_topology(made, k)
+        if k == 2:
+            made.event({"event": "left", "changed": ["w"]})
+
+    found = judge(hand_made(folder, topology))
+    assert found.verdict == "equivalent"
+    assert found.not_compared == ("what the program makes of w after the last step: weights were compared as steps left them",)
