@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class InitialWeights:
         self._started: set[tuple[str, int]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._unborn: list[Started] = []
-        self._copies: dict[tuple[int, str], Any] = {}
+        self._copies: dict[tuple[int, str], weakref.ref[Any]] = {}
 
     def install(self) -> None:
         """Wrap what gives the variables their values that a `tf.function` has made."""
@@ -64,7 +65,7 @@ class InitialWeights:
             # What another optimizer trains already does not begin anew with this one.
             self._begun |= {(names.of(variable), replica) for variable in fresh}
             started = (optimizer, replica, [(variable, copy_of(variable, replica)) for variable in fresh])
-            self._copies |= {(replica, names.of(variable)): copy for variable, copy in started[2]}
+            self._copies |= {(replica, names.of(variable)): weakref.ref(copy) for variable, copy in started[2]}
             if not self._record(started):
                 self._unborn.append(started)
 
@@ -87,9 +88,9 @@ class InitialWeights:
 
         found: dict[str, None] = {}
         with tf.init_scope(), graph_functions.device("CPU:0"):
-            for (replica, name), copy in self._copies.items():
-                known = trained.get((replica, name))
-                if known is not None and digest(copy.read_value().numpy()) != known:
+            for (replica, name), held in self._copies.items():
+                copy, known = held(), trained.get((replica, name))
+                if copy is not None and known is not None and digest(copy.read_value().numpy()) != known:
                     found[name] = None
         return list(found)
 
