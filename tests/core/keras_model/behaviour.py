@@ -123,7 +123,7 @@ def ended_by_error(run: Run, folder: str) -> dict[str, Any]:
     except KeyError as error:
         raised = str(error)
     found = {"raised": raised, "files": sorted(os.listdir(folder)), "signal": signal.getsignal(signal.SIGTERM) == before}
-    # A run that goes on begins with its third epoch, and its model's next fit with the first one again.
+    # A run that goes on makes its second epoch again, and its model's next fit with the first one again.
     again = run.sequential(hidden)
     found["rest"] = fit(again, gd.Checkpoints(folder))
     return found | {"next": fit(again), "next of the other": fit(model)}
