@@ -37,7 +37,7 @@ def test_a_gradient_that_is_no_number_on_one_replica_damages_all_copies_alike(se
 
 def test_the_progress_bar_ends_with_what_history_has(seen: dict[str, Any]) -> None:
     text, losses = seen["drawn_bar"]
-    last = [re.sub(r"\x1b\[\d+m", "", line.rpartition("\r")[2]) for line in text.splitlines() if "4/4" in line]
+    last = [re.sub(r"\x1b\[\d+m", "", line.rpartition("\r")[2]) for line in text.split("\n") if "4/4" in line]
     assert [line.split(" loss: ")[1].split()[0] for line in last] == [f"{loss:.4f}" for loss in losses]
 
 
