@@ -289,7 +289,11 @@ def describe(error: BaseException) -> RemoteError:
 
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return RemoteError(name, str(error), own_traceback(error), _pickle_error(error), kind.__module__)
+    try:
+        said = str(error)
+    except Exception:  # as Python's own tracebacks say it
+        said = "<exception str() failed>"
+    return RemoteError(name, said, own_traceback(error), _pickle_error(error), kind.__module__)
 
 
 def _pickle_error(error: BaseException) -> bytes | None:

@@ -91,6 +91,18 @@ def test_a_blocked_peer_does_not_hold_up_the_error(two: Cluster) -> None:
         two.run(fail_on_one)
 
 
+def test_an_exception_that_cannot_say_itself_is_named_all_the_same(two: Cluster) -> None:
+    def fail() -> None:
+        class MuteError(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError
+
+        raise MuteError
+
+    with pytest.raises(ProgramFailed, match=r"MuteError on host [01]:\n(.|\n)*<exception str\(\) failed>"):
+        two.run(fail)
+
+
 def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
     for code in (5, 0):
         with pytest.raises(ProgramFailed) as caught:
