@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 import threading
@@ -20,7 +21,7 @@ from emulate.cluster import (
     leaves_in_order,
     patience_after,
 )
-from emulate.errors import GpudistError, WrongUse
+from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.verify.result import RunResult
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Watch:
         elif kind == "reached":
             self._reached.add(host)
         elif kind == "fault":
-            raise GpudistError(f"The probe failed on host {host} of {self._result.label}.\n{event['text']}")
+            raise _failure_of_the_probe(f"host {host} of {self._result.label}", event["text"])
         elif kind == "needs-fresh-process":
             self.needs_fresh_process = True
         elif kind == "note":
@@ -174,3 +175,13 @@ def _patience(cause: HostOutcome) -> float:
     if cause.status == "exited" and not leaves_in_order(cause):
         return math.inf
     return patience_after(cause) if cause.status != "raised" else GRACE_SECONDS
+
+
+def _failure_of_the_probe(where: str, text: str) -> GpudistError:
+    said = text.rstrip().splitlines()[-1]
+    if any(f"[Errno {number}]" in said for number in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)):
+        return Unavailable(
+            f"What the runs record must find room. Received: {said}, on {where}. "
+            "Make room, set TMPDIR to a folder on a larger disk, or raise the limit on files (ulimit -f)."
+        )
+    return GpudistError(f"The probe failed on {where}.\n{text}")

@@ -139,6 +139,24 @@ def test_a_full_disk_under_a_report_ends_with_5_and_names_the_file(tmp_path):
     )
 
 
+_LOOP = """
+import keras, numpy as np, tensorflow as tf
+with tf.distribute.MirroredStrategy().scope():
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((32, 64)), np.ones((32, 1)), batch_size=8, verbose=0)
+"""
+
+
+def test_a_limit_on_files_that_a_recording_meets_ends_with_5(tmp_path):
+    (tmp_path / "train.py").write_text(_LOOP)
+    code, errors = shell("ulimit -f 20; $GPUDIST verify train.py --topology 1x2 > /dev/null", tmp_path)
+    assert code == 5
+    said = "gpudist: What the runs record must find room. Received: OSError: [Errno 27] File too large, on host 0 of "
+    assert said in errors
+    assert "or raise the limit on files (ulimit -f)." in errors
+
+
 @pytest.mark.parametrize("command", ["run ../train.py", "verify train.py", "verify -m train", "verify train.py --json v.json"])
 def test_a_working_directory_that_was_deleted_is_a_wrong_use(tmp_path, command):
     (tmp_path / "train.py").touch()
