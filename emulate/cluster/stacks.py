@@ -23,6 +23,7 @@ def answer_signals(directory: Path) -> None:
 
 
 _open_files: list[object] = []
+_NOT_IN_THE_PROGRAM = "  not in the program: it has ended there, or has not begun"
 
 
 def read(directory: Path, since: int) -> str:
@@ -48,9 +49,9 @@ def main_thread(dump: str) -> str:
     """
     blocks = re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump.strip())
     ours = [block for block in blocks if "emulate/cluster/host.py" in block]
-    frames = [_FRAME.fullmatch(line) for line in reversed((ours or blocks)[0].splitlines())]
-    shown = [_show(match) for match in frames if match and not _is_ours(match["file"])]
-    return "\n".join(shown) if shown else dump.strip()
+    frames = [match for line in reversed((ours or blocks)[0].splitlines()) if (match := _FRAME.fullmatch(line))]
+    shown = [_show(match) for match in frames if not _is_ours(match["file"])]
+    return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else dump.strip()
 
 
 def _is_ours(file: str) -> bool:

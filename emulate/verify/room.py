@@ -73,7 +73,8 @@ def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
     if each < LEAST_PER_HOST:
         raise Unavailable(
             f"What the runs record needs at least {2 * hosts * LEAST_PER_HOST // MIB} MiB of free space. Received: "
-            f"folder={str(folder)!r} with {free // MIB} MiB free. Free some, or set TMPDIR to a folder on a larger disk."
+            f"folder={str(folder)!r} with {free // MIB} MiB free. "
+            "Free some, or use a larger disk: TMPDIR, or --traces where it is given."
         )
     return min(MOST_PER_HOST, each)
 
