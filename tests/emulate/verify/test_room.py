@@ -39,7 +39,7 @@ def test_too_little_disk_is_said_before_anything_runs(monkeypatch: pytest.Monkey
     _with_free_disk(monkeypatch, 50 << 20)
     script = tmp_path / "train.py"
     script.write_text("raise AssertionError('it ran')")
-    text = r"at least 112 MiB of free space\. Received: folder='.*' with 50 MiB free\. Free some, or set TMPDIR"
+    text = r"at least 112 MiB of free space\. Received: folder='.*' with 50 MiB free\. Free some, or use a larger disk: TMPDIR"
     with pytest.raises(Unavailable, match=text):
         emulate.verify(script, "1x4")
 
