@@ -60,10 +60,11 @@ def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: 
     found = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names]
     if _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
         return float(np.median([_apart(*pair) for pair in found])) > _FAR * eps
+    if weights_apart > _EQUAL:  # as after the first updates: no gradient need be read
+        return False
     distance = _distance(found)
     is_felt = distance * _norm(given for _, given in before) > _FAR_OBJECTIVE * eps * abs(objective(theirs) or 0.0)
-    is_other = distance > max(_OTHER, _FAR * eps) * _norm(given for _, given in found)
-    return weights_apart <= _EQUAL and is_felt and is_other
+    return is_felt and distance > max(_OTHER, _FAR * eps) * _norm(given for _, given in found)
 
 
 def _objective_is_far(ours: StepOfAll, theirs: StepOfAll, limit: float) -> bool:

@@ -72,8 +72,8 @@ def _takes_predictions(metric: Any) -> bool:
         inspect.signature(update).bind(None, None, sample_weight=None)
     except TypeError:  # as keras.metrics.Mean, which takes values
         return False
-    except ValueError:  # one that does not say
-        return True
+    except ValueError:  # one that does not say what it takes
+        pass
     return True
 
 
