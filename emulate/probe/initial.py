@@ -1,15 +1,15 @@
-"""The weights that a run starts from, also those of layers that are built inside the first step; and whether the last stay."""
+"""The weights that a run starts from, also those of layers that are built inside the first step; and those it ends with."""
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
 from emulate.probe import assignments, replay
-from emulate.probe.trace import digest
+from emulate.probe.recorder import Record
 from emulate.probe.variables import copy_of, is_floating
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class InitialWeights:
         self._started: set[tuple[str, int]] = set()
         self._begun: set[tuple[str, int]] = set()
         self._unborn: list[Started] = []
-        self._copies: dict[tuple[int, str], weakref.ref[Any]] = {}
+        self._held: dict[int, list[tuple[weakref.ref[Any], weakref.ref[Any]]]] = {}
 
     def install(self) -> None:
         """Wrap what gives the variables their values that a `tf.function` has made."""
@@ -65,7 +65,8 @@ class InitialWeights:
             # What another optimizer trains already does not begin anew with this one.
             self._begun |= {(names.of(variable), replica) for variable in fresh}
             started = (optimizer, replica, [(variable, copy_of(variable, replica)) for variable in fresh])
-            self._copies |= {(replica, names.of(variable)): weakref.ref(copy) for variable, copy in started[2]}
+            held = [(weakref.ref(variable), weakref.ref(copy)) for variable, copy in started[2]]
+            self._held.setdefault(replica, []).extend(held)
             if not self._record(started):
                 self._unborn.append(started)
 
@@ -75,24 +76,20 @@ class InitialWeights:
             text = "variables are made inside the step; their first values were not seen"
             self._probe.note("initial-weights-unseen", text)
 
-    def changed_since(self, trained: Mapping[tuple[int, str], str]) -> list[str]:
-        """Variables that have other values now than after the last step: the program has changed them itself.
-
-        Args:
-            trained: The digests after the last step, by replica and name.
-
-        Returns:
-            Their names, in the order of training.
-        """
+    def now(self) -> Iterator[Record]:
+        """The values of each replica's trained variables, as far as the program has not let go of them."""
         import tensorflow as tf
 
-        found: dict[str, None] = {}
-        with tf.init_scope(), graph_functions.device("CPU:0"):
-            for (replica, name), held in self._copies.items():
-                copy, known = held(), trained.get((replica, name))
-                if copy is not None and known is not None and digest(copy.read_value().numpy()) != known:
-                    found[name] = None
-        return list(found)
+        for replica, held in self._held.items():
+            pairs = [(variable(), copy()) for variable, copy in held]
+            there = [(variable, copy) for variable, copy in pairs if variable is not None and copy is not None]
+            shards = self._probe.shards([variable for variable, _ in there])
+            with tf.init_scope(), graph_functions.device("CPU:0"):
+                values = [(self._key(variable), copy.read_value().numpy()) for variable, copy in there]
+            yield Record("left", {"replica": replica, "shards": shards}, values)
+
+    def _key(self, variable: Any) -> tuple[str, str, bool]:
+        return "variable", self._probe.names.of(variable), bool(getattr(variable, "trainable", True))
 
     def _born(self) -> None:
         import tensorflow as tf
@@ -116,10 +113,7 @@ class InitialWeights:
             with assignments.unseen():
                 replay.assign_initial(probe.plan.initial, probe.names, copies, replica)
             values = [copy.read_value() for _, copy in copies]
-        named = [
-            (("variable", probe.names.of(variable), bool(getattr(variable, "trainable", True))), value)
-            for (variable, _), value in zip(copies, values, strict=True)
-        ]
+        named = [(self._key(variable), value) for (variable, _), value in zip(copies, values, strict=True)]
         about = {"replica": replica, "optimizer": optimizer, "shards": probe.shards([v for v, _ in copies])}
         probe.recorder.hand_over("initial", about, named)
         return True

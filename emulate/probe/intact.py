@@ -12,6 +12,7 @@ _EVENTS = {
     "streams": ("streams",),
     "seeded": ("generator",),
     "shared": ("name",),
+    "left": ("changed",),
     "end": ("reason",),
 }
 """What of an event is read later; steps, variables and reports are read here."""
@@ -34,7 +35,7 @@ def check_intact(trace: Trace) -> None:
             _check_event(event)
         for name in trace.optimizers:
             trace.steps(name)
-        _ = trace.reports, trace.variables("initial"), trace.variables("final")
+        _ = trace.reports, *map(trace.variables, ("initial", "final", "left"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"an event lacks something, or has it in another form ({type(error).__name__}: {error})") from error
 

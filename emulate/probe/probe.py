@@ -155,7 +155,8 @@ class Probe:
                 self._finished = True
                 self.recorder.finish()
                 if reason == "returned" and not (self.has_servers or self.recording.has_reached_last):
-                    self.recording.write({"event": "left", "changed": self.initial.changed_since(self.recording.trained)})
+                    for record in self.initial.now():
+                        self.recording.handle(record)
                 self.recording.close(reason)
                 self.writer.close()
 

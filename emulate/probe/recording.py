@@ -33,7 +33,6 @@ class Recording:
         at_end: Called before the end is written.
         local_replicas: How many replicas this host has, known once a strategy ran.
         made_before: Steps of each optimizer that a run made from which this one goes on.
-        trained: The digest of each trained variable after the last step that changed it, by replica and name.
     """
 
     def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
@@ -51,7 +50,7 @@ class Recording:
         self._taped = Taped()
         self._rowless: dict[int, dict[str, Any]] = {}
         self._first_digests: dict[tuple[str, int, str], str] = {}
-        self.trained: dict[tuple[int, str], str] = {}
+        self._trained: dict[tuple[int, str], str] = {}
         self._last: dict[int, dict[str, Any]] = {}
         self._reached = False
         self._is_taping = False
@@ -73,9 +72,14 @@ class Recording:
 
     def handle(self, record: Record) -> None:
         """Write what a record says."""
-        {"step": self._step, "run": self._run, "report": self._report, "initial": self._initial, "state": self._state}[
-            record.kind
-        ](record)
+        {
+            "step": self._step,
+            "run": self._run,
+            "report": self._report,
+            "initial": self._initial,
+            "state": self._state,
+            "left": self._left,
+        }[record.kind](record)
 
     def _initial(self, record: Record) -> None:
         replica, about = record.about["replica"], record.about
@@ -83,6 +87,18 @@ class Recording:
             key[1]: self._variable(("initial", 0, key[1]), value, record, trainable=key[2]) for key, value in record.values
         }
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
+
+    def _left(self, record: Record) -> None:
+        """Trained variables when the program has ended, those that it has changed since the last step and tables of slices."""
+        replica = record.about["replica"]
+        trained = {key: value for key, value in record.values if (replica, key[1]) in self._trained}
+        changed = [key[1] for key, value in trained.items() if digest(value) != self._trained[(replica, key[1])]]
+        variables = {
+            key[1]: self._variable(("left", 0, key[1]), value, record, trainable=key[2])
+            for key, value in trained.items()
+            if key[1] in changed or _shard(record, key[1]) is not None
+        }
+        self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
 
     def _state(self, record: Record) -> None:
         """What a step has assigned itself: it belongs to the last step that its replica has made."""
@@ -259,7 +275,7 @@ class Recording:
             if key[0] == "weight"
         }
         replica = record.about["replica"]
-        self.trained |= {(replica, name): entry["digest"] for name, entry in found.items() if entry["trainable"]}
+        self._trained |= {(replica, name): entry["digest"] for name, entry in found.items() if entry["trainable"]}
         return found
 
     def _inputs(self, record: Record) -> dict[str, Any]:

@@ -30,7 +30,7 @@ Events (every one has `event`):
     shared       name: what is reported under it is one replica's part of something that the program makes of several
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
-    left         changed: trained variables that the program has changed itself when it had made all steps
+    left         replica, variables, changed: those of them that it changed itself when it had made all steps, at its end
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """
@@ -365,7 +365,7 @@ class Trace:
         return sorted({replica for name in self.optimizers for step in self.steps(name) for replica in step})
 
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
-        """The variables `initial` or `final`, by (host, replica). Equal values keep their array on the first replica only."""
+        """The variables `initial`, `final` or `left`, by (host, replica). Equal values keep their array on the first only."""
         found: dict[tuple[int, int], dict[str, Variable]] = {}
         for host, event in self.of(when):
             known = found.setdefault((host, event["replica"]), {})

@@ -60,6 +60,8 @@ def headline(runs: Sequence[Run]) -> str:
     """What became of runs that have the same verdict, in a line."""
     run = runs[0]
     if run.verdict == "divergent":
+        if {run.first_divergence.kind for run in runs if run.first_divergence} == {"final-weight"}:
+            return "divergent after the last step"
         steps = {run.first_divergence.step for run in runs if run.first_divergence}
         return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
     if run.is_of_reference:
@@ -98,10 +100,10 @@ def _first(run: Run) -> str:
     if difference is None:
         return ""
     if difference.kind == "data" and difference.value == difference.reference_value:
-        return f"other rows at {where(difference)} than the reference has there, as many ({number(difference.value, 6)})"
+        return f"other rows {where(difference)} than the reference has there, as many ({number(difference.value, 6)})"
     values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
     found = "" if difference.value is None and difference.reference_value is None else values
-    return f"{tensor(difference)} at {where(difference)}{found} ({against_noise(difference)})"
+    return f"{tensor(difference)} {where(difference)}{found} ({against_noise(difference)})"
 
 
 def _samples(run: Run) -> str:

@@ -31,6 +31,7 @@ _KINDS = {
     "weight": "the weight {}",
     "variable": "the variable {}",
     "initial-weight": "the initial weight {}",
+    "final-weight": "the final weight {}",
 }
 
 
@@ -49,9 +50,11 @@ def tensor(difference: Difference) -> str:
 
 
 def where(difference: Difference) -> str:
-    """Where it differs: `step 3, replica 1, optimizer adam`, `report 1 (after step 15)`."""
+    """Where it differs: `at step 3, replica 1, optimizer adam`, `at report 1 (after step 15)`, `after all 16 steps`."""
     step = f"step {difference.step}"
-    parts = [step if difference.report is None else f"report {difference.report} (after {step})"]
+    parts = [f"at {step}" if difference.report is None else f"at report {difference.report} (after {step})"]
+    if difference.kind == "final-weight":
+        parts = [f"after all {one_of(difference.step, 'step')}"]
     for name in ("replica", "host", "optimizer"):
         value = getattr(difference, name)
         if value is not None:

@@ -15,7 +15,7 @@ from emulate.verify.measure import Measure, Runs, complete, measure_all, of_othe
 from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
-KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric")
+KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
 """The order in which a step's differences come about."""
 _HIGH = 0.3
 """From this part of a gradient on it is said that less than that is not seen."""

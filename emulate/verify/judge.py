@@ -12,6 +12,7 @@ from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.causes.cause import names_in_words
+from emulate.verify.measure import changed_in_the_end, left_to_compare
 from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
@@ -212,7 +213,8 @@ def _unreported(case: Case, verdict: str) -> list[str]:
 
 def _changed_after(case: Case) -> list[str]:
     """What a program does to its weights when it has trained: averages that it puts in their place, say."""
-    names = list(dict.fromkeys(name for _, event in case.untouched.of("left") for name in event["changed"]))
+    compared = left_to_compare(case.base.runs)
+    names = [name for name in changed_in_the_end(case.untouched) if name not in compared]
     if not names:
         return []
     return [f"what the program makes of {names_in_words(names)} after the last step: weights were compared as steps left them"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -144,7 +144,7 @@ def _batches(step: StepOfAll) -> int:
 
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
-    """Every measure of a comparison: initial weights, then step by step, then what was reported."""
+    """Every measure of a comparison: initial weights, step by step, what is left in the end, what was reported."""
     yield from _initial(runs)
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
@@ -154,11 +154,12 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
             yield from _variables(runs, ("weight", optimizer, k), ours, theirs, beside)
             yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
             yield from _objective(runs, optimizer, k, ours, theirs, beside)
+    yield from _left(runs)
     yield from _reports(runs)
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:
-    ours, theirs = _first_values(runs.topology), _first_values(runs.reference)
+    ours, theirs = _values(runs.topology, "initial"), _values(runs.reference, "initial")
     for tensor in theirs:
         if tensor in ours and is_numeric(theirs[tensor]):
             a, b = aligned([ours[tensor], theirs[tensor]])
@@ -166,9 +167,10 @@ def _initial(runs: Runs) -> Iterator[Measure]:
                 yield measure(Key("initial-weight", "", tensor), 0, a, b, (), eps=eps_of(theirs[tensor].dtype))
 
 
-def _first_values(trace: Trace) -> dict[str, StoredArray]:
+def _values(trace: Trace, when: str) -> dict[str, StoredArray]:
+    """Of each variable the value that the first host and replica has."""
     found: dict[str, StoredArray] = {}
-    for _, variables in sorted(trace.variables("initial").items()):
+    for _, variables in sorted(trace.variables(when).items()):
         for name, variable in variables.items():
             if variable.array is not None:
                 found.setdefault(name, variable.array)
@@ -245,6 +247,39 @@ def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
     return max((unit_of(a, runs.computed) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
 
 
+def changed_in_the_end(trace: Trace) -> list[str]:
+    """Trained variables in whose place the program has put other values when it had made all steps."""
+    return list(dict.fromkeys(name for _, event in trace.of("left") for name in event["changed"]))
+
+
+def left_to_compare(runs: Runs) -> list[str]:
+    """Those that one of the runs has changed so, where both have come to their ends after as many steps."""
+    if not all(any(True for _ in trace.of("left")) for trace in (runs.topology, runs.reference)) or not _as_many_steps(runs):
+        return []
+    return list(dict.fromkeys([*changed_in_the_end(runs.reference), *changed_in_the_end(runs.topology)]))
+
+
+def _left(runs: Runs) -> Iterator[Measure]:
+    """What the program made of its weights after the last step: an average that it puts in their place, the best ones."""
+    names = left_to_compare(runs)
+    found = [_ended_with(trace, names) for trace in (runs.topology, runs.reference, *runs.others)] if names else []
+    step = max((len(runs.pairs(name)) for name in runs.optimizers), default=0)
+    for name in names:
+        ours, theirs, *beside = [one.get(name) for one in found]
+        if ours is None or theirs is None or not is_numeric(theirs) or not _same_shape([ours, theirs]):
+            continue
+        first, second, *noise = aligned([ours, theirs, *(theirs if one is None else one for one in beside)])
+        key, eps, many = Key("final-weight", "", name), eps_of(theirs.dtype), len(runs.noise)
+        yield measure(key, step, first, second, noise[:many], noise[many:], eps=eps)
+
+
+def _ended_with(trace: Trace, names: Collection[str]) -> dict[str, StoredArray]:
+    """What a run leaves of these variables, changed after the last step or not."""
+    steps = [made[-1] for name in trace.optimizers if (made := complete(trace, name))]
+    trained = {name: array for step in steps for name in names if (array := weight_of(step, name)) is not None}
+    return trained | {name: array for name, array in _values(trace, "left").items() if name in names}
+
+
 def _reports(runs: Runs) -> Iterator[Measure]:
     by_batch = reported_by_batch(runs)
     ours = reported(runs.topology.reports, {name: (counts[0], how) for name, (counts, how) in by_batch.items()})
@@ -283,12 +318,16 @@ def _made_after(report: Report, last: int) -> int:
 
 def of_other_steps(runs: Runs) -> list[str]:
     """Names of what is reported once in many steps (an epoch's loss, an evaluation), where the runs have made more or fewer."""
-    if all(len(complete(runs.topology, name)) == len(complete(runs.reference, name)) for name in runs.optimizers):
+    if _as_many_steps(runs):
         return []
     fewest = min((len(runs.pairs(name)) for name in runs.optimizers), default=0)
     by_step = max(fewest - 1, 2)
     counts = [Counter(one.name for one in trace.reports if one.host == 0) for trace in (runs.topology, runs.reference)]
     return [name for name, count in counts[0].items() if counts[1][name] > 0 and count < by_step]
+
+
+def _as_many_steps(runs: Runs) -> bool:
+    return all(len(complete(runs.topology, name)) == len(complete(runs.reference, name)) for name in runs.optimizers)
 
 
 def _same_shape(arrays: list[StoredArray]) -> bool:

@@ -79,6 +79,8 @@ class _Pool:
 
     def at(self, kind: str, step: int) -> float:
         own = self._medians.get(kind, {}).get(step, 0.0)
+        if kind == "final-weight":
+            return max(own, self._latest("weight", step))
         if kind not in REPORTED:
             return own
         gradients = self._latest("gradient", step)

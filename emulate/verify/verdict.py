@@ -40,7 +40,7 @@ class Difference:
 
     Attributes:
         tensor: The variable's path in the model, or the name of a loss or metric.
-        kind: `initial-weight`, `gradient`, `weight`, `loss`, `metric` or `data`.
+        kind: `initial-weight`, `gradient`, `weight`, `variable`, `loss`, `metric`, `final-weight` or `data`.
         step: The step, counted from 0.
         error: Largest absolute difference from the reference.
         noise: The noise floor of this tensor at this step, in the same unit.

@@ -19,6 +19,7 @@ _COLOURS = {
     "loss": "#2b8a3e",
     "metric": "#8250b5",
     "initial-weight": "#a02c5a",
+    "final-weight": "#0b7285",
 }
 _OTHER = "#555555"
 _BAD = "#c92a2a"

@@ -129,7 +129,7 @@ def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
 
 def _farthest(run: Run) -> str:
     worst: Difference | None = run.first_divergence if run.verdict == "divergent" else run.worst
-    return "" if worst is None else f"{tensor(worst)} at {where(worst)}"
+    return "" if worst is None else f"{tensor(worst)} {where(worst)}"
 
 
 def _image(svg: str) -> str:

@@ -22,6 +22,7 @@ from emulate.verify.causes.endings import (
     UNEQUAL_STEPS,
     WAITS_FOR_DATA,
 )
+from emulate.verify.causes.final_weights import FINAL_WEIGHTS
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.hash_order import HASH_ORDER
 from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
@@ -82,6 +83,7 @@ _CAUSES: tuple[Cause, ...] = (
     UNSEEDED_HOSTS,
     IDENTICAL_AUGMENTATION,
     CHECKPOINT_CONFLICT,
+    FINAL_WEIGHTS,
     UNEXPLAINED,
     NOT_RECOVERED,
     CHECKPOINT_NOT_RESTORED,

@@ -60,6 +60,8 @@ def _search_different(case: Case) -> Sign | None:
     if first is None:
         return _of_other_steps(recovery)
     where = f"from step {first.step} on, first the {first.kind} of {first.tensor}"
+    if first.kind == "final-weight":
+        where = f"in what the program makes of {first.tensor} when all {first.step} steps are made"
     numbers = f"{first.value!r} instead of {first.reference_value!r}"
     if recovery.at_odds:
         return Sign(
@@ -70,6 +72,7 @@ def _search_different(case: Case) -> Sign | None:
     return Sign(
         "After a fault the program comes to its end with another result than without.",
         f"{_befell(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
+        _WHAT_IS_KEPT_BESIDE if first.kind == "final-weight" else None,
     )
 
 
@@ -97,6 +100,11 @@ def _of_other_steps(recovery: Recovery) -> Sign:
     )
 
 
+_WHAT_IS_KEPT_BESIDE = (
+    "All steps are the same, so what is put in the place of the weights in the end was not saved, or not restored: an average "
+    "over the steps, the best weights that a callback keeps (Keras's EarlyStopping has them in memory alone). Put it into the "
+    "checkpoint, as variables of a tf.Module say, or read it from a file that outlives the program, as ModelCheckpoint's."
+)
 _AS_MANY_STEPS = (
     "Count the steps, or epochs, that are left when the program is started again: model.fit(..., initial_epoch=EPOCHS_DONE) "
     "beside epochs=EPOCHS, `for step in range(STEPS_DONE, STEPS)` in a loop of one's own. gpudist_core.Checkpoints tells them, "

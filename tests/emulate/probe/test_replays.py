@@ -214,7 +214,14 @@ def test_what_a_program_makes_of_its_weights_when_it_has_trained_is_seen(
     recorded: Any, averages: bool, changed: list[str]
 ) -> None:
     trace = recorded(lambda: _averaging_loop(averages), steps=None)
-    assert [event["changed"] for _, event in trace.of("left")] == [changed]
+    assert [event["changed"] for _, event in trace.of("left")] == [changed] * len(trace.replicas)
+    for (_, replica), found in trace.variables("left").items():
+        assert list(found) == changed
+        for name, variable in found.items():
+            assert (variable.array is not None) == (replica == 0)  # the same on all
+            after = trace.steps("sgd")[-1][0].weights[name].array
+            assert after is not None
+            assert variable.array is None or np.array_equal(variable.array.read(), 0.5 * after.read())
 
 
 def test_without_clipping_an_optimizer_does_not_clip(recorded: Any) -> None:

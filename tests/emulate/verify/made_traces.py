@@ -82,6 +82,11 @@ class Made:
         }
         self.event(event, host)
 
+    def left(self, values: Mapping[str, Any], replica: int = 0, host: int = 0) -> None:
+        """What the program has put in the place of the weights, after its last step."""
+        variables = self.variables(host, values)
+        self.event({"event": "left", "replica": replica, "changed": list(values), "variables": variables}, host)
+
     def state(self, index: int, values: Mapping[str, Any], replica: int = 0, host: int = 0, optimizer: str = "sgd") -> None:
         """What a step assigned itself; after the step."""
         event = {"event": "state", "optimizer": optimizer, "step": index, "replica": replica}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from emulate.probe.trace import Trace
+from emulate.report import words
 from emulate.verify.case import Case, Rerun
 from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
@@ -544,8 +545,56 @@ def test_weights_that_are_changed_after_the_last_step_are_said_not_to_be_compare
     def topology(made: Made, k: int) -> None:
         right_topology(made, k)
         if k == 2:
-            made.event({"event": "left", "changed": ["w"]})
+            made.left({"w": 2 * weights_after(k)})
 
     found = judge(hand_made(folder, topology))
     assert found.verdict == "equivalent"
     assert found.not_compared == ("what the program makes of w after the last step: weights were compared as steps left them",)
+
+
+def _leaves(times: float | None, of: Any) -> Any:
+    """Steps that are right, then w times a number in the place of w, on the first replica; None for a run that leaves w."""
+
+    def step(made: Made, k: int) -> None:
+        of(made, k)
+        if k == 2:
+            made.left({} if times is None else {"w": times * weights_after(k)})
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (0.5, 0.5, None),
+        (0.5, 1.0, "What the program makes of w in the end is not what it makes on one device, but 2 times that."),
+        (None, 2.0, "When all steps are made the program puts other values in the place of w here, and not on one device."),
+        (2.0, None, "When all steps are made the program puts other values in the place of w on one device, and not here."),
+        (0.5, 0.0, "What the program makes of w in the end is not what it makes on one device, but 0 times that."),
+        (None, None, None),
+    ],
+)
+def test_what_a_program_makes_of_its_weights_in_the_end_is_compared(
+    folder: Folder, theirs: float | None, ours: float | None, said: str | None
+) -> None:
+    reference = loop(folder.made(), _leaves(theirs, right_reference))
+    found = judge(Case(reference, loop(folder.made("1x4"), _leaves(ours, right_topology))))
+    assert found.not_compared == ()
+    assert [(cause.code, cause.summary) for cause in found.causes] == ([("final-weights", said)] if said else [])
+    if said is not None:
+        assert found.verdict == "divergent"
+        assert found.first_divergence is not None
+        assert words.where(found.first_divergence) == "after all 3 steps"
+
+
+def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": 1 + 4 * (weights_after(k) - 1)}, replica=r, rows=rows, objective=1.0)
+        if k == 2:
+            made.left({"w": 0.5 * (1 + 4 * (weights_after(k) - 1))})
+
+    reference = loop(folder.made(), _leaves(0.5, right_reference))
+    found = judge(Case(reference, loop(folder.made("1x4"), topology)))
+    assert codes(found) == ["loss-scaling"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,13 @@ from emulate.faults import Fired, Kill
 from emulate.probe import ProbePlan, Trace
 from emulate.report.faults import outcome
 from emulate.topology import Topology
+from emulate.verify.case import Case
+from emulate.verify.causes import find_causes
 from emulate.verify.recovery import Lives, Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import FaultReport
 from tests.emulate.verify.cases import Folder
+from tests.emulate.verify.made_traces import Made
 
 FAULTS = tuple(Kill(host=1, step=step) for step in (2, 5, 9))
 
@@ -65,17 +67,21 @@ def test_hosts_that_go_on_from_different_steps_are_told_apart(folder: Folder) ->
     assert told.at_odds == {0: 5, 1: 6}
 
 
-def steps(folder: Folder, numbers: Iterable[int], *events: tuple[int, dict[str, Any]]) -> Trace:
+def steps(folder: Folder, numbers: range, *events: tuple[int, dict[str, Any]]) -> Trace:
     made = folder.made("2x1")
     for host, event in events:
         made.event(event, host)
+    _train(made, numbers)
+    return made.trace()
+
+
+def _train(made: Made, numbers: range) -> None:
     for replica in range(2):
-        made.initial({"w": np.ones(4, "f4")}, replica=replica, host=replica)
+        made.initial({"w": np.full(4, 1.0 - 0.1 * numbers[0], "f4")}, replica=replica, host=replica)
         for k in numbers:
             after = {"w": np.full(4, 1.0 - 0.1 * (k + 1), "f4")}
             rows = [f"row-{2 * k + replica}"]
             made.step(k, {"w": np.ones(4, "f4")}, after, replica=replica, host=replica, rows=rows, objective=0.5)
-    return made.trace()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,32 @@ def test_a_program_that_makes_fewer_or_more_steps_after_a_restart_ends_otherwise
     assert outcome(told.reports()[0]).endswith(
         "another number of steps" if other else "went on from step 4, the same result bit by bit"
     )
+
+
+@pytest.mark.parametrize(("kept", "result"), [(0.25, "identical"), (0.5, "different")])
+def test_what_a_program_puts_in_the_place_of_its_weights_after_a_restart_is_compared(
+    folder: Folder, kept: float, result: str
+) -> None:
+    def ends_with(value: float, made: Made) -> Trace:
+        made.left({"w": np.full(4, value, "f4")})
+        return made.trace()
+
+    def trained(numbers: range) -> Made:
+        made = folder.made("2x1")
+        _train(made, numbers)
+        return made
+
+    last = trained(range(4, 12))
+    for host in range(2):
+        last.event(resumed(host, 4)[1], host)
+    told = recovery([steps(folder, range(5)), ends_with(kept, last)], [1, 1])
+    told = Recovery(told.lives, ends_with(0.25, trained(range(12))))
+    assert (told.other_steps, told.result) == (None, result)
+    if result == "different":
+        found = find_causes(Case(told.without, told.without, recovery=told))
+        assert [cause.code for cause in found] == ["recovered-differently"]
+        assert "in what the program makes of w when all 12 steps are made" in found[0].evidence
+        assert "EarlyStopping" in found[0].fix
 
 
 @pytest.mark.parametrize(
