@@ -50,6 +50,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return self
         if id(self) not in body.assigned and _is_state(self):
             body.assigned[id(self)] = self
+            if not body.layer_depth:
+                body.by_hand.add(id(self))
             probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
         with unseen():  # one of several copies is assigned within
             return original(self, *args, **kwargs)

@@ -42,6 +42,7 @@ class Body:
         taped: True once a gradient was taken in it. A body that applies without one was given its gradients.
         label: The program's function, the same in every run of the program.
         assigned: Variables that the step has assigned itself, by their id.
+        by_hand: The ids of those that no layer of a model assigns, but the step.
         assigns: Whether one is being assigned.
         share: Which share of another run's rows it is given, -1 for the last of them; None where it is given all, or its own.
         collected: Of the shares so far the gradients that were taken, by tape or optimizer and the number of its use.
@@ -69,6 +70,7 @@ class Body:
         self.taped = False
         self.label = ""
         self.assigned: dict[int, Any] = {}
+        self.by_hand: set[int] = set()
         self.assigns = False
         self.keeps = False
         self.layer_depth = 0

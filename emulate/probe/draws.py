@@ -60,6 +60,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         body.num_draws += 1
         if not probe.plan.keyed_draws:
             value = original(*args, **kwargs)
+            _count_rows(probe, body, value, place)
             if body.is_here():
                 body.draws.append(_sample(value, None if _is_of_rows(body, value) else body.replica))
             return value
@@ -70,6 +71,17 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         return _keyed(probe, body, template, place, distribution, given)
 
     setattr(module, name, draw)
+
+
+def _count_rows(probe: Probe, body: bodies.Body, value: Any, place: int) -> None:
+    """Rows that a function draws by itself, as it is given none."""
+    if body.inputs or not value.shape.rank or value.shape[0] is None or _is_of_a_weight(body, value):
+        return
+    probe.facts["drawn"][_named(body, place)] = int(value.shape[0])
+
+
+def _named(body: bodies.Body, place: int) -> str:
+    return f"{body.label} {place}"
 
 
 @contextlib.contextmanager
@@ -158,7 +170,7 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
     """A draw with the template's shape and type that depends on seed, place and row alone."""
     import tensorflow as tf
 
-    bits = _bits(probe, body, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template))
+    bits = _bits(probe, body, template, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template))
     drawn = _integer(bits, given, template.dtype) if distribution == "integer" else _shaped(bits, distribution, template.dtype)
     drawn.set_shape(template.shape)
     return drawn
@@ -170,21 +182,25 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
 
     logits = tf.cast(given["logits"], tf.float32)
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
-    uniform = _shaped(_bits(probe, body, shape, place), "uniform", tf.float32) * (1.0 - 2e-7) + 1e-7
+    uniform = _shaped(_bits(probe, body, template, shape, place), "uniform", tf.float32) * (1.0 - 2e-7) + 1e-7
     drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
     drawn.set_shape(template.shape)
     return drawn
 
 
-def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int, *, for_rows: bool = True) -> Any:
-    """Random bits of a shape: of the rows where it is for them, its first dimension the batch's; else of the place alone."""
+def _bits(probe: Probe, body: bodies.Body, template: Any, shape: Any, place: int, *, for_rows: bool = True) -> Any:
+    """Random bits of a shape: of the rows where it is for them, its first dimension the batch's; else of the place alone.
+
+    Where replicas that are given no rows make together as many as the reference, each makes its part of the same.
+    """
     import tensorflow as tf
 
     salt = tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
     size = tf.reduce_prod(shape)
 
     def by_place() -> Any:
-        return _mix(_mix(tf.cast(tf.range(size), tf.uint32)) + salt)
+        numbers = size * _part(probe, body, template, place) + tf.range(size)
+        return _mix(_mix(tf.cast(numbers, tf.uint32)) + salt)
 
     if body.row_keys is None or not shape.shape[0] or not for_rows:
         return tf.reshape(by_place(), shape)
@@ -196,6 +212,17 @@ def _bits(probe: Probe, body: bodies.Body, shape: Any, place: int, *, for_rows: 
 
     matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
     return tf.reshape(tf.cond(matches, by_row, by_place), shape)
+
+
+def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
+    """Which part of what the replicas draw together is this one's; the first where each draws all."""
+    import tensorflow as tf
+
+    rows = probe.plan.drawn.get(_named(body, place))
+    context = tf.distribute.get_replica_context()
+    if rows is None or context is None or not template.shape.rank or template.shape[0] is None:
+        return 0
+    return body.replica if int(template.shape[0]) * int(context.num_replicas_in_sync) == rows else 0
 
 
 def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:

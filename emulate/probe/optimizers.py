@@ -136,7 +136,9 @@ def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
     if probe.has_servers:  # the coordinator applies what workers have sent
         return probe.first_replica, True
     context = tf.distribute.get_replica_context()
-    if context is not None:
+    # Neither in a replica nor in a scope: what Strategy.run made the gradients of was summed by the program, if it made any.
+    is_of_runs = not tf.distribute.has_strategy() and bool(probe.facts["taping"])
+    if context is not None and not is_of_runs:
         return bodies.static_int(context.replica_id_in_sync_group), False
     return probe.first_replica, True
 

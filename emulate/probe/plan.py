@@ -53,6 +53,8 @@ class ProbePlan:
         perturb_summands: By up to so many units of those.
         short: The program computes its gradients in 16 bits: they are perturbed by units of the tensor's scale too.
         keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
+        drawn: Of each draw in a function that gets no rows how many the reference makes: of replicas that make as many
+            together each makes its part of them.
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
         own_seeds: Each host is seeded with another number, as where nobody seeds them.
@@ -77,6 +79,7 @@ class ProbePlan:
     perturb_summands: float = 0.0
     short: bool = False
     keyed_draws: bool = False
+    drawn: Mapping[str, int] = field(default_factory=dict)
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
     own_seeds: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +34,9 @@ from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace import TraceWriter
 from emulate.probe.variables import Names, is_floating, read_local
+
+_TRAIN_STEPS = "gpudist_core.steps.train"
+"""Imported where a program makes a step of gpudist_core's."""
 
 
 class Probe:
@@ -76,6 +80,7 @@ class Probe:
             "constants": [],
             "cached": [],
             "drawing": [],
+            "drawn": {},
             "bfloat16": [],
             "float16": [],
             "distributed": [],
@@ -83,6 +88,8 @@ class Probe:
             "asynchronous": False,
             "gathers": False,
             "joins": False,
+            "compiled": False,
+            "train_steps": False,
         }
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
@@ -93,6 +100,7 @@ class Probe:
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
         self._replicas: set[int] = set()
+        self._by_hand: set[int] = set()
         self._assigned: dict[str, dict[int, Any]] = {}
         self._trained: set[int] = set()
         self._noted: set[str] = set()
@@ -237,7 +245,9 @@ class Probe:
         """What the step has assigned itself, as it leaves it."""
         known = self._assigned.setdefault(body.label, {})
         known |= body.assigned  # a function inside that is not traced again assigns them all the same
-        others = self._trained | {id(upstream.tf_variable(variable)) for variable in self.untrained(body)}
+        self._by_hand |= body.by_hand
+        # What a layer assigns is recorded with the weights, before the step's own assignments.
+        others = self._trained | ({id(upstream.tf_variable(one)) for one in self.untrained(body)} - self._by_hand)
         state = [variable for key, variable in known.items() if key not in others]
         if state and body.is_here():
             tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
@@ -293,6 +303,7 @@ class Probe:
             for v in dict.fromkeys(_Same(v) for v in variables)
             for v in [v.item]
         ]
+        self.facts["train_steps"] = _TRAIN_STEPS in sys.modules
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
         operation = self.recorder.hand_over("step", about, tensors)

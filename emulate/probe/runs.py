@@ -87,6 +87,7 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
 def _facts_of(probe: Probe, model: Any) -> None:
     """Which layers of a model may make a difference between topologies."""
     flatten = getattr(model, "_flatten_layers", None)
+    probe.facts["compiled"] = probe.facts["compiled"] or upstream.has_compiled_loss(model)
     if hasattr(model, "_gpudist_draws"):
         _add(probe, "distributed", [model.name])
     for layer in list(flatten()) if flatten else [model]:

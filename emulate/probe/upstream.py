@@ -130,6 +130,11 @@ def inner_optimizer(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "_optimizer", None)
 
 
+def has_compiled_loss(model: Any) -> bool:
+    """Whether a Keras model, of Keras 3 or 2, was compiled with a loss."""
+    return getattr(model, "_compile_loss", None) is not None or getattr(model, "compiled_loss", None) is not None
+
+
 def steps_made(optimizer: Any) -> int:
     """How many steps an optimizer says that it has made, those of the run that it was restored from included."""
     count = getattr(inner_optimizer(optimizer) or optimizer, "_iterations", None)

@@ -198,7 +198,8 @@ def compare(
     """
     runs = Runs(reference, topology, noise, confirmation)
     measures = list(measure_all(runs))
-    points = _points(measures)
+    of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
+    points = _points([m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)])
     kink, cancelled = kink_onset(points), cancelled_onset(points)
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
@@ -210,7 +211,10 @@ def compare(
         needs_confirmation=kink is not None and not confirmation,
         cancels=cancelled is not None and not confirmation,
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
-        not_compared=tuple(_not_compared(runs)),
+        not_compared=(
+            *_not_compared(runs),
+            *(f"variable {name} (it follows the order of the rows in a batch)" for name in of_chance),
+        ),
         notes=tuple(_notes(points, (kink, cancelled) if confirmation else (None, None), bool(noise))),
     )
 

@@ -38,11 +38,14 @@ class Facts:
         taping: Functions that take gradients.
         repeated: Optimizers that make more than one update in a call of Strategy.run.
         constants: Large constants in graphs: shape, dtype, where, bytes and copies of each.
+        drawn: Of each draw of several numbers in a function that gets no rows how many it makes, its first dimension.
         cached: Stages of a pipeline that draw random numbers and lie before its cache.
         bfloat16: Names of variables whose layers compute in it.
         float16: The same.
         casts: 16-bit types that a step makes of wider ones.
         distributed: Names of Keras models that gpudist_core distributes.
+        compiled: Whether a Keras model is trained by a loss that it was compiled with.
+        train_steps: Whether the program makes steps of gpudist_core's.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
@@ -57,12 +60,15 @@ class Facts:
     taping: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     constants: tuple[Mapping[str, Any], ...] = ()
+    drawn: Mapping[str, int] = field(default_factory=dict)
     cached: tuple[str, ...] = ()
     bfloat16: tuple[str, ...] = ()
     float16: tuple[str, ...] = ()
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
     asynchronous: bool = False
+    compiled: bool = False
+    train_steps: bool = False
     gathers: bool = False
     joins: bool = False
 
@@ -72,11 +78,12 @@ class Facts:
         merged: dict[str, Any] = {}
         for trace in traces:
             for _, event in trace.of("program"):
-                merged["optimizers"] = {**merged.get("optimizers", {}), **event.get("optimizers", {})}
+                for name in ("optimizers", "drawn"):
+                    merged[name] = {**merged.get(name, {}), **event.get(name, {})}
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                for name in ("asynchronous", "gathers", "joins"):
+                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins"):
                     merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 

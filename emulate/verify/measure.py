@@ -17,6 +17,10 @@ from emulate.verify.noise import Key
 from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
 from emulate.verify.reported import reported, reported_by_batch
 
+_OF_CHANCE = 0.1
+"""A variable that is off by this part of itself where the rows of each batch are permuted keeps rows (a queue): in which order
+says nothing, so what it keeps is compared sorted."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -30,6 +34,8 @@ class Measure:
         scale: Largest absolute element of the reference and of the local gradients.
         non_finite: The topology has a NaN or an infinity where the reference has a number.
         both_non_finite: Both have one in the same place.
+        is_of_chance: It says nothing: the noise runs, which have the rows of a batch in another order, are about as far away as
+            any other numbers would be.
         at: The training step it belongs to: `step` itself but for numbers that are reported once in many steps.
     """
 
@@ -47,6 +53,7 @@ class Measure:
     host: int | None = None
     non_finite: bool = False
     both_non_finite: bool = False
+    is_of_chance: bool = False
     at: int | None = None
 
 
@@ -226,8 +233,13 @@ def _variables(
         arrays = aligned([a, b, *(one for one in stored if one is not None)])
         rest = iter(arrays[2:])
         noise = [arrays[1] if one is None else next(rest) for one in stored]
-        key, eps = Key(kind, optimizer, tensor), eps_of(b.dtype)
-        yield measure(key, k, arrays[0], arrays[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
+        key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)
+        found = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
+        if kind == "variable" and found.spread > _OF_CHANCE * found.scale:
+            ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
+            found = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
+            found = replace(found, is_of_chance=found.spread > _OF_CHANCE * found.scale)
+        yield found
 
 
 def _objective(

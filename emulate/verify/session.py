@@ -121,6 +121,7 @@ class Session:
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
         self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
+        self._yardsticks.drawn = facts.drawn
         repeat = self._yardsticks.again()
         notes = _unseen(reference)
         bases = self._bases(reference, notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,6 +106,7 @@ class Yardsticks:
         rounding_in_32_bits: The same with its layers in 32 bits.
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         taping: The program's functions that take gradients: a replay gives them the other run's rows.
+        drawn: How many rows the program's functions draw that get none.
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
@@ -114,6 +116,7 @@ class Yardsticks:
         self.rounding_in_32_bits = Rounding()
         self.apply_only: tuple[str, ...] = ()
         self.taping: tuple[str, ...] = ()
+        self.drawn: Mapping[str, int] = {}
         self.permutes = True
         self._runner = runner
         self.seed = seed
@@ -163,7 +166,9 @@ class Yardsticks:
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """The topology's own run in this variation."""
-        return self._runner.start(variation.label(str(topology)), topology, variation.plan(self.seed))
+        return self._runner.start(
+            variation.label(str(topology)), topology, replace(variation.plan(self.seed), drawn=self.drawn)
+        )
 
     def _noise(self, variation: Variation, number: int, ulps: float, summands: Path | None = None) -> Future[RunResult]:
         rounding = self.rounding_of(variation)

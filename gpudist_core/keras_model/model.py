@@ -19,6 +19,7 @@ from gpudist_core.keras_model.functions import PredictFunction, StepFunction
 from gpudist_core.keras_model.sources import source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import models, optimizers, trainer
+from gpudist_core.values import is_whole
 
 
 class DistributedModel:
@@ -174,6 +175,12 @@ class DistributedModel:
             distribute_strategy: Any = None,
             steps_per_execution: int = 1,
         ) -> Epochs:
+            if steps_per_epoch is not None and not is_whole(steps_per_epoch, 1):
+                raise WrongUse(
+                    "The batches of an epoch must be a positive whole number",
+                    "None means all.",
+                    steps_per_epoch=steps_per_epoch,
+                )
             data = {
                 "x": x,
                 "y": y,

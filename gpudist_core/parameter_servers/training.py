@@ -95,7 +95,7 @@ class CoordinatedTraining:
     ) -> None:
         _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
         arguments.check_accumulate(accumulate)
-        arguments.check_model(model)
+        arguments.check_model(model, variables)
         if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
             raise WrongUse(
                 "A time limit must be a positive number of seconds", "None waits for ever.", timeout_seconds=timeout_seconds

@@ -10,18 +10,21 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.values import is_whole
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, variables: Any) -> None:
     """Refuse what cannot be a model.
 
     Args:
         model: What was given.
+        variables: What is to be trained, None for the model's own.
 
     Raises:
-        WrongUse: It cannot be called, or is a class.
+        WrongUse: It cannot be called, is a class, or nobody says what is trained.
     """
-    if not callable(model) or isinstance(model, type):
+    if not callable(model) or isinstance(model, type) or (variables is None and not hasattr(model, "trainable_variables")):
         raise WrongUse(
-            "A model is a Keras model, or a callable with trainable_variables", "Give one that was made.", model=model
+            "A model is a Keras model, or a callable with trainable_variables",
+            "Give one that was made, or say what is trained: variables=[...].",
+            model=model,
         )
 
 

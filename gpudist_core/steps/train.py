@@ -100,7 +100,7 @@ class TrainStep:
                 draws=draws,
             )
         optimizers.check(optimizer)
-        arguments.check_model(model)
+        arguments.check_model(model, variables)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
         if strategy is None:

@@ -126,13 +126,19 @@ def _scalar(share: shares.Share, value: Any) -> Any:
     """A loss that is one number already is taken for the mean over this replica's rows."""
     import tensorflow as tf
 
+    warn_of_one_number(share)
+    return value * tf.cast(share.fraction, value.dtype)
+
+
+def warn_of_one_number(share: shares.Share) -> None:
+    """Say for what a loss that is one number is taken, where that matters: a sum, a maximum, a root are something else."""
     if share.num_replicas > 1:
         warnings.warn(
             "A loss must return one value for each row, so that rows can be counted over all replicas. Received: shape=(). "
-            "It is taken for the mean over the replica's rows; a replica without rows makes it NaN. Return the values.",
+            "It is taken for the mean over the replica's rows: what is no such mean (a sum, a maximum, a root) trains another "
+            "model than on one device. Return the values.",
             stacklevel=2,
         )
-    return value * tf.cast(share.fraction, value.dtype)
 
 
 def _weigh(values: Any, mask: Any, weights: Any) -> tuple[Any, Any]:

@@ -128,6 +128,7 @@ def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None,
     """A loss that is one number for all rows is their mean."""
     import tensorflow as tf
 
+    losses.warn_of_one_number(share)
     given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
         raise WrongUse(

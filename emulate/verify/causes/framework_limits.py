@@ -62,6 +62,11 @@ LIMITS = (
         "TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
+        (r"float\(\) argument must be a string or a real number, not '(Mirrored|SyncOnRead|Distributed)Variable'",),
+        "Keras 3 makes no number of a variable that a strategy keeps on several devices (float(optimizer.learning_rate)).",
+        "Read it as an array: float(optimizer.learning_rate.numpy()), or float(keras.ops.convert_to_numpy(variable)).",
+    ),
+    Limit(
         (r"Collective ops must be configured at program startup",),
         "MultiWorkerMirroredStrategy has to come before anything else that TensorFlow does in the process.",
         "Make the strategy first, right after the imports: before tensors, datasets, layers and models.",

@@ -30,10 +30,15 @@ _ONCE_TOO_OFTEN = (
     "program's own division."
 )
 _OF_A_MEAN = (
-    "gd.distributed takes the number that a train_step differentiates for the mean over the rows that the step was given, and "
-    "makes it this replica's part of the mean over all. Divide neither by the global batch size nor by the replicas:\n"
+    "gd.distributed takes one number, that of a compiled loss or what a train_step differentiates, for the mean over the rows "
+    "that the step was given, and makes it this replica's part of the mean over all. Divide neither by the global batch size "
+    "nor by the replicas:\n"
     "    loss = tf.reduce_mean(per_example_loss)\n"
-    "or differentiate the losses by row as they are."
+    "or give the losses by row as they are."
+)
+_OF_ROWS = (
+    "gpudist_core.TrainStep divides by the rows of all replicas itself: let per_example_loss give the rows' losses undivided, "
+    "and give weights as the third part of the batch, (x, y, weight)."
 )
 _OF_ALL_ROWS = (
     "The step gathers or adds up over the replicas before it takes the loss: one that each of them takes over the rows of all "
@@ -120,6 +125,8 @@ def _cure(case: Case, scale: float) -> str | None:
         return _GROWS
     if case.facts.distributed:
         return _OF_A_MEAN
+    if case.facts.train_steps:
+        return _OF_ROWS
     return _TOO_SMALL if scale < 1 else None
 
 

@@ -163,7 +163,7 @@ METRIC_AGGREGATION = Cause(
     "should be averaged.",
     evidence="Everything that trains agrees with the reference; the metric does not.",
     fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() "
-    "outside of "
-    "strategy.run.",
+    "outside of strategy.run. What its variables hold is added up over the replicas: let them be sums and counts. A maximum, a "
+    "last value or a list of rows is none; take it of all predictions, outside of the replicas.",
     search=_search_metric,
 )

@@ -57,7 +57,7 @@ def _alike(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
     if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explanation.unexplained):
         return None
-    steps = [step for name in case.topology.optimizers for step in complete(case.topology, name)]
+    steps = [step for name in case.untouched.optimizers for step in complete(case.untouched, name)]
     if len(steps) < _FEWEST or not all(_is_alike(step) for step in steps):
         return None
     case.cut(first, "all replicas compute the same, on rows that were not seen")

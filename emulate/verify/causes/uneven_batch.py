@@ -52,14 +52,22 @@ def _search_weighted(case: Case) -> Sign | None:
             f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by "
             f"{shares}, which do not add up to {len(first.shares)} as parts of one count do, it is the reference's for all "
             f"tensors within {max(fit.after for fit in fits):.1f} times the noise floor",
-            _OF_ALL,
+            _OF_ALL + (_COMPILED if case.facts.compiled else "") + (_OF_A_MEAN if case.facts.distributed else ""),
         )
     return Sign(
         "Each replica divides its loss by a count of its own (tokens, mask, weights) instead of the count over all replicas.",
         f"{steps_in_words(fits)}: the sum of the local gradients is {first.before:.1%} off (L2), and weighted by "
         f"{shares} it is the "
         f"reference's for all tensors within {max(fit.after for fit in fits):.1f} times the noise floor; the rows are even",
+        _cure(case),
     )
+
+
+def _cure(case: Case) -> str | None:
+    """Where it is not enough to divide by a count of all replicas."""
+    if case.facts.distributed or case.facts.train_steps:
+        return _OF_CORE
+    return _OF_COUNTS + _COMPILED if case.facts.compiled else None
 
 
 def _behind(case: Case) -> Sign | None:
@@ -74,6 +82,7 @@ def _behind(case: Case) -> Sign | None:
         f"Of {names_in_words(list(parts))} the sum of the local gradients is in step {fit.step} up to {fit.before:.1%} off "
         f"(L2), and weighted by {shares} it is the reference's within {max(one.after for one in parts.values()):.1f} times the "
         "noise floor; other tensors, which other parts reach too, have no such weights",
+        _cure(case),
     )
 
 
@@ -96,6 +105,21 @@ _OF_ALL = (
     "    context = tf.distribute.get_replica_context()\n"
     "    whole = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(part))\n"
     "    loss = part / (2 * tf.sqrt(whole))  # its gradient, added up over the replicas, is that of sqrt(whole)"
+)
+_OF_COUNTS = (
+    "Divide by the count over all replicas:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
+    "    loss = tf.reduce_sum(per_token_loss * mask) / count"
+)
+_COMPILED = (
+    "\nA loss that is given to Keras's compile is called outside of the replicas too, where `context` is None: return the "
+    "number as it is there."
+)
+_OF_A_MEAN = " gd.distributed takes it for a mean over the replica's rows: multiply it by context.num_replicas_in_sync."
+_OF_CORE = (
+    "gpudist_core counts over all replicas by itself: let the loss give one value for each row, or for each token, undivided, "
+    "and say what counts by weights: (x, y, weight) in the batch of a TrainStep, sample_weight in fit."
 )
 
 UNEVEN_BATCH = Cause(
@@ -126,10 +150,7 @@ LOCAL_NORMALIZATION = Cause(
     evidence="Some weight for each replica, the same for all tensors, turns the local gradients into the reference's, "
     "although "
     "every replica has as many rows.",
-    fix="Divide by the count over all replicas:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(mask))\n"
-    "    loss = tf.reduce_sum(per_token_loss * mask) / count",
+    fix=_OF_COUNTS,
     search=_search_weighted,
     behind=_behind,
 )

@@ -105,6 +105,7 @@ VARIABLE_AGGREGATION = Cause(
     "What depends on the rows is made the same on all before it is assigned:\n"
     "    context = tf.distribute.get_replica_context()\n"
     "    mean = context.all_reduce(tf.distribute.ReduceOp.SUM, sum_of_my_rows / GLOBAL_BATCH_SIZE)\n"
+    "    rows = context.all_gather(my_rows, axis=0)  # for a queue, or a bank, that keeps rows\n"
     "or assign it outside of Strategy.run.",
     search=_search,
 )

@@ -33,6 +33,8 @@ EXPECTED = {
     "or a mask. Received: shape=(), sample_weight_shape=(6,). Leave out its mean.",
     "fewer rows than replicas": "WrongUse: A global batch has at least one row for each replica (the last of an epoch may "
     "have fewer). Received: global_batch_size=1, replicas=2. Make the global batch larger, or use fewer devices.",
+    "an epoch of no batches": "WrongUse: The batches of an epoch must be a positive whole number. Received: "
+    "steps_per_epoch=-1. None means all.",
     "a pipeline and targets": "WrongUse: A pipeline has targets, weights and batches of its own. Received: y='ndarray', "
     "batch_size=4. Put them into the pipeline.",
     "a pipeline that is distributed": "WrongUse: A model is given a pipeline, which it distributes itself. Received: "

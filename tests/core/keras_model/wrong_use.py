@@ -85,6 +85,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
 
     return {
         "fewer rows than replicas": lambda: model.fit(x, y, batch_size=1, verbose=0),
+        "an epoch of no batches": lambda: model.fit(x, y, steps_per_epoch=-1, verbose=0),
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
         "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
         "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),

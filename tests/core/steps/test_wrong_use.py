@@ -72,6 +72,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "negative clipping": lambda: TrainStep(model, optimizer, loss, clip_norm=-1.0),
         "a bound in letters": lambda: TrainStep(model, optimizer, loss, clip_norm="1"),
         "no model": lambda: TrainStep(None, optimizer, loss),
+        "nothing known to train": lambda: TrainStep(len, optimizer, loss),
         "a metric by name": lambda: TrainStep(model, optimizer, loss, metrics=["accuracy"]),
         "one metric": lambda: TrainStep(model, optimizer, loss, metrics=keras.metrics.Mean(name="mean")),
         "a metric of values": lambda: TrainStep(model, optimizer, loss, metrics=[beside_values]),
@@ -116,7 +117,9 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "a bound in letters": "A bound for gradients must be a positive number. Received: clip_norm='1'. "
         "Leave it out to not clip.",
         "no model": "A model is a Keras model, or a callable with trainable_variables. Received: model=None. "
-        "Give one that was made.",
+        "Give one that was made, or say what is trained: variables=[...].",
+        "nothing known to train": "A model is a Keras model, or a callable with trainable_variables. Received: "
+        "model=<built-in function len>. Give one that was made, or say what is trained: variables=[...].",
         "a metric by name": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
         "metrics=['accuracy']. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
         "one metric": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "

@@ -89,6 +89,88 @@ def test_keyed_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(rec
     _same(two, recorded(program, "1x1", permute=True, noise_seed=3, **options))
 
 
+def _drawing_loop(rows: Any) -> None:
+    """A step that is given nothing and draws the rows that it trains on."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    number = rows(strategy.num_replicas_in_sync)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        update = keras.optimizers.SGD(0.1)
+
+    def step() -> Any:
+        x = tf.random.normal((number, 2))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x) - tf.reduce_sum(x, 1, keepdims=True)) ** 2) / BATCH
+        update.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def train() -> Any:
+        return strategy.reduce("SUM", strategy.run(step), axis=None)
+
+    for _ in range(4):
+        train()
+
+
+def _of_all(replicas: int) -> int:
+    return BATCH // replicas
+
+
+def _of_each(replicas: int) -> int:
+    return BATCH
+
+
+def test_replicas_that_are_given_no_rows_draw_together_what_one_device_draws(recorded: Any) -> None:
+    drawn = Facts.of(recorded(lambda: _drawing_loop(_of_all), "1x1", reference=True)).drawn
+    assert list(drawn.values()) == [BATCH]
+    one = recorded(lambda: _drawing_loop(_of_all), "1x1", reference=True, keyed_draws=True, drawn=drawn)
+    three = recorded(lambda: _drawing_loop(_of_all), "1x3", keyed_draws=True, drawn=drawn)
+    _same(one, three)
+    each = recorded(lambda: _drawing_loop(_of_each), "1x2", keyed_draws=True, drawn=drawn)  # as many on each: the same on each
+    first, second = (step.gradients for _, step in sorted(each.steps("sgd")[0].items()))
+    assert all(np.array_equal(first[name].read(), second[name].read()) for name in first)
+
+
+def _applied_outside() -> None:
+    """Gradients of Strategy.run that are added up, and applied, outside of it and of the scope."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    x, _ = arrays()
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(BATCH)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        update = keras.optimizers.SGD(0.1)
+        update.build(model.trainable_variables)
+
+    def taken(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x) - y) ** 2) / BATCH
+        return tape.gradient(loss, model.trainable_variables)
+
+    @tf.function
+    def train(x: Any, y: Any) -> None:
+        parts = strategy.run(taken, args=(x, y))
+        update.apply_gradients(
+            [(strategy.reduce("SUM", part, axis=None), v) for part, v in zip(parts, model.trainable_variables, strict=True)]
+        )
+
+    for x, y in strategy.experimental_distribute_dataset(data):
+        train(x, y)
+
+
+def test_a_step_that_is_applied_outside_of_every_scope_has_the_rows_of_its_gradients(recorded: Any) -> None:
+    one, two = (recorded(_applied_outside, topology) for topology in ("1x1", "1x2"))
+    for trace in (one, two):
+        assert [len(step[0].rows or ()) for step in trace.steps("sgd")] == [BATCH] * 4
+        assert all(step[0].reduced for step in trace.steps("sgd"))
+    _same(one, two)
+
+
 def _two_updates_in_a_call() -> None:
     """Besides, each replica sees what the others have."""
     import keras

@@ -74,6 +74,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "ValueError: Cannot create a tensor proto whose content is larger than 2GB.",
         "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
         "AttributeError: 'Mean' object has no attribute 'reset_states'",
+        "TypeError: float() argument must be a string or a real number, not 'MirroredVariable'",
         "RuntimeError: Collective ops must be configured at program startup",
         "ValueError: destinations can not be empty",
         "AssertionError: in user code:\n  File optimizer.py, line 134, in _distributed_tf_update_step\n  AssertionError:",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
@@ -90,3 +93,41 @@ def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Fold
     assert codes(found) == ["variable-aggregation"]
     assert "scale is added up: a step changes it 4 times" in found.causes[0].summary
     assert judge(Case(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"
+
+
+def _keeping(folder: Folder, replicas: int, bank: Any) -> Trace:
+    """Steps that are right, and put rows into a bank."""
+
+    def step(made: Made, k: int) -> None:
+        weights = np.ones(16, "f4") - np.float32(0.1) * GRADIENTS[: k + 1].sum(axis=(0, 1), dtype="f4")
+        for r in range(replicas):
+            part = GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+            rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+            made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=1 / replicas)
+            made.state(k, {"bank": bank}, r)
+
+    return loop(folder.made(f"1x{replicas}"), step, weights=16)
+
+
+BANK = np.random.default_rng(5).normal(size=(12, 6)).astype("f4")
+
+
+@pytest.mark.parametrize(
+    ("ours", "expected"),
+    [
+        pytest.param(BANK[::-1], [], id="in another order"),
+        pytest.param(np.concatenate([BANK[:6], BANK[:6]]), ["variable-aggregation"], id="of some replicas"),
+    ],
+)
+def test_rows_that_a_variable_keeps_are_compared_in_whatever_order(folder: Folder, ours: Any, expected: list[str]) -> None:
+    noise = [_keeping(folder, 1, np.random.default_rng(k).permutation(BANK)) for k in range(3)]
+    found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, ours), noise))
+    assert codes(found) == expected
+    assert found.not_compared == ()
+
+
+def test_a_variable_that_is_another_for_another_order_of_the_rows_is_said_not_to_be_compared(folder: Folder) -> None:
+    noise = [_keeping(folder, 1, np.random.default_rng(k).normal(size=BANK.shape).astype("f4")) for k in range(3)]
+    found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, 0.5 * BANK), noise))
+    assert (found.verdict, codes(found)) == ("equivalent", [])
+    assert found.not_compared == ("variable bank (it follows the order of the rows in a batch)",)
