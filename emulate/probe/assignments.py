@@ -48,11 +48,15 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         body.keeps = True
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
-        if id(self) not in body.assigned and _is_state(self):
+        if id(self) not in body.assigned and _is_shared_number(self):
             body.assigned[id(self)] = self
             if not body.layer_depth:
                 body.by_hand.add(id(self))
-            probe.initial.before_first(f"state of {body.label}: {probe.names.of(self)}", body.replica, [self])
+            name = probe.names.of(self)
+            if _is_number_of_first(self):
+                probe.facts["of_first"] += [name] if name not in probe.facts["of_first"] else []
+            else:
+                probe.initial.before_first(f"state of {body.label}: {name}", body.replica, [self])
         with unseen():  # one of several copies is assigned within
             return original(self, *args, **kwargs)
 
@@ -70,18 +74,15 @@ def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool
     return _is_shared_number(variable) and id(variable) not in of_layers
 
 
-def _is_state(variable: Any) -> bool:
-    """Whether each replica is to have the same value, the one that one device has.
-
-    What each replica counts for itself (`ON_READ`, a metric) and a number that is the first replica's alone have another.
-    """
+def _is_number_of_first(variable: Any) -> bool:
+    """Whether it is one number, that of the first replica: it may be meant for no more (a loss to be shown)."""
     import tensorflow as tf
 
-    of_one = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return _is_shared_number(variable) and not (of_one and variable.shape.rank == 0)
+    return bool(variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and variable.shape.rank == 0)
 
 
 def _is_shared_number(variable: Any) -> bool:
+    """Whether each replica has the same value: not of what each counts for itself (`ON_READ`, a metric)."""
     import tensorflow as tf
 
     is_own = variable.synchronization == tf.VariableSynchronization.ON_READ

@@ -81,6 +81,7 @@ class Probe:
             "cached": [],
             "drawing": [],
             "drawn": {},
+            "of_first": [],
             "bfloat16": [],
             "float16": [],
             "distributed": [],

@@ -77,6 +77,7 @@ class Comparison:
     Attributes:
         points: Every tensor and step that was compared, and every reported number.
         objectives: The sums of the local objectives; evidence for causes, they decide nothing by themselves.
+        of_first: Single numbers of the first replica that the steps assign; the same.
         needs_confirmation: Every difference could be one unit (a ReLU, a maximum) that fell on the other side of its kink.
             Make noise runs with a larger perturbation and compare again with them as `confirmation`.
         cancels: Weights differ first, where no gradient does: it could be gradients that cancel over the batch. The same.
@@ -87,6 +88,7 @@ class Comparison:
     runs: Runs
     points: tuple[Point, ...]
     objectives: tuple[Point, ...]
+    of_first: tuple[Point, ...]
     needs_confirmation: bool
     cancels: bool
     steps: Mapping[str, int]
@@ -163,8 +165,9 @@ class Comparison:
             kind = point.measure.key.kind
             return point.step < step or (point.step == step and kind in at) or kind == "initial-weight"
 
-        points, objectives = (tuple(p for p in found if stays(p)) for found in (self.points, self.objectives))
-        return replace(self, points=points, objectives=objectives)
+        found = (self.points, self.objectives, self.of_first)
+        points, objectives, of_first = (tuple(p for p in one if stays(p)) for one in found)
+        return replace(self, points=points, objectives=objectives, of_first=of_first)
 
     @property
     def drowned_from(self) -> int | None:
@@ -206,8 +209,9 @@ def compare(
         points = [replace(p, noise=max(p.noise, p.measure.confirmed)) if p.step >= onset else p for p in points]
     return Comparison(
         runs=runs,
-        points=tuple(p for p in points if p.measure.key.kind != "objective"),
+        points=tuple(p for p in points if p.measure.key.kind not in ("objective", "of-first")),
         objectives=tuple(p for p in points if p.measure.key.kind == "objective"),
+        of_first=tuple(p for p in points if p.measure.key.kind == "of-first"),
         needs_confirmation=kink is not None and not confirmation,
         cancels=cancelled is not None and not confirmation,
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},

@@ -21,6 +21,7 @@ _NAMES = (
     "float16",
     "casts",
     "distributed",
+    "of_first",
 )
 
 
@@ -46,6 +47,7 @@ class Facts:
         distributed: Names of Keras models that gpudist_core distributes.
         compiled: Whether a Keras model is trained by a loss that it was compiled with.
         train_steps: Whether the program makes steps of gpudist_core's.
+        of_first: Names of single numbers that a step assigns and that are those of the first replica.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
@@ -66,6 +68,7 @@ class Facts:
     float16: tuple[str, ...] = ()
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
+    of_first: tuple[str, ...] = ()
     asynchronous: bool = False
     compiled: bool = False
     train_steps: bool = False

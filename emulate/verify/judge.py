@@ -11,8 +11,8 @@ import numpy as np
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
-from emulate.verify.causes.cause import names_in_words
-from emulate.verify.measure import changed_in_the_end, left_to_compare
+from emulate.verify.causes.cause import names_in_words, numbers
+from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
@@ -214,10 +214,16 @@ def _unreported(case: Case, verdict: str) -> list[str]:
 def _changed_after(case: Case) -> list[str]:
     """What a program does to its weights when it has trained: averages that it puts in their place, say."""
     compared = left_to_compare(case.base.runs)
-    names = [name for name in changed_in_the_end(case.untouched) if name not in compared]
-    if not names:
-        return []
-    return [f"what the program makes of {names_in_words(names)} after the last step: weights were compared as steps left them"]
+    ends, found = ends_of_hosts(case.untouched), []
+    if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
+        after = "after the last step: weights were compared as steps left them"
+        found.append(f"what the program makes of {names_in_words(names)} {after}")
+    if names := [name for name in compared if len({end is None for end in ends.get(name, {}).values()}) > 1]:
+        who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
+        found.append(
+            f"what other hosts than the first end with: only {who} put something in the place of {names_in_words(names)}"
+        )
+    return found
 
 
 _UNREPORTED_BY_WORKERS = "No loss was seen: what workers make of their rows by themselves, and send back, was not compared."

@@ -123,9 +123,12 @@ class Ledger:
 
     @property
     def lost(self) -> int:
-        """How many different rows fewer than the reference's the topology saw."""
+        """How many different rows fewer than the reference's the topology saw, in more steps than the reference made too."""
         ours, theirs = self._counts
-        return len(theirs) - len(ours)
+        later = {
+            row for step in self.topology[self.num_steps :] for row in _together(step) if row in theirs and row not in ours
+        }
+        return len(theirs) - len(ours) - (0 if self.grows else len(later))
 
     @property
     def is_reordered(self) -> bool:

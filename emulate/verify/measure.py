@@ -12,6 +12,7 @@ import numpy as np
 from emulate.probe.trace import Report, Step, StoredArray, Trace
 from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
+from emulate.verify.facts import Facts
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
 from emulate.verify.noise import Key
 from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
@@ -122,6 +123,11 @@ class Runs:
     def computed(self) -> tuple[Short, ...]:
         """The 16-bit precisions that the program computes in."""
         return computed_in(self.reference)
+
+    @cached_property
+    def of_first(self) -> tuple[str, ...]:
+        """Single numbers that a step assigns and that are those of the first replica."""
+        return Facts.of(self.reference, self.topology).of_first
 
     def batches(self, optimizer: str) -> tuple[int, int]:
         """How many batches a step applies together, in the topology and in the reference; 1 and 1 where that changes."""
@@ -234,6 +240,8 @@ def _variables(
         rest = iter(arrays[2:])
         noise = [arrays[1] if one is None else next(rest) for one in stored]
         key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)
+        if kind == "variable" and tensor in runs.of_first:
+            key = replace(key, kind="of-first")
         found = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
         if kind == "variable" and found.spread > _OF_CHANCE * found.scale:
             ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
@@ -264,6 +272,18 @@ def changed_in_the_end(trace: Trace) -> list[str]:
     return list(dict.fromkeys(name for _, event in trace.of("left") for name in event["changed"]))
 
 
+def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
+    """Of each of them, where there are several hosts: each host's digest of what it put there, None where it did not."""
+    if trace.num_hosts < 2:
+        return {}
+    changed = {(host, event["replica"]): event["changed"] for host, event in trace.of("left")}
+    ends: dict[str, dict[int, str | None]] = {name: {} for name in changed_in_the_end(trace)}
+    for place, variables in trace.variables("left").items():
+        for name, found in ends.items():
+            found.setdefault(place[0], variables[name].digest if name in changed[place] else None)
+    return ends
+
+
 def left_to_compare(runs: Runs) -> list[str]:
     """Those that one of the runs has changed so, where both have come to their ends after as many steps."""
     if not all(any(True for _ in trace.of("left")) for trace in (runs.topology, runs.reference)) or not _as_many_steps(runs):
@@ -286,10 +306,12 @@ def _left(runs: Runs) -> Iterator[Measure]:
 
 
 def _ended_with(trace: Trace, names: Collection[str]) -> dict[str, StoredArray]:
-    """What a run leaves of these variables, changed after the last step or not."""
+    """What the first replica of the first host leaves of these variables, changed after the last step or not."""
     steps = [made[-1] for name in trace.optimizers if (made := complete(trace, name))]
     trained = {name: array for step in steps for name in names if (array := weight_of(step, name)) is not None}
-    return trained | {name: array for name, array in _values(trace, "left").items() if name in names}
+    first = next(iter(trace.variables("left").values()), {})
+    changed = next((event["changed"] for _, event in trace.of("left")), ())
+    return trained | {n: one.array for n, one in first.items() if n in changed and n in names and one.array is not None}
 
 
 def _reports(runs: Runs) -> Iterator[Measure]:

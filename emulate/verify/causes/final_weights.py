@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, names_in_words
-from emulate.verify.measure import changed_in_the_end
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.measure import changed_in_the_end, ends_of_hosts
 
 
 def _search(case: Case) -> Sign | None:
     left = case.left()
     out = [point for point in left if point.measure.key.kind == "final-weight"]
-    if not out or len(out) < len(left):
+    if len(out) < len(left):
         return None
+    if not out:
+        return _hosts_apart(case)
     case.explain(lambda point: point.measure.key.kind == "final-weight")
     names, runs, first = [p.measure.key.tensor for p in out], case.base.runs, out[0]
     changing = [set(changed_in_the_end(trace)) & set(names) for trace in (runs.topology, runs.reference)]
@@ -29,6 +31,22 @@ def _search(case: Case) -> Sign | None:
         what,
         f"the weights agree after each of the {first.step} steps; in the end {m.key.tensor} is {m.value:.6g}, "
         f"{m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)",
+    )
+
+
+def _hosts_apart(case: Case) -> Sign | None:
+    """What the first host puts in the place of its weights is right, and another host puts something else there."""
+    ends = ends_of_hosts(case.untouched)
+    apart = [name for name, hosts in ends.items() if len({end for end in hosts.values() if end is not None}) > 1]
+    if not apart or case.has_ended_early:
+        return None
+    known: dict[str, list[str]] = {}
+    for host, end in ends[apart[0]].items():
+        known.setdefault(end or "", []).append(f"host {host}")
+    groups = numbers([f"({', '.join(hosts[:4])}{', ...' if hosts[4:] else ''})" for hosts in list(known.values())[:4]])
+    return Sign(
+        f"When all steps are made the hosts put different values in the place of {names_in_words(apart)}.",
+        f"bits of {apart[0]} in the end: {groups} agree among themselves only; after the last step, all did",
     )
 
 

@@ -63,7 +63,7 @@ LIMITS = (
     ),
     Limit(
         (r"float\(\) argument must be a string or a real number, not '(Mirrored|SyncOnRead|Distributed)Variable'",),
-        "Keras 3 makes no number of a variable that a strategy keeps on several devices (float(optimizer.learning_rate)).",
+        "Python's float() makes no number of a variable that a strategy keeps on several devices, as Keras 3's learning rate.",
         "Read it as an array: float(optimizer.learning_rate.numpy()), or float(keras.ops.convert_to_numpy(variable)).",
     ),
     Limit(
@@ -127,10 +127,17 @@ LIMITS = (
         "metric.reset_state(); or tf_keras with TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
-        (r"'PerReplica' object has no attribute 'dtype'",),
+        (r"Binding inputs to tf.function failed .*'PerReplica' object has no attribute 'dtype'",),
         "strategy.run refuses a tf.function with an input_signature in eager code: the signature is checked against the "
         "values of all replicas together.",
         "Leave out input_signature, or call strategy.run from inside a tf.function.",
+    ),
+    Limit(
+        (r"AttributeError: 'PerReplica' object has no attribute 'dtype'",),
+        "The program computes, outside of strategy.run, with a value that each replica has its own of (a row of a distributed "
+        "dataset, what strategy.run returned).",
+        "Move it into the function that strategy.run calls, or into the dataset's map; strategy.reduce and "
+        "strategy.experimental_local_results make tensors of what strategy.run returned.",
     ),
     Limit(
         (r"destinations can ?not be empty",),

@@ -108,7 +108,7 @@ _WHAT_IS_KEPT_BESIDE = (
 _AS_MANY_STEPS = (
     "Count the steps, or epochs, that are left when the program is started again: model.fit(..., initial_epoch=EPOCHS_DONE) "
     "beside epochs=EPOCHS, `for step in range(STEPS_DONE, STEPS)` in a loop of one's own. gpudist_core.Checkpoints tells them, "
-    "and in fit goes on by itself."
+    "and in fit goes on by itself. A program that decides to stop (early stopping) has to save what it decides by, too."
 )
 _AT_ODDS = (
     "Each host restores the newest checkpoint that it has itself, and one did not get to write its last. Let all restore the "

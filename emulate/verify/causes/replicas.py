@@ -184,7 +184,8 @@ INITIAL_WEIGHTS = Cause(
     evidence="Bits of every variable before the first step, over replicas and hosts and against the reference.",
     fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: "
     "keras.utils.set_random_seed(SEED), the same "
-    "SEED everywhere. A checkpoint, or weights of another model, must be loaded on every host, before the first step.",
+    "SEED everywhere. A checkpoint, or weights of another model, must be loaded on every host, before the first step; what "
+    "adapt() or a mean learns must be learnt from all rows, not from a host's share.",
     search=_search_initial,
 )
 
@@ -209,7 +210,7 @@ REPLICAS_DISAGREE = Cause(
     "(an update that depends on the replica's number or rows, an assignment without aggregation).",
     evidence="Bits of every trainable variable on every replica after every step.",
     fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
-    "first, or give the "
-    "variable aggregation=tf.VariableAggregation.MEAN.",
+    "first, or give the variable aggregation=tf.VariableAggregation.MEAN. What a host sets by itself (a learning rate, weights "
+    "that a callback puts back) must be set on all hosts, by a number that is reduced over all of them.",
     search=_search_disagree,
 )

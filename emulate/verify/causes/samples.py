@@ -121,7 +121,8 @@ _TOO_FEW_STEPS = (
     "Every step has the rows of one device's, there are only fewer steps. Whatever the number of replicas, take all rows (no "
     "take() or range that is divided by num_replicas_in_sync), and count steps in global batches:\n"
     "    steps_per_epoch = NUMBER_OF_ROWS // GLOBAL_BATCH_SIZE\n"
-    "and give no host a shard of data that the strategy shards too."
+    "and give no host a shard of data that the strategy shards too. A program that decides by itself to stop needs a number "
+    "for that which is summed over all replicas and hosts."
 )
 
 

@@ -18,7 +18,7 @@ from emulate.verify.noise import Key
 def _search(case: Case) -> Sign | None:
     points = [point for point in case.base.exceeding if _is_assigned(case, point)]
     if not points:
-        return None
+        return _of_first(case)
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
     trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not _is_assigned(case, point)]
@@ -47,6 +47,34 @@ def _search(case: Case) -> Sign | None:
     )
 
 
+def _of_first(case: Case) -> Sign | None:
+    """A number that is the first replica's, where what is made of it later differs, and in no way that another cause has."""
+    onset = case.base.first_step("gradient", "weight")
+    out = [p for p in case.base.of_first if onset is not None and p.exceeds and p.step < onset]
+    fits = [fit for fit in case.explanation.fits if fit.step == onset]
+    of_others = any(fit.shares or fit.decay or fit.replicated or _is_of_replicas(case, fit.scale) for fit in fits)
+    if onset is None or not out or of_others or case.base.first_step("loss", "initial-weight") in range(onset):
+        return None
+    name, first = out[0].measure.key.tensor, out[0].measure
+    case.cut(onset, f"{name} differs before it")
+    return Sign(
+        f"What the first replica assigns to {name} stands for all, and is not what one device assigns; later the step's "
+        "gradients or weights differ.",
+        f"{name} is {first.value:.6g} after step {first.step}, {first.reference_value:.6g} on one device; gradients and "
+        f"weights agree until step {onset - 1}, and nothing else explains what differs from step {onset} on",
+        _COUNT_ALL,
+    )
+
+
+def _is_of_replicas(case: Case, scale: float) -> bool:
+    return any(abs(scale / one - 1) < ROUND for one in (float(case.num_replicas), 1 / case.num_replicas))
+
+
+_COUNT_ALL = (
+    "Make it the same on all replicas before it is assigned: rows, tokens or losses of all of them, not of the replica:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    seen.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(x)[0]))"
+)
 _TRAINED = ("initial-weight", "gradient", "weight")
 
 

@@ -78,6 +78,7 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "RuntimeError: Collective ops must be configured at program startup",
         "ValueError: destinations can not be empty",
         "AssertionError: in user code:\n  File optimizer.py, line 134, in _distributed_tf_update_step\n  AssertionError:",
+        "AttributeError: 'PerReplica' object has no attribute 'dtype'",
         "TypeError: Binding inputs to tf.function failed due to `'PerReplica' object has no attribute 'dtype'`.",
     ],
 )

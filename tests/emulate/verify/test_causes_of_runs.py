@@ -598,3 +598,39 @@ def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Fo
     reference = loop(folder.made(), _leaves(0.5, right_reference))
     found = judge(Case(reference, loop(folder.made("1x4"), topology)))
     assert codes(found) == ["loss-scaling"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected", "said"),
+    [
+        pytest.param([0.5, 0.5], [], (), id="alike"),
+        pytest.param([0.5, 0.25], ["final-weights"], (), id="apart"),
+        pytest.param(
+            [0.5, None],
+            [],
+            ("what other hosts than the first end with: only host 0 put something in the place of w",),
+            id="the first alone",
+        ),
+        pytest.param(
+            [None, 0.5],
+            ["final-weights"],
+            ("what other hosts than the first end with: only host 1 put something in the place of w",),
+            id="the last alone",
+        ),
+    ],
+)
+def test_what_hosts_put_in_the_place_of_their_weights_is_compared_with_each_other(
+    folder: Folder, ends: list[float | None], expected: list[str], said: tuple[str, ...]
+) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, host=r // 2, rows=rows, objective=0.25)
+        for r in range(4) if k == 2 else ():
+            end = ends[r // 2]
+            made.left({} if end is None else {"w": end * weights_after(k)}, replica=r, host=r // 2)
+
+    reference = loop(folder.made(), _leaves(0.5, right_reference))
+    found = judge(Case(reference, loop(folder.made("2x2"), topology, replicas=4)))
+    assert codes(found) == expected
+    assert found.not_compared == said

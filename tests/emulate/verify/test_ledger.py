@@ -41,6 +41,12 @@ def test_a_lost_row_is_missing() -> None:
     assert found.uneven == (0,)
 
 
+def test_rows_that_come_in_more_steps_than_one_device_makes_are_not_lost() -> None:
+    found = ledger(["abcd", "efgh"], [["ab", "ef"], ["cd", ""], ["gh", ""]])
+    assert (found.lost, found.first_apart) == (0, 0)
+    assert ledger(["abcd", "efgh"], [["ab", "ef"], ["cd", ""], ["g", ""]]).lost == 1
+
+
 def test_the_same_rows_on_every_host_are_repeated() -> None:
     found = ledger(["abcd"], [["ab", "cd", "ab", "cd"]], hosts=[0, 0, 1, 1])
     assert found.samples == Samples(4, 8, 0, 4)

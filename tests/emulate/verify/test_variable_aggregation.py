@@ -131,3 +131,34 @@ def test_a_variable_that_is_another_for_another_order_of_the_rows_is_said_not_to
     found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, 0.5 * BANK), noise))
     assert (found.verdict, codes(found)) == ("equivalent", [])
     assert found.not_compared == ("variable bank (it follows the order of the rows in a batch)",)
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        pytest.param(1.0, [], id="to be shown"),
+        pytest.param(1.3, ["variable-aggregation"], id="a rate of it"),
+        pytest.param(2.0, ["loss-scaling"], id="another cause"),
+    ],
+)
+def test_a_number_of_the_first_replica_is_named_where_what_is_made_of_it_differs(
+    folder: Folder, scale: float, expected: list[str]
+) -> None:
+    def made(replicas: int, later: float) -> Trace:
+        def step(made: Made, k: int) -> None:
+            factors = np.array([1.0, later, later], "f4")[: k + 1, None]
+            weights = np.ones(16, "f4") - np.float32(0.1) * (factors * GRADIENTS[: k + 1].sum(axis=1)).sum(axis=0, dtype="f4")
+            for r in range(replicas):
+                part = np.float32(factors[k, 0]) * GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=1 / replicas)
+                made.state(k, {"seen": np.array(8 // replicas * (k + 1), "i4")}, r)
+
+        traced = folder.made(f"1x{replicas}")
+        traced.event({"event": "program", "of_first": ["seen"]})
+        return loop(traced, step, weights=16)
+
+    found = judge(Case(made(1, 1.0), made(2, scale)))
+    assert codes(found) == expected
+    if expected == ["variable-aggregation"]:
+        assert "seen is 4 after step 0, 8 on one device; gradients and weights agree until step 0" in found.causes[0].evidence
