@@ -283,10 +283,19 @@ class Recording:
         places = row_positions({place: num_rows(part) for place, part in enumerate(parts)})
         entry: dict[str, Any] = {"row_inputs": places, "inputs": []}
         for part in parts:
-            numbers = "dense" in part and part["dense"].dtype != object
-            entry["inputs"].append(self._writer.array(_plain(part["dense"])) if numbers else None)
+            kept = _of_one_size(part["dense"]) if "dense" in part else None
+            entry["inputs"].append(None if kept is None else self._writer.array(_plain(kept)))
         entry["rows"] = row_names([parts[place] for place in places])
         return entry
+
+
+def _of_one_size(value: Array) -> Array | None:
+    """Numbers as they are, strings with as many bytes each; None for strings that would not be the same again."""
+    if value.dtype != object:
+        return value
+    if any(not isinstance(text, bytes) or text.endswith(b"\0") for text in value.flat):
+        return None
+    return value.astype(bytes)
 
 
 def _without_inputs(event: dict[str, Any]) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class Rows:
             [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
         ]
         if not all(_is_whole(step) for steps in self._steps for step in steps):
-            raise ValueError(f"A replay needs every input of the rows it replays. Received: {plan.trace}, which kept a part.")
+            raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
 
@@ -230,7 +230,7 @@ class Rows:
 
 
 def _is_whole(step: Step) -> bool:
-    """Whether all rows of a step were kept: of strings, ragged and sparse inputs, and beyond the budget, they are not."""
+    """Whether all rows of a step were kept: of ragged and sparse inputs, and beyond the budget, they are not."""
     kept = [step.inputs[place] for place in step.row_inputs]
     return bool(kept) and all(array is not None and array.is_complete for array in kept)
 

@@ -289,7 +289,7 @@ def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None
     rows: list[tuple[str, Floats]] = []
     for _, one in sorted(step.items()):
         names, array = _names(one, data), one.inputs[place]
-        if names is None or array is None or not array.is_complete:
+        if names is None or array is None or not array.is_complete or np.dtype(array.dtype).kind == "S":
             return None
         width = int(np.prod(array.shape[1:], dtype=np.int64))  # a replica may have no rows
         rows += list(zip(names, array.read().reshape(len(names), width).astype(np.float64), strict=True))

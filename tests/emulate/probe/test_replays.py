@@ -171,6 +171,38 @@ def test_a_step_that_is_applied_outside_of_every_scope_has_the_rows_of_its_gradi
     _same(one, two)
 
 
+def _loop_over_words() -> None:
+    """A step that is given strings of any length, and looks them up."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    words = [b"a", b"", b"three", b"\xc3\xa4", b"a longer word"] * 8
+    data = tf.data.Dataset.from_tensor_slices((words, [[float(k)] for k in range(40)])).batch(10)
+    with strategy.scope():
+        table = tf.Variable(tf.linspace(0.1, 0.9, 32)[:, None])
+
+    def step(word: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = tf.gather(table, tf.strings.to_hash_bucket_fast(word, 32))
+            loss = tf.reduce_sum((found - y) ** 2) / 10
+        gradient = tf.distribute.get_replica_context().all_reduce("SUM", tf.convert_to_tensor(tape.gradient(loss, table)))
+        table.assign_sub(0.01 * gradient)
+        return loss
+
+    @tf.function
+    def train(word: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(step, args=(word, y)), axis=None)
+
+    for word, y in strategy.experimental_distribute_dataset(data):
+        train(word, y)
+
+
+def test_rows_of_strings_are_replayed(recorded: Any) -> None:
+    three = recorded(_loop_over_words, "1x3")
+    again = recorded(_loop_over_words, "1x1", reference=True, replay=Replay(three.directory))
+    _same(three, again)
+
+
 def _two_updates_in_a_call() -> None:
     """Besides, each replica sees what the others have."""
     import keras
