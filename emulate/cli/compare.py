@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emulate.cli import outputs
+from emulate.cli import options, outputs
 from emulate.cli.command import exits_properly
 from emulate.errors import WrongUse
 
@@ -27,6 +27,7 @@ _Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A folder that --t
 def compare(
     reference: _Trace,
     trace: _Trace,
+    allow: options.AllowOption = [],  # noqa: B006
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
 ) -> int:
@@ -36,7 +37,8 @@ def compare(
     for folder in (reference, trace):
         _check_trace(folder)
     outputs.check(json, html)
-    verdict = _verdict(reference, trace)
+    options.check_codes(allow)
+    verdict = _verdict(reference, trace, allow)
     show(verdict)
     outputs.write(verdict, json, html)
     return verdict.exit_code
@@ -50,10 +52,10 @@ def _check_trace(path: Path) -> None:
     raise WrongUse(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
 
 
-def _verdict(reference: Path, trace: Path) -> Verdict:
+def _verdict(reference: Path, trace: Path, allow: list[str]) -> Verdict:
     from emulate.verify import Reference, Verdict, compare_traces
 
-    run = compare_traces(reference, trace)
+    run = compare_traces(reference, trace, allow=allow)
     first, second = _about(reference), _about(trace)
     return Verdict(
         program=str(second.get("program") or trace),

@@ -57,6 +57,10 @@ ModuleOption = Annotated[
     typer.Option("-m", metavar="MODULE", show_default=False, help="Instead of PROGRAM: a module, run as python -m runs it."),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="What computes; auto takes GPUs where each device gets one.")]
+AllowOption = Annotated[
+    list[str],
+    typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
+]
 NetworkOption = Annotated[
     Network,
     typer.Option("--network", help="Several hosts get a network of their own, or share this machine's."),
@@ -120,6 +124,16 @@ def number_of_seconds(text: str) -> float:
     if seconds > 0:
         return seconds
     raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
+
+
+def check_codes(codes: Sequence[str]) -> None:
+    """Check that every `--allow` names a cause."""
+    if codes:
+        from emulate.verify.causes import all_causes
+
+        known = [cause.code for cause in all_causes()]
+        for code in codes:
+            known_code(code, known, "--allow")
 
 
 def known_code(code: str, codes: Iterable[str], option: str) -> str:

@@ -44,10 +44,7 @@ def verify(
     network: options.NetworkOption = Network.OWN,
     all_reduce: options.AllReduceOption = AllReduce.AUTO,
     precision: Annotated[Precision, typer.Option("--precision", help="The float type to compute in.")] = Precision.FLOAT32,
-    allow: Annotated[
-        list[str],
-        typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
-    ] = [],  # noqa: B006
+    allow: options.AllowOption = [],  # noqa: B006
     fault: options.FaultOption = [],  # noqa: B006
     restarts: Annotated[
         int, typer.Option("--restarts", metavar="N", help="With faults: how often all hosts are started again.")
@@ -72,7 +69,7 @@ def verify(
     outputs.check(json, html)
     if traces is not None:
         check_folder(traces)
-    check_codes(allow)
+    options.check_codes(allow)
     from emulate.verify import verify as verify_program
 
     with progress_on() as progress:
@@ -96,16 +93,6 @@ def verify(
     show(verdict)
     outputs.write(verdict, json, html)
     return int(verdict.exit_code)
-
-
-def check_codes(codes: list[str]) -> None:
-    """Check that every `--allow` names a cause."""
-    if codes:
-        from emulate.verify.causes import all_causes
-
-        known = [cause.code for cause in all_causes()]
-        for code in codes:
-            options.known_code(code, known, "--allow")
 
 
 def check_folder(folder: Path) -> None:

@@ -106,8 +106,8 @@ def _search_missing(case: Case) -> Sign | None:
     k = ledger.first_apart or 0
     seen, expected = ledger.sizes(k)
     only_fewer_steps = ledger.ended and k == len(ledger.topology)
-    if only_fewer_steps:  # Keras's logs are of an epoch so far, and epochs begin elsewhere
-        case.explain(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
+    case.explain(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
         f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen.",

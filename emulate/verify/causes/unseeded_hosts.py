@@ -88,9 +88,10 @@ def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | No
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
     first = found.first
+    what = "losses" if first.kind == "loss" else f"{first.kind}s"
     return Sign(
         summary,
-        f"{how}, on the same rows, the {first.kind}s differ (first {first.tensor} in step {first.step}: {first.error:.3g} "
+        f"{how}, on the same rows, the {what} differ (first {first.tensor} in step {first.step}: {first.error:.3g} "
         f"apart, noise {first.noise:.3g})",
     )
 

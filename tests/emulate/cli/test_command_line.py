@@ -256,17 +256,20 @@ def test_two_traces_are_compared_the_first_being_the_reference(folder, monkeypat
         (folder / name / "trace.json").write_text(json.dumps(about))
     calls = []
 
-    def compare_traces(reference, topology):
-        calls.append((reference.name, topology.name))
+    def compare_traces(reference, topology, *, allow):
+        calls.append((reference.name, topology.name, *allow))
         return Run("1x4", "divergent")
 
     monkeypatch.setattr(emulate.verify, "compare_traces", compare_traces)
-    done = gpudist("compare", "a", "b", "--json", "v.json", "--html", "v.html")
+    done = gpudist("compare", "a", "b", "--json", "v.json", "--html", "v.html", "--allow", "identical-dropout")
     assert "train.py" in (folder / "v.html").read_text()
-    assert (done.exit_code, calls) == (1, [("a", "b")])
+    assert (done.exit_code, calls) == (1, [("a", "b", "identical-dropout")])
     written = json.loads((folder / "v.json").read_text())
     assert (written["program"], written["seed"], written["versions"]) == ("train.py", 2, {"tensorflow": "2.21.0"})
     assert "The two runs had another seed: 1 in the reference, 2 here." in done.stdout
+    wrong = gpudist("compare", "a", "b", "--allow", "identical-dropouts")
+    assert wrong.exit_code == 2
+    assert "--allow must be the code of a cause. Received: --allow 'identical-dropouts'. Did you mean" in wrong.stderr
 
 
 def test_every_cause_is_listed_and_explained():
