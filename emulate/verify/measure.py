@@ -172,7 +172,7 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:
-    ours, theirs = _values(runs.topology, "initial"), _values(runs.reference, "initial")
+    ours, theirs = _first_values(runs.topology), _first_values(runs.reference)
     for tensor in theirs:
         if tensor in ours and is_numeric(theirs[tensor]):
             a, b = aligned([ours[tensor], theirs[tensor]])
@@ -180,10 +180,9 @@ def _initial(runs: Runs) -> Iterator[Measure]:
                 yield measure(Key("initial-weight", "", tensor), 0, a, b, (), eps=eps_of(theirs[tensor].dtype))
 
 
-def _values(trace: Trace, when: str) -> dict[str, StoredArray]:
-    """Of each variable the value that the first host and replica has."""
+def _first_values(trace: Trace) -> dict[str, StoredArray]:
     found: dict[str, StoredArray] = {}
-    for _, variables in sorted(trace.variables(when).items()):
+    for _, variables in sorted(trace.variables("initial").items()):
         for name, variable in variables.items():
             if variable.array is not None:
                 found.setdefault(name, variable.array)
@@ -243,7 +242,7 @@ def _variables(
         if kind == "variable" and tensor in runs.of_first:
             key = replace(key, kind="of-first")
         found = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
-        if kind == "variable" and found.spread > _OF_CHANCE * found.scale:
+        if key.kind == "variable" and found.spread > _OF_CHANCE * found.scale:
             ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
             found = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
             found = replace(found, is_of_chance=found.spread > _OF_CHANCE * found.scale)
@@ -280,7 +279,7 @@ def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
     ends: dict[str, dict[int, str | None]] = {name: {} for name in changed_in_the_end(trace)}
     for place, variables in trace.variables("left").items():
         for name, found in ends.items():
-            found.setdefault(place[0], variables[name].digest if name in changed[place] else None)
+            found.setdefault(place[0], variables[name].digest if name in changed[place] and name in variables else None)
     return ends
 
 

@@ -174,9 +174,9 @@ MISSING = Cause(
     "integer "
     "division per replica, a dropped remainder.",
     evidence="The identity of every row: rows of the reference's steps that no replica consumed.",
-    fix="Shard once: either strategy.experimental_distribute_dataset on the whole dataset (it shards by itself), or "
-    "distribute_datasets_from_function with dataset.shard(num_input_pipelines, input_pipeline_id), not both; and keep the "
-    "remainder when dividing by the number of replicas.",
+    fix="Shard once: either strategy.experimental_distribute_dataset, or Keras's fit, on the whole dataset (they shard by "
+    "themselves), or distribute_datasets_from_function with dataset.shard(num_input_pipelines, input_pipeline_id), not both; "
+    "and keep the remainder when dividing by the number of replicas.",
     search=_search_missing,
 )
 

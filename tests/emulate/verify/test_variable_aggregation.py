@@ -95,7 +95,7 @@ def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Fold
     assert judge(Case(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"
 
 
-def _keeping(folder: Folder, replicas: int, bank: Any) -> Trace:
+def _keeping(folder: Folder, replicas: int, bank: Any, of_first: bool = False) -> Trace:
     """Steps that are right, and put rows into a bank."""
 
     def step(made: Made, k: int) -> None:
@@ -106,7 +106,9 @@ def _keeping(folder: Folder, replicas: int, bank: Any) -> Trace:
             made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=1 / replicas)
             made.state(k, {"bank": bank}, r)
 
-    return loop(folder.made(f"1x{replicas}"), step, weights=16)
+    made = folder.made(f"1x{replicas}")
+    made.event({"event": "program", "of_first": ["bank"] if of_first else []})
+    return loop(made, step, weights=16)
 
 
 BANK = np.random.default_rng(5).normal(size=(12, 6)).astype("f4")
@@ -124,6 +126,14 @@ def test_rows_that_a_variable_keeps_are_compared_in_whatever_order(folder: Folde
     found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, ours), noise))
     assert codes(found) == expected
     assert found.not_compared == ()
+
+
+def test_a_number_of_the_first_replica_that_is_only_shown_is_nothing_to_speak_of(folder: Folder) -> None:
+    noise = [_keeping(folder, 1, np.float32(k), of_first=True) for k in range(3)]
+    found = judge(
+        Case(_keeping(folder, 1, np.float32(7), of_first=True), _keeping(folder, 2, np.float32(9), of_first=True), noise)
+    )
+    assert (found.verdict, codes(found), found.not_compared) == ("equivalent", [], ())
 
 
 def test_a_variable_that_is_another_for_another_order_of_the_rows_is_said_not_to_be_compared(folder: Folder) -> None:
