@@ -38,7 +38,7 @@ def _hosts_apart(case: Case) -> Sign | None:
     """What the first host puts in the place of its weights is right, and another host puts something else there."""
     ends = ends_of_hosts(case.untouched)
     apart = [name for name, hosts in ends.items() if len({end for end in hosts.values() if end is not None}) > 1]
-    if not apart or case.has_ended_early:
+    if not apart:
         return None
     known: dict[str, list[str]] = {}
     for host, end in ends[apart[0]].items():

@@ -49,11 +49,12 @@ def _search(case: Case) -> Sign | None:
 
 def _of_first(case: Case) -> Sign | None:
     """A number that is the first replica's, where what is made of it later differs, and in no way that another cause has."""
-    onset = case.base.first_step("gradient", "weight")
-    out = [p for p in case.base.of_first if onset is not None and p.exceeds and p.step < onset]
+    onset = case.base.first_step("gradient", "weight") or 0
+    out = [point for point in case.base.of_first if point.exceeds and point.step < onset]
+    if not out or case.base.first_step("loss", "initial-weight") in range(onset):
+        return None
     fits = [fit for fit in case.explanation.fits if fit.step == onset]
-    of_others = any(fit.shares or fit.decay or fit.replicated or _is_of_replicas(case, fit.scale) for fit in fits)
-    if onset is None or not out or of_others or case.base.first_step("loss", "initial-weight") in range(onset):
+    if any(fit.shares or fit.decay or fit.replicated or _is_of_replicas(case, fit.scale) for fit in fits):
         return None
     name, first = out[0].measure.key.tensor, out[0].measure
     case.cut(onset, f"{name} differs before it")
