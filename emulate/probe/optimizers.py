@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
-from emulate.probe import replay, switches, upstream
+from emulate.probe import rates, replay, switches, upstream
 from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool
     if name in probe.facts["optimizers"]:
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
+    facts["learning_rate"] = rates.first_rate(optimizer)
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None

@@ -16,6 +16,7 @@ from emulate.probe import (
     draws,
     graphs,
     optimizers,
+    rates,
     replay,
     reports,
     runs,
@@ -137,6 +138,8 @@ class Probe:
 
     def _install_keras(self, package: str) -> None:
         optimizers.install_keras(self, package)
+        if self.plan.replay is not None and self.plan.replay.rate != 1 and package == upstream.KERAS_3:
+            rates.install(self.plan.replay.rate)
         reports.install_keras(self, package)
         switches.install_keras(self, package)
 

@@ -135,6 +135,17 @@ def has_compiled_loss(model: Any) -> bool:
     return getattr(model, "_compile_loss", None) is not None or getattr(model, "compiled_loss", None) is not None
 
 
+def rate_makers() -> list[tuple[Any, str]]:
+    """(class, method) of what tells a Keras 3 optimizer the learning rate of its step."""
+    name = f"{KERAS_3}.optimizers.base_optimizer"
+    return [(load(name).BaseOptimizer, "_get_current_learning_rate")] if name in sys.modules else []
+
+
+def rate_of(optimizer: Any) -> Any:
+    """The learning rate of an optimizer as it keeps it: a variable, a schedule, a number; None where it has none."""
+    return getattr(inner_optimizer(optimizer) or optimizer, "_learning_rate", None)
+
+
 def steps_made(optimizer: Any) -> int:
     """How many steps an optimizer says that it has made, those of the run that it was restored from included."""
     count = getattr(inner_optimizer(optimizer) or optimizer, "_iterations", None)

@@ -17,6 +17,9 @@ from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Finding
 
+RATE = "rate-times-"
+"""Before a number: what is asked for is the reference with so many times the learning rate."""
+
 
 def _none() -> Sequence[Trace]:
     return ()

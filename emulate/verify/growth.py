@@ -49,6 +49,11 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     whole = replace(base, replay=Replay(topology.directory, batch_of=number))
     if yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
         whole = replace(base, replay=Replay(topology.directory, told=number))
+    if _misfit(yardsticks.with_noise(whole), topology) <= FACTOR:
+        return [whole]
+    for way in (union, shares):
+        if _differs_in_updates_alone(made[way], topology) and (way == union or not _grouping_matters(yardsticks, shares)):
+            return [way]
     return [min((whole, union), key=lambda way: _objective_off(yardsticks.with_noise(way), topology)), shares]
 
 
@@ -69,6 +74,16 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
     if worst is None:
         return float("inf")
     return worst.error / max(worst.noise, 1e-300)
+
+
+def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
+    """Whether a reference has the gradients of a run, and only makes other weights of them."""
+    traces = yardstick.traces()
+    found = compare(traces[0], topology, traces[1]) if traces is not None else None
+    if found is None:
+        return False
+    first, apart = found.first_step("gradient", "initial-weight", "variable"), found.first_step("weight")
+    return apart is not None and (first is None or first > apart)
 
 
 def _objective_off(yardstick: Yardstick, topology: Trace) -> float:

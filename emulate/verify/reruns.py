@@ -11,7 +11,7 @@ from pathlib import Path
 
 from emulate.probe import Replay, Trace
 from emulate.program import Program
-from emulate.verify.case import Rerun
+from emulate.verify.case import RATE, Rerun
 from emulate.verify.causes.cause import error_line
 from emulate.verify.result import RunResult
 from emulate.verify.seeding import GENERATORS
@@ -43,8 +43,9 @@ class Reruns:
             return None
         replays = _replays(len(compared.replicas))
         variation, topology = base, compared
+        rate = next((float(switch.removeprefix(RATE)) for switch in reversed(asked) if switch.startswith(RATE)), 1.0)
         for switch in asked:
-            variation = variation if switch in replays else variation.without(switch)
+            variation = variation if switch in replays or switch.startswith(RATE) else variation.without(switch)
         if variation != base:
             again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None)))
             if again is None:
@@ -53,6 +54,9 @@ class Reruns:
         rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
         if rows is not None:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
+        if rate != 1:
+            replay = variation.replay or Replay(topology.directory)
+            variation = replace(variation, replay=replace(replay, rate=rate))
         traces = self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()

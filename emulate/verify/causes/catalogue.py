@@ -40,6 +40,7 @@ from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GR
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
 from emulate.verify.causes.unexplained import UNEXPLAINED
 from emulate.verify.causes.unseeded_hosts import UNSEEDED_HOSTS
+from emulate.verify.causes.update_scaling import UPDATE_SCALING
 from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
 from emulate.verify.verdict import Finding
 
@@ -71,6 +72,7 @@ _CAUSES: tuple[Cause, ...] = (
     LOSS_SCALING,
     UNEVEN_BATCH,
     DEPENDS_ON_REPLICAS,
+    UPDATE_SCALING,
     REGULARIZATION,
     LOCAL_NORMALIZATION,
     IN_BATCH_NEGATIVES,

@@ -8,6 +8,7 @@ import numpy as np
 
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
+from emulate.verify.arithmetic import one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
@@ -153,8 +154,29 @@ def _search_disagree(case: Case) -> Sign | None:
     case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
-        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did",
+        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did"
+        f"{_by_what_factor(case.untouched, apart)}",
     )
+
+
+def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
+    """Where one replica's update is another's times one number, that: it has another learning rate."""
+    if apart.optimizer is None:
+        return ""
+    step = complete(trace, apart.optimizer)[apart.step]
+    one, other = (int(group[0].rsplit(" ", 1)[1]) for group in apart.groups[:2])
+    changes: list[tuple[Floats, Floats]] = []
+    for tensor in names_of(step):
+        before = weights_before(trace, apart.optimizer, apart.step, tensor, one)
+        stored = [before, *(weight_of({replica: step[replica]}, tensor) for replica in (one, other))]
+        known = [array for array in stored if array is not None]
+        if len(known) == len(stored):
+            start, ours, theirs = aligned(known)
+            changes.append((theirs - start, ours - start))
+    factor = one_factor(changes)
+    if factor is None:
+        return ""
+    return f"; in that step every weight changes by {factor:.4g} times as much on replica {other} as on replica {one}"
 
 
 def _groups(apart: Disagreement) -> str:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import ROUND, one_factor
-from emulate.verify.arrays import Floats, aligned
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.compare import Point
-from emulate.verify.gradients import names_of, weight_of, weights_before
-from emulate.verify.measure import complete
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic of later steps says nothing of its own."""
@@ -23,9 +18,6 @@ def _search(case: Case) -> Sign | None:
     first = left[0]
     d = first.difference()
     where = f"{d.kind} of {d.tensor}" if d.kind in ("gradient", "weight") else f"{d.kind} {d.tensor}"
-    update = _update(case, first)
-    if update is not None:
-        return update
     return Sign(
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
@@ -44,38 +36,6 @@ _OF_GATHERED = (
     "    labels = offset + tf.range(tf.shape(z)[0])\n"
     "Or it is something else that knows the replica's number, or sees its rows alone."
 )
-
-
-def _update(case: Case, first: Point) -> Sign | None:
-    """Gradients agree and weights do not: by what factor the update is another."""
-    m = first.measure
-    before = case.base.first_step("gradient")
-    if m.key.kind != "weight" or (before is not None and before <= m.step):
-        return None
-    factor = _factor(case, m.key.optimizer, m.step)
-    if factor is None or abs(factor - 1) < ROUND:
-        return None
-    return Sign(
-        f"In step {m.step} the gradients agree, but the weights change by {factor:.4g} times as much as on one device.",
-        f"update / update of the reference = {factor:.4f} over all tensors of step {m.step}; {m.key.tensor} is "
-        f"{m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)",
-        "Look at what changes the gradients after they are added up, or at a learning rate that depends on the number of "
-        "replicas (then the run is another one by intent: --allow unexplained).",
-    )
-
-
-def _factor(case: Case, optimizer: str, k: int) -> float | None:
-    """The one factor between the updates of a step, None where there is none."""
-    runs = case.base.runs
-    ours, theirs = (complete(trace, optimizer)[k] for trace in (runs.topology, runs.reference))
-    changes: list[tuple[Floats, Floats]] = []
-    for tensor in names_of(theirs):
-        stored = [weights_before(runs.reference, optimizer, k, tensor), weight_of(ours, tensor), weight_of(theirs, tensor)]
-        known = [array for array in stored if array is not None]
-        if len(known) == len(stored):
-            before, one, other = aligned(known)
-            changes.append((one - before, other - before))
-    return one_factor(changes)
 
 
 def _rows(case: Case) -> Sign | None:

@@ -11,7 +11,7 @@ import pytest
 
 from emulate import graph_functions
 from emulate.cluster import Cluster
-from emulate.probe import Replay, graphs, told, upstream
+from emulate.probe import Replay, graphs, rates, told, upstream
 
 
 @pytest.fixture(scope="module")
@@ -353,3 +353,35 @@ _OF_A_COORDINATOR = {
         "def mark_failed(self",
     ),
 }
+
+
+def test_the_learning_rate_that_an_optimizer_starts_with_is_known(host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+        import tf_keras
+
+        warming = keras.optimizers.schedules.PolynomialDecay(0.0, 10, 1.0)
+        with tf.distribute.MirroredStrategy().scope():
+            made = [keras.optimizers.SGD(0.25), keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5))]
+        others = [keras.optimizers.SGD(warming), tf_keras.optimizers.Adam(0.125), object()]
+        return [rates.first_rate(one) for one in (*made, *others)]
+
+    assert host(look) == [0.25, 0.5, pytest.approx(0.1), 0.125, None]
+
+
+def test_every_step_of_a_keras_3_optimizer_asks_for_its_learning_rate_in_one_place(fresh_host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+
+        rates.install(4.0)
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 1, 0.5)
+        found = []
+        for optimizer in (keras.optimizers.SGD(0.25), keras.optimizers.SGD(schedule), keras.optimizers.SGD(0.25, momentum=0.5)):
+            weight = keras.Variable([1.0])
+            optimizer.apply([tf.constant([1.0])], [weight])
+            found.append(float(weight.numpy()[0]))
+        return found
+
+    assert fresh_host(look) == [0.0, 0.0, 0.0]

@@ -181,7 +181,7 @@ def test_an_update_that_one_device_makes_too_when_it_is_told_the_number_of_repli
     assert codes(found) == ["depends-on-replicas"]
     assert "told that there are 4 replicas, has the same weights" in found.causes[0].evidence
     assert "BASE_RATE * strategy.num_replicas_in_sync" in found.causes[0].fix
-    assert codes(judged_when_told(0.1)) == ["unexplained"]
+    assert codes(judged_when_told(0.1)) == ["update-scaling"]
 
 
 def test_where_32_bits_agree_no_cause_of_arithmetic_is_named(folder: Folder) -> None:

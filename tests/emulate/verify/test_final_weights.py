@@ -1,0 +1,109 @@
+"""What a program makes of its weights after the last step: compared with one device, and between hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulate.report import words
+from emulate.verify.case import Case
+from emulate.verify.judge import judge
+from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
+from tests.emulate.verify.made_traces import Made
+
+
+def test_weights_that_are_changed_after_the_last_step_are_said_not_to_be_compared(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        right_topology(made, k)
+        if k == 2:
+            made.left({"w": 2 * weights_after(k)})
+
+    found = judge(hand_made(folder, topology))
+    assert found.verdict == "equivalent"
+    assert found.not_compared == ("what the program makes of w after the last step: weights were compared as steps left them",)
+
+
+def _leaves(times: float | None, of: Any) -> Any:
+    """Steps that are right, then w times a number in the place of w, on the first replica; None for a run that leaves w."""
+
+    def step(made: Made, k: int) -> None:
+        of(made, k)
+        if k == 2:
+            made.left({} if times is None else {"w": times * weights_after(k)})
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (0.5, 0.5, None),
+        (0.5, 1.0, "What the program makes of w in the end is not what it makes on one device, but 2 times that."),
+        (None, 2.0, "When all steps are made the program puts other values in the place of w here, and not on one device."),
+        (2.0, None, "When all steps are made the program puts other values in the place of w on one device, and not here."),
+        (0.5, 0.0, "What the program makes of w in the end is not what it makes on one device, but 0 times that."),
+        (None, None, None),
+    ],
+)
+def test_what_a_program_makes_of_its_weights_in_the_end_is_compared(
+    folder: Folder, theirs: float | None, ours: float | None, said: str | None
+) -> None:
+    reference = loop(folder.made(), _leaves(theirs, right_reference))
+    found = judge(Case(reference, loop(folder.made("1x4"), _leaves(ours, right_topology))))
+    assert found.not_compared == ()
+    assert [(cause.code, cause.summary) for cause in found.causes] == ([("final-weights", said)] if said else [])
+    if said is not None:
+        assert found.verdict == "divergent"
+        assert found.first_divergence is not None
+        assert words.where(found.first_divergence) == "after all 3 steps"
+
+
+def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": 1 + 4 * (weights_after(k) - 1)}, replica=r, rows=rows, objective=1.0)
+        if k == 2:
+            made.left({"w": 0.5 * (1 + 4 * (weights_after(k) - 1))})
+
+    reference = loop(folder.made(), _leaves(0.5, right_reference))
+    found = judge(Case(reference, loop(folder.made("1x4"), topology)))
+    assert codes(found) == ["loss-scaling"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected", "said"),
+    [
+        pytest.param([0.5, 0.5], [], (), id="alike"),
+        pytest.param([0.5, 0.25], ["final-weights"], (), id="apart"),
+        pytest.param(
+            [0.5, None],
+            [],
+            ("what other hosts than the first end with: only host 0 put something in the place of w",),
+            id="the first alone",
+        ),
+        pytest.param(
+            [None, 0.5],
+            ["final-weights"],
+            ("what other hosts than the first end with: only host 1 put something in the place of w",),
+            id="the last alone",
+        ),
+    ],
+)
+def test_what_hosts_put_in_the_place_of_their_weights_is_compared_with_each_other(
+    folder: Folder, ends: list[float | None], expected: list[str], said: tuple[str, ...]
+) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, host=r // 2, rows=rows, objective=0.25)
+        for r in range(4) if k == 2 else ():
+            end = ends[r // 2]
+            made.left({} if end is None else {"w": end * weights_after(k)}, replica=r, host=r // 2)
+
+    reference = loop(folder.made(), _leaves(0.5, right_reference))
+    found = judge(Case(reference, loop(folder.made("2x2"), topology, replicas=4)))
+    assert codes(found) == expected
+    assert found.not_compared == said

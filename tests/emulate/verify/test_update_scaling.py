@@ -1,0 +1,96 @@
+"""Updates that are larger by one factor where the gradients agree: a learning rate that follows the size of the cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import RATE, Case, Rerun
+from emulate.verify.judge import judge
+from tests.emulate.verify.cases import Folder, codes
+from tests.emulate.verify.simulation import Problem, Sgd
+
+RIGHT = Problem(steps=4)
+
+
+def with_rate(rate: float, **changed: Any) -> Problem:
+    return replace(RIGHT, optimizer=lambda: Sgd(rate), **changed)
+
+
+def known(rate: float) -> dict[str, Any]:
+    """What a probe learns of an optimizer."""
+    return {"optimizers": {"sgd": {"class": "SGD", "learning_rate": rate}}}
+
+
+def case(folder: Folder, topology: Trace, *, rerun: dict[str, Problem], of_rate: float = 0.1) -> Case:
+    """A reference whose learning rate is known; `rerun` says what one device does with so many times the rate."""
+
+    def run_again(*asked: str) -> Rerun | None:
+        problem = rerun.get(asked[-1].removeprefix(RATE))
+        return problem and Rerun(folder.trained(problem), topology, folder.noise(problem))
+
+    return Case(folder.trained(RIGHT, facts=known(of_rate)), topology, folder.noise(RIGHT), rerun=run_again)
+
+
+def test_weights_that_move_by_one_factor_where_gradients_agree_are_told_with_it(folder: Folder) -> None:
+    found = judge(folder.case(RIGHT, with_rate(0.4)))
+    assert codes(found) == ["update-scaling"]
+    assert "the weights change by 4 times" in found.causes[0].summary
+    assert "update of the reference = 4.0000" in found.causes[0].evidence
+    assert "from step 1 on: in step 0 the weights change by 4 times as much" in found.not_compared[0]
+
+
+def test_learning_rates_whose_ratio_is_the_factor_are_told_and_what_follows_is_compared(folder: Folder) -> None:
+    wrong = folder.trained(with_rate(0.4), 4, known(0.4))
+    found = judge(case(folder, wrong, rerun={"4.0": with_rate(0.4)}))
+    assert (found.verdict, codes(found), found.not_compared) == ("divergent", ["update-scaling"], ())
+    assert "the learning rate begins with 0.4, on one device with 0.1" in found.causes[0].evidence
+    assert found.causes[0].evidence.endswith("one device with 4 times the learning rate agrees in all that follows")
+    assert "BASE_RATE * number_of_workers" in found.causes[0].fix
+
+
+def test_what_else_is_wrong_is_found_behind_a_learning_rate_that_is_allowed(folder: Folder) -> None:
+    wrong = folder.trained(with_rate(0.4, reported=lambda losses, n: losses[0]), 4, known(0.4))
+    found = judge(case(folder, wrong, rerun={"4.0": with_rate(0.4)}), allow=["update-scaling"])
+    assert (found.verdict, codes(found)) == ("divergent", ["update-scaling", "loss-report"])
+    right = folder.trained(with_rate(0.4), 4, known(0.4))
+    assert judge(case(folder, right, rerun={"4.0": with_rate(0.4)}), allow=["update-scaling"]).verdict == "equivalent"
+
+
+def test_where_one_device_with_that_rate_does_something_else_the_rest_is_not_compared(folder: Folder) -> None:
+    wrong = folder.trained(with_rate(0.4), 4, known(0.4))
+    found = judge(case(folder, wrong, rerun={"4.0": with_rate(0.7)}))
+    assert codes(found) == ["update-scaling"]
+    assert found.not_compared[0].startswith("gradients, weights and losses from step 1 on: in step 0 the weights change by 4")
+
+
+@pytest.mark.parametrize("factor", [2, 0.5, 8, 1 / 3, 1.5, math.sqrt(2), math.sqrt(8)])
+def test_a_factor_of_small_numbers_or_their_roots_is_taken_for_exactly_that(folder: Folder, factor: float) -> None:
+    wrong = folder.trained(with_rate(0.1 * factor), 4, known(0.1 * factor))
+    found = judge(case(folder, wrong, rerun={repr(float(factor)): with_rate(0.1 * factor)}))
+    assert found.causes[0].evidence.endswith("agrees in all that follows")
+
+
+@pytest.mark.parametrize(("rate", "codes_", "verdict"), [(0.4, [], "equivalent"), (0.9, ["update-scaling"], "divergent")])
+def test_a_rate_that_grows_no_faster_than_the_batch_is_advice(
+    folder: Folder, rate: float, codes_: list[str], verdict: str
+) -> None:
+    grown = folder.trained(with_rate(rate, batch=4 * RIGHT.batch, steps=2), 4, known(rate))
+    plain = folder.trained(replace(RIGHT, steps=8), facts=known(0.1))
+    on_its_rows = replace(RIGHT, batch=4 * RIGHT.batch, steps=2)
+
+    def run_again(*asked: str) -> Rerun | None:
+        same = with_rate(rate, batch=4 * RIGHT.batch, steps=2)
+        return Rerun(folder.trained(same), grown, folder.noise(same)) if asked[-1].startswith(RATE) else None
+
+    reference = folder.trained(on_its_rows, facts=known(0.1))
+    found = judge(Case(reference, grown, folder.noise(on_its_rows), plain=plain, rerun=run_again), grows=True)
+    assert found.verdict == verdict
+    assert [cause.code for cause in found.causes if not cause.advice] == codes_
+    assert codes(found) == ["update-scaling"]
+    if not codes_:
+        assert found.causes[0].summary == "The batch is 4 times that of one device, and the learning rate 4 times."
