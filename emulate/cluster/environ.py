@@ -141,7 +141,7 @@ def _guarded(base: Any, watch: Watch) -> Any:
 def _is_written_by_library() -> bool:
     """Whether TensorFlow or Keras itself writes (ParameterServerStrategy does): they know when it is not too late."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "_collections_abc"):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "collections.abc"):
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).partition(".")[0] in ("tensorflow", "keras", "tf_keras")
 

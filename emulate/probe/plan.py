@@ -26,6 +26,7 @@ class Replay:
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
             here too, and what it divides is as on one device.
+        workers: How many workers the program finds in TF_CONFIG; TensorFlow itself knows better.
         rate: By what the learning rates of the program's optimizers are multiplied.
     """
 
@@ -36,6 +37,7 @@ class Replay:
     regrouped: bool = False
     told: int = 1
     batch_of: int = 1
+    workers: int = 1
     rate: float = 1.0
 
 

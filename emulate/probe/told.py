@@ -1,9 +1,12 @@
-"""What a program on one device is told when it asks for the number of replicas."""
+"""What a program on one device is told when it asks for the number of replicas, or of workers."""
 
 from __future__ import annotations
 
+import functools
+import json
 import numbers
 import operator
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +14,17 @@ from typing import Any
 from emulate.probe import upstream
 from emulate.probe.plan import Replay
 
+_NO_HOST = "no-worker.invalid"
 _KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
 
 
 def install(replay: Replay) -> None:
-    """Tell the program, and what scales losses for it, how many replicas there are; TensorFlow itself knows better."""
+    """Tell the program, and what scales losses for it, how many replicas there are; TensorFlow itself knows better.
+
+    Where TF_CONFIG is set, it has so many workers for the program.
+    """
+    if replay.workers > 1 and "TF_CONFIG" in os.environ:
+        _tell_of_workers(replay.workers)
     for cls in upstream.replica_counters():
         if replay.told > 1:
             _wrap_counter(cls, replay.told, scales_losses=True)
@@ -32,6 +41,49 @@ def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:
         return original(self) if caller.startswith(_KNOWS_BETTER) and not is_told else told
 
     cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+
+
+def _tell_of_workers(number: int) -> None:
+    config = json.loads(os.environ["TF_CONFIG"])
+    workers = config.get("cluster", {}).get("worker", [])
+    config["cluster"]["worker"] = [*workers, *(f"{_NO_HOST}:{k}" for k in range(1, number - len(workers) + 1))]
+    told = json.dumps(config)
+    base: Any = type(os.environ)
+
+    class Told(base):
+        __slots__ = ()  # else Python refuses to change the class of os.environ
+
+        def __getitem__(self, name: Any) -> Any:
+            if name == "TF_CONFIG" and not _module_that_asks().startswith(_KNOWS_BETTER):
+                return told
+            return super().__getitem__(name)
+
+    os.environ.__class__ = Told
+    _refuse_workers_that_are_not_there()
+
+
+def _module_that_asks() -> str:
+    """The module that reads the environment, through whatever of Python's own."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _refuse_workers_that_are_not_there() -> None:
+    """A program that makes a cluster of what it was told is to fail at once, and not to wait for it."""
+    import tensorflow as tf
+
+    cls: Any = tf.train.ClusterSpec
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, cluster: Any) -> None:
+        if _NO_HOST in str(cluster):
+            raise RuntimeError("The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers.")
+        original(self, cluster)
+
+    cls.__init__ = init
 
 
 class BatchOf:

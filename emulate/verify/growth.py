@@ -46,9 +46,10 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     if misfits[shares] <= FACTOR and not _grouping_matters(yardsticks, shares):
         return [shares]
     number = len(topology.replicas)
-    whole = replace(base, replay=Replay(topology.directory, batch_of=number))
+    workers = 1 if topology.topology.num_ps else topology.topology.num_hosts
+    whole = replace(base, replay=Replay(topology.directory, batch_of=number, workers=workers))
     if yardsticks.with_noise(whole).traces() is None:  # a program that cannot compute with such a number
-        whole = replace(base, replay=Replay(topology.directory, told=number))
+        whole = replace(base, replay=Replay(topology.directory, told=number, workers=workers))
     if _misfit(yardsticks.with_noise(whole), topology) <= FACTOR:
         return [whole]
     for way in (union, shares):

@@ -63,6 +63,7 @@ class Variation:
             regrouped = " regrouped" if self.replay.regrouped else ""
             told = f" told {self.replay.told}" if self.replay.told > 1 else ""
             batch = f" a batch of {self.replay.batch_of}" if self.replay.batch_of > 1 else ""
+            batch += f" and {self.replay.workers} workers" if self.replay.workers > 1 else ""
             rate = f" {self.replay.rate:.4g} times the learning rate" if self.replay.rate != 1 else ""
             parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}{batch}{rate}")
         return " ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Callable
@@ -75,3 +76,37 @@ def test_a_program_that_is_told_so_has_the_batch_of_all_and_the_loss_of_one_devi
         "rate": 0.4,
         "scaled": [6.0, 4.0],
     }
+
+
+def test_a_program_that_is_told_of_workers_finds_them_in_its_environment_and_tensorflow_does_not(host: Any) -> None:
+    def look() -> Any:
+        import os
+
+        import tensorflow as tf
+
+        os.environ["TF_CONFIG"] = '{"cluster": {"worker": ["here:1"]}, "task": {"type": "worker", "index": 0}}'
+        told.install(Replay(Path(), workers=3))
+        asked = [os.environ["TF_CONFIG"], os.environ.get("TF_CONFIG"), os.getenv("TF_CONFIG"), os.environ.copy()["TF_CONFIG"]]
+        workers = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+        known = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
+        try:
+            tf.train.ClusterSpec({"worker": workers})
+        except RuntimeError as error:
+            refused = str(error)
+        return len(set(asked)), workers[0], len(workers), known, refused, os.environ.get("HOME"), os.environ["PATH"]
+
+    same, first, many, known, refused, *others = host(look)
+    assert (same, many, known) == (1, 3, {"worker": [first]})
+    assert refused == "The program makes a cluster of TF_CONFIG itself, so it cannot be told of other workers."
+    assert all(others)
+
+
+def test_without_tf_config_there_is_nothing_to_tell_of_workers(host: Any) -> None:
+    def look() -> Any:
+        import os
+
+        os.environ.pop("TF_CONFIG", None)
+        told.install(Replay(Path(), workers=3))
+        return os.environ.get("TF_CONFIG")
+
+    assert host(look) is None
