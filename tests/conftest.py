@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
+from emulate.cluster import Preload
 from emulate.devices import find_gpus
 
 pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
@@ -32,3 +34,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if find_gpus().gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+@pytest.fixture(scope="session")
+def preload() -> Iterator[Preload]:
+    """A parent that has imported TensorFlow and Keras: one for all tests of a process."""
+    with Preload() as parent:
+        yield parent

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,19 +12,12 @@ from emulate.cluster import Cluster, Preload
 OnHosts = Callable[..., list[Any]]
 
 
-@pytest.fixture(scope="session")
-def loaded() -> Iterator[Preload]:
-    """A parent that has imported TensorFlow and Keras."""
-    with Preload() as preload:
-        yield preload
-
-
 @pytest.fixture
-def on_hosts(loaded: Preload) -> OnHosts:
+def on_hosts(preload: Preload) -> OnHosts:
     """`on_hosts("2x2", function, *args)`: what it returned on each host, in order."""
 
     def run(topology: str, function: Callable[..., Any], *args: Any, timeout: float = 120) -> list[Any]:
-        with Cluster(topology, preload=loaded, timeout=timeout) as cluster:
+        with Cluster(topology, preload=preload, timeout=timeout) as cluster:
             return cluster.run(function, *args)
 
     return run

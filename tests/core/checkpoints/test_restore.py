@@ -19,12 +19,12 @@ STEPS = 17
 
 
 @pytest.fixture(scope="module")
-def never_killed(loaded: Preload, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+def never_killed(preload: Preload, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     """A run on a topology without any interruption, made once."""
 
     @functools.cache
     def run(topology: str) -> dict[str, Any]:
-        with Cluster(topology, preload=loaded, timeout=120) as cluster:
+        with Cluster(topology, preload=preload, timeout=120) as cluster:
             return dict(cluster.run(train, str(tmp_path_factory.mktemp(topology)))[0])
 
     return run

@@ -16,8 +16,8 @@ from tests.core.keras_model.run import Run, strategy
 
 
 @pytest.fixture(scope="module")
-def seen(loaded: Preload, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    with Cluster("1x2", preload=loaded, timeout=300) as cluster:
+def seen(preload: Preload, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with Cluster("1x2", preload=preload, timeout=300) as cluster:
         return dict(cluster.run(behaviour.seen_all, str(tmp_path_factory.mktemp("seen")))[0])
 
 

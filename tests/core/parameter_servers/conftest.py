@@ -28,7 +28,7 @@ def _by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
-def on_chief(loaded: Preload, tmp_path: Path) -> OnChief:
+def on_chief(preload: Preload, tmp_path: Path) -> OnChief:
     """`on_chief("2x1+1ps", function, *args)`: what the chief returned; function(tasks, *args) may kill tasks."""
 
     def run(topology: str, function: Callable[..., Any], *args: Any) -> Any:
@@ -37,7 +37,7 @@ def on_chief(loaded: Preload, tmp_path: Path) -> OnChief:
 
         directory = tmp_path / "run"
         directory.mkdir()
-        with loaded.launch(ClusterPlan(Topology.parse(topology), entry, directory=directory)) as cluster:
+        with preload.launch(ClusterPlan(Topology.parse(topology), entry, directory=directory)) as cluster:
             programs.wait_until(lambda: cluster.events(0.1) is not None and cluster.is_over, LIMIT_SECONDS)
         chief = next(outcome for outcome in cluster.outcomes if outcome.host == 0)
         errors = (directory / "host-0" / "stderr").read_text()[-6000:]

@@ -14,10 +14,10 @@ from tests.core.pipelines import single_host
 
 
 @pytest.fixture(scope="module")
-def host(loaded: Preload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def host(preload: Preload, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What all the functions of `single_host` returned, in one process with two devices."""
     cloudpickle.register_pickle_by_value(single_host)
-    with Cluster("1x2", preload=loaded, timeout=120) as cluster:
+    with Cluster("1x2", preload=preload, timeout=120) as cluster:
         yield cluster.run(single_host.everything, tmp_path_factory.mktemp("files"))[0]
     cloudpickle.unregister_pickle_by_value(single_host)
 

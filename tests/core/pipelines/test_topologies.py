@@ -32,12 +32,12 @@ ONCE = {
 
 
 @pytest.fixture(scope="module")
-def run(loaded: Preload) -> Iterator[Callable[..., Any]]:
+def run(preload: Preload) -> Iterator[Callable[..., Any]]:
     """A function on the hosts of a topology."""
     cloudpickle.register_pickle_by_value(every_source)
 
     def go(topology: str, function: Callable[..., Any], *args: Any) -> list[Any]:
-        with Cluster(topology, preload=loaded, timeout=120) as cluster:
+        with Cluster(topology, preload=preload, timeout=120) as cluster:
             return cluster.run(function, *args)
 
     yield go

@@ -17,13 +17,13 @@ Plain = Callable[..., Any]
 
 
 @pytest.fixture
-def plain(loaded: Preload, tmp_path: Path) -> Plain:
+def plain(preload: Preload, tmp_path: Path) -> Plain:
     """`plain(function, *args)`: what it returned in a process of its own that has imported TensorFlow."""
 
     def run(function: Callable[..., Any], *args: Any) -> Any:
         cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
         plan = ClusterPlan(Topology.parse("1x1"), lambda _: function(*args), directory=tmp_path, emulated=False)
-        with loaded.launch(plan) as cluster:
+        with preload.launch(plan) as cluster:
             while not cluster.is_over:
                 list(cluster.events(1.0))
         outcome = cluster.outcomes[0]

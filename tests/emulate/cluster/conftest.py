@@ -21,13 +21,6 @@ def bare() -> Iterator[Preload]:
         yield preload
 
 
-@pytest.fixture(scope="session")
-def loaded() -> Iterator[Preload]:
-    """A parent that has imported TensorFlow and Keras."""
-    with Preload() as preload:
-        yield preload
-
-
 @pytest.fixture(autouse=True)
 def _by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     """A host needs neither pytest nor the module of the test."""

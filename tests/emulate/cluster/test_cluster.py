@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import Cluster
+from emulate.cluster import Cluster, Preload
 from emulate.errors import Hung, ProgramFailed, WrongUse
 from tests.emulate.cluster.helpers import is_running, start_python
 
@@ -111,12 +111,12 @@ def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
     assert two.run(sys.exit, 0) == [None, None]
 
 
-def test_a_time_limit_tells_where_each_host_was() -> None:
+def test_a_time_limit_tells_where_each_host_was(preload: Preload) -> None:
     def sleep_for_ever() -> None:
         print("asleep", flush=True)
         time.sleep(1000)
 
-    with Cluster("2x1", timeout=3) as cluster, pytest.raises(Hung) as caught:
+    with Cluster("2x1", timeout=3, preload=preload) as cluster, pytest.raises(Hung) as caught:
         cluster.run(sleep_for_ever)
     assert caught.value.reason == "timeout"
     assert sorted(caught.value.stacks) == [0, 1]
@@ -124,14 +124,14 @@ def test_a_time_limit_tells_where_each_host_was() -> None:
     assert str(caught.value).startswith("A function must end in time on every host. Received: timeout=3 s, topology='2x1'.")
 
 
-def test_a_function_that_sets_what_is_read_at_import_runs_in_a_fresh_process() -> None:
+def test_a_function_that_sets_what_is_read_at_import_runs_in_a_fresh_process(preload: Preload) -> None:
     def use_legacy() -> Any:
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
         import tensorflow as tf
 
         return tf.keras.__name__, tf.keras.Model.__module__.partition(".")[0]
 
-    with Cluster("1x1") as cluster:
+    with Cluster("1x1", preload=preload) as cluster:
         [(_, package)] = cluster.run(use_legacy)
     assert package == "tf_keras"
 
@@ -225,14 +225,14 @@ def test_arguments_that_cannot_be_made_again_on_a_host_are_not_the_functions_fau
     assert "before it is called. Received: TypeError on host" in str(caught.value)
 
 
-def test_a_cluster_that_was_left_says_so() -> None:
-    with Cluster("1x1") as cluster:
+def test_a_cluster_that_was_left_says_so(preload: Preload) -> None:
+    with Cluster("1x1", preload=preload) as cluster:
         pass
     with pytest.raises(WrongUse, match=r"inside its `with` only\. Received: topology='1x1', left\. Make a new one\."):
         cluster.run(os.getpid)
 
 
-def test_parameter_servers_serve_a_coordinator() -> None:
+def test_parameter_servers_serve_a_coordinator(preload: Preload) -> None:
     def train() -> Any:
         import tensorflow as tf
 
@@ -256,7 +256,7 @@ def test_parameter_servers_serve_a_coordinator() -> None:
         coordinator.join()
         return float(variable), resolver.task_type
 
-    with Cluster("2x1+1ps") as cluster:
+    with Cluster("2x1+1ps", preload=preload) as cluster:
         assert cluster.run(train) == [(5.0, "chief"), None, None, None]
 
 

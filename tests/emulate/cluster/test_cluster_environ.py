@@ -143,30 +143,30 @@ def set_variable(name: str, value: str) -> Callable[[HostContext], None]:
     return entry
 
 
-def test_a_variable_that_the_imported_tensorflow_has_read_needs_a_fresh_process(launch: Launch, loaded: Preload) -> None:
-    assert parked_on(launch, loaded, set_variable("TF_USE_LEGACY_KERAS", "1")) == ["TF_USE_LEGACY_KERAS"]
+def test_a_variable_that_the_imported_tensorflow_has_read_needs_a_fresh_process(launch: Launch, preload: Preload) -> None:
+    assert parked_on(launch, preload, set_variable("TF_USE_LEGACY_KERAS", "1")) == ["TF_USE_LEGACY_KERAS"]
 
 
 def test_a_process_that_has_not_imported_tensorflow_takes_the_variable(launch: Launch, bare: Preload) -> None:
     assert parked_on(launch, bare, set_variable("TF_USE_LEGACY_KERAS", "1")) == []
 
 
-def test_what_tensorflow_itself_writes_needs_no_fresh_process(launch: Launch, loaded: Preload) -> None:
+def test_what_tensorflow_itself_writes_needs_no_fresh_process(launch: Launch, preload: Preload) -> None:
     def entry(context: HostContext) -> None:
         code = "import os; os.environ['TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE'] = os.environ.setdefault('TF_SOME', 'False')"
         exec(code, {"__name__": "tensorflow.python.distribute.parameter_server_strategy_v2"})
 
-    assert parked_on(launch, loaded, entry) == []
+    assert parked_on(launch, preload, entry) == []
 
 
-def test_after_the_runtime_is_there_a_variable_is_in_vain_in_any_process(launch: Launch, loaded: Preload) -> None:
+def test_after_the_runtime_is_there_a_variable_is_in_vain_in_any_process(launch: Launch, preload: Preload) -> None:
     def entry(context: HostContext) -> None:
         import tensorflow as tf
 
         tf.ones([])
         os.environ["TF_USE_LEGACY_KERAS"] = "1"
 
-    assert parked_on(launch, loaded, entry) == []
+    assert parked_on(launch, preload, entry) == []
 
 
 @pytest.mark.parametrize(

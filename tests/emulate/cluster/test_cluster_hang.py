@@ -182,11 +182,11 @@ def follow(cluster: RunningCluster, judge: HangJudge) -> tuple[Hang | None, floa
     return None, 0.0
 
 
-def test_a_real_cluster_with_unequal_steps_is_judged_and_ended(launch: Callable[..., RunningCluster], loaded: Preload) -> None:
+def test_a_real_cluster_with_unequal_steps_is_judged_and_ended(launch: Callable[..., RunningCluster], preload: Preload) -> None:
     def entry(context: HostContext) -> None:
         train(context, 3 + context.host)
 
-    with launch("2x1", entry, preload=loaded) as cluster:
+    with launch("2x1", entry, preload=preload) as cluster:
         hang, _ = follow(cluster, HangJudge(cluster.plan.topology))
         assert hang is not None
         assert hang.code == "unequal-steps"
@@ -194,11 +194,11 @@ def test_a_real_cluster_with_unequal_steps_is_judged_and_ended(launch: Callable[
         assert "in all_reduce" in cluster.stacks()[1]
 
 
-def test_a_real_cluster_with_slow_input_is_left_alone(launch: Callable[..., RunningCluster], loaded: Preload) -> None:
+def test_a_real_cluster_with_slow_input_is_left_alone(launch: Callable[..., RunningCluster], preload: Preload) -> None:
     def entry(context: HostContext) -> None:
         train(context, 2, pause=3.0 * context.host)
 
-    with launch("2x1", entry, preload=loaded) as cluster:
+    with launch("2x1", entry, preload=preload) as cluster:
         assert follow(cluster, HangJudge(cluster.plan.topology))[0] is None
         assert [outcome.status for outcome in cluster.outcomes] == ["returned", "returned"]
 

@@ -253,7 +253,7 @@ def test_stacks_come_while_the_interpreters_lock_is_held(launch: Launch) -> None
         assert "in never_lets_go" in wait_until(lambda: cluster.stacks().get(0))
 
 
-def test_hosts_draw_different_numbers_from_every_generator(run: Run, loaded: Preload) -> None:
+def test_hosts_draw_different_numbers_from_every_generator(run: Run, preload: Preload) -> None:
     def entry(context: HostContext) -> Any:
         import random
 
@@ -262,7 +262,7 @@ def test_hosts_draw_different_numbers_from_every_generator(run: Run, loaded: Pre
 
         return random.random(), float(np.random.rand()), float(tf.random.uniform([]))
 
-    values = run("2x1", entry, loaded).values + run("2x1", entry, loaded).values
+    values = run("2x1", entry, preload).values + run("2x1", entry, preload).values
     assert all(len(set(drawn)) == 4 for drawn in zip(*values, strict=True))
 
 

@@ -12,7 +12,7 @@ from tests.emulate.cluster.helpers import Ran
 
 
 def test_the_runtime_counts_as_initialised_from_the_first_tensor_on_and_not_before(
-    run: Callable[..., Ran], loaded: Preload
+    run: Callable[..., Ran], preload: Preload
 ) -> None:
     def entry(context: HostContext) -> Any:
         import tensorflow as tf
@@ -28,10 +28,10 @@ def test_the_runtime_counts_as_initialised_from_the_first_tensor_on_and_not_befo
         tf.ones([])
         return before, between, is_runtime_initialized()
 
-    assert run("1x1", entry, loaded).values == [(False, False, True)]
+    assert run("1x1", entry, preload).values == [(False, False, True)]
 
 
-def test_training_after_a_fork_imports_nothing_more(run: Callable[..., Ran], loaded: Preload) -> None:
+def test_training_after_a_fork_imports_nothing_more(run: Callable[..., Ran], preload: Preload) -> None:
     """What is imported late is imported once for each host, and by one that may not be able to read it any more."""
 
     def entry(context: HostContext) -> list[str]:
@@ -57,10 +57,10 @@ def test_training_after_a_fork_imports_nothing_more(run: Callable[..., Ran], loa
         strategy.run(step)
         return sorted(name for name in set(sys.modules) - before if "autograph_generated" not in name)
 
-    assert run("2x1", entry, loaded).values == [[], []]
+    assert run("2x1", entry, preload).values == [[], []]
 
 
-def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..., Ran], loaded: Preload) -> None:
+def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..., Ran], preload: Preload) -> None:
     def entry(context: HostContext) -> Any:
         import time
 
@@ -81,13 +81,13 @@ def test_a_host_joins_the_collectives_once_their_leader_listens(run: Callable[..
         tf.distribute.MultiWorkerMirroredStrategy()
         return waited
 
-    leader, other = run("2x1", entry, loaded).values
+    leader, other = run("2x1", entry, preload).values
     assert set(leader) == {None}
     assert set(other) == {"127.0.0.1:2222"}
 
 
 def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(
-    run: Callable[..., Ran], loaded: Preload, tmp_path: Path
+    run: Callable[..., Ran], preload: Preload, tmp_path: Path
 ) -> None:
     picture = str(tmp_path / "one.png")
 
@@ -104,7 +104,7 @@ def test_matplotlib_is_loaded_by_the_host_that_draws_with_keras(
         boxes = importlib.import_module("keras.src.visualization.plot_bounding_box_gallery")  # itself it needs OpenCV
         return before, os.path.getsize(picture) > 0, type(boxes.patches.Patch(color="red")).__module__
 
-    assert run("1x1", entry, loaded).values == [(False, True, "matplotlib.patches")]
+    assert run("1x1", entry, preload).values == [(False, True, "matplotlib.patches")]
 
 
 def test_matplotlib_is_loaded_once_for_all_hosts_of_a_program_that_names_it(run: Callable[..., Ran]) -> None:

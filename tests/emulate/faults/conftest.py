@@ -12,12 +12,6 @@ from emulate import Cluster
 from emulate.cluster import Preload
 
 
-@pytest.fixture(scope="session")
-def preload() -> Iterator[Preload]:
-    with Preload() as preload:
-        yield preload
-
-
 @pytest.fixture(autouse=True)
 def _by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     """A host needs neither pytest nor the module of the test."""

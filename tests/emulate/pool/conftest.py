@@ -11,13 +11,6 @@ from emulate.cluster import Preload
 from emulate.pool import Pool
 
 
-@pytest.fixture(scope="session")
-def preload() -> Iterator[Preload]:
-    """A parent that has imported TensorFlow and Keras."""
-    with Preload() as preload:
-        yield preload
-
-
 @pytest.fixture
 def pool(preload: Preload) -> Iterator[Pool]:
     """A pool of its own for each test."""

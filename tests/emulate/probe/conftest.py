@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,6 @@ from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner, Settings
 
 Recorded = Callable[..., Trace]
-
-
-@pytest.fixture(scope="session")
-def preload() -> Iterator[Preload]:
-    with Preload() as parent:
-        yield parent
 
 
 @pytest.fixture

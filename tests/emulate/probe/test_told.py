@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.cluster import Cluster
+from emulate.cluster import Cluster, Preload
 from emulate.probe import Replay, told
 from emulate.probe.told import BatchOf
 
@@ -47,8 +47,8 @@ def test_it_counts_indexes_and_prints_like_the_number(number: int) -> None:
 
 
 @pytest.fixture
-def host() -> Any:
-    with Cluster("1x1") as cluster:
+def host(preload: Preload) -> Any:
+    with Cluster("1x1", preload=preload) as cluster:
         yield lambda function: cluster.run(function)[0]
 
 

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from emulate import graph_functions
-from emulate.cluster import Cluster
+from emulate.cluster import Cluster, Preload
 from emulate.probe import Replay, graphs, rates, told, upstream
 
 
 @pytest.fixture(scope="module")
-def host() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+def host(preload: Preload) -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """Runs a function in a host that has TensorFlow and both Keras."""
-    with Cluster("1x2") as cluster:
+    with Cluster("1x2", preload=preload) as cluster:
         yield lambda function: cluster.run(function)[0]
 
 
 @pytest.fixture
-def fresh_host() -> Iterator[Callable[[Callable[[], Any]], Any]]:
+def fresh_host(preload: Preload) -> Iterator[Callable[[Callable[[], Any]], Any]]:
     """The same, of its own: what is changed in it nobody else sees."""
-    with Cluster("1x2") as cluster:
+    with Cluster("1x2", preload=preload) as cluster:
         yield lambda function: cluster.run(function)[0]
 
 

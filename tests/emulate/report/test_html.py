@@ -145,6 +145,7 @@ def test_every_course_has_a_picture(course):
     ET.fromstring(pictures.course(Run("1x4", "divergent", course=tuple(course)), 10.0))
 
 
+@settings(max_examples=12)
 @given(
     st.integers(1, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 99), min_size=n, max_size=n), min_size=1, max_size=70))
 )
