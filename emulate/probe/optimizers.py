@@ -103,7 +103,8 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     # An optimizer of one's own, which gpudist_core gives the sum: each replica has its part of it.
     parts = upstream.replicas_summed(optimizer)
     kept = [(_part(gradient, parts), variable) for gradient, variable in pairs if is_floating(variable)]
-    probe.step_made(name, body, replica, kept, {"reduced": True} if reduced else {})
+    again = body is not None and body.updates.total() > 1
+    probe.step_made(name, body, replica, kept, {"reduced": reduced, "again": again})
     return result
 
 

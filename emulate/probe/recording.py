@@ -144,7 +144,7 @@ class Recording:
         if self._wanted is not None and index >= self._wanted and not about.get("free"):
             return
         event: dict[str, Any] = {"event": "step", "optimizer": optimizer, "step": index, "replica": replica}
-        event |= {name: about[name] for name in ("reduced", "tape", "free") if about.get(name)}
+        event |= {name: about[name] for name in ("reduced", "tape", "free", "again") if about.get(name)}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
         taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}

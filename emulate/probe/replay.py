@@ -156,10 +156,9 @@ class Rows:
         self._shares = plan.shares
         self._summed = plan.summed
         self._regrouped = plan.regrouped
-        self._steps: list[list[Step]] = [
-            [step[replica] for replica in sorted(step)] for step in trace.steps(trace.optimizers[0])
-        ]
-        if not all(_is_whole(step) for steps in self._steps for step in steps):
+        self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
+        made = [step for steps in self._steps for step in steps]
+        if not any(step.row_inputs for step in made) or not all(_is_whole(step) for step in made):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
@@ -182,7 +181,8 @@ class Rows:
 
         flat = tf.nest.flatten((args, kwargs))
         recorded = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank != 0]
-        kept = [(place, position) for place, position in enumerate(recorded) if self._is_kept(place)]
+        like = self._steps[self._at(share)][0]
+        kept = [(place, position) for place, position in enumerate(recorded) if place in like.row_inputs]
         dtypes = [flat[position].dtype for _, position in kept]
 
         def rows() -> list[Any]:
@@ -191,13 +191,14 @@ class Rows:
         with graph_functions.on_cpu():
             values = tf.numpy_function(rows, [], dtypes)
         for (place, position), value in zip(kept, values, strict=True):
-            value.set_shape(self._shape(place, share))
+            value.set_shape(self._shape(like, place, share))
             flat[position] = value
         new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
         return new_args, new_kwargs
 
-    def _is_kept(self, place: int) -> bool:
-        return place in self._steps[0][0].row_inputs
+    def _at(self, share: int | None) -> int:
+        """Which of the recorded calls is next; while a graph is built, the first that it is for."""
+        return min(self._calls.get(share, 0), len(self._steps) - 1)
 
     def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
         """The replicas of one share: neighbours, as hosts and their devices are numbered."""
@@ -208,9 +209,8 @@ class Rows:
 
     def _next(self, places: list[int], share: int | None, dtypes: list[Any]) -> list[Any]:
         with self._lock:
-            number = self._calls.get(share, 0)
-            self._calls[share] = number + 1
-        steps = self._steps[min(number, len(self._steps) - 1)]
+            steps = self._steps[self._at(share)]
+            self._calls[share] = self._calls.get(share, 0) + 1
         return [
             self._rows(steps, place, share).astype(dtype.as_numpy_dtype) for place, dtype in zip(places, dtypes, strict=True)
         ]
@@ -223,16 +223,17 @@ class Rows:
         dealt = everything[np.argsort(np.arange(len(everything)) % self._shares, kind="stable")]
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
-    def _shape(self, place: int, share: int | None) -> list[int | None]:
-        """The recorded static shape: the number of rows where it is the same in every step."""
-        rows = {sum(_shape(step, place)[0] for step in self._chosen(steps, share)) for steps in self._steps}
-        return [rows.pop() if len(rows) == 1 else None, *_shape(self._steps[0][0], place)[1:]]
+    def _shape(self, like: Step, place: int, share: int | None) -> list[int | None]:
+        """The recorded static shape: the number of rows where it is the same in every step with such inputs."""
+        alike = [steps for steps in self._steps if steps[0].row_inputs == like.row_inputs]
+        rows = {sum(_shape(step, place)[0] for step in self._chosen(steps, share)) for steps in alike}
+        return [rows.pop() if len(rows) == 1 else None, *_shape(like, place)[1:]]
 
 
 def _is_whole(step: Step) -> bool:
-    """Whether all rows of a step were kept: of ragged and sparse inputs, and beyond the budget, they are not."""
+    """Whether all rows that a step has were kept: of ragged and sparse inputs, and beyond the budget, they are not."""
     kept = [step.inputs[place] for place in step.row_inputs]
-    return bool(kept) and all(array is not None and array.is_complete for array in kept)
+    return all(array is not None and array.is_complete for array in kept)
 
 
 def _shape(step: Step, place: int) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, runs, reduced, tape,
-                 free
+                 free, again
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on
@@ -161,6 +161,7 @@ class Step:
         runs: How many runs' gradients were applied together (accumulation).
         taped: Of a step that adds up gradients itself what its tapes gave on this replica.
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
+        again: True where the same call of `Strategy.run` has made an update before.
     """
 
     host: int
@@ -178,6 +179,7 @@ class Step:
     runs: int = 1
     taped: Mapping[str, StoredArray] = field(default_factory=dict)
     reduced: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -347,6 +349,22 @@ class Trace:
         """The steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
         return self._steps.get(optimizer, [])
 
+    def calls(self) -> list[dict[int, Step]]:
+        """The steps of all optimizers in the order in which they were made, of several in one call of `Strategy.run` the first.
+
+        Optimizers that are applied outside of it one after the other, to gradients of the same rows, have one call too.
+        """
+        by_index = {name: {next(iter(step.values())).index: step for step in self.steps(name)} for name in self.optimizers}
+        first = min(self.replicas, default=0)
+        made = [event for _, event in self.of("step") if event["replica"] == first and event["optimizer"] in by_index]
+        found: list[dict[int, Step]] = []
+        for event in made:
+            step = by_index[event["optimizer"]][event["step"]]
+            before = found[-1][first] if found else None
+            if not (step[first].again or (before is not None and _is_of_one_call(step[first], before))):
+                found.append(step)
+        return found
+
     @cached_property
     def applies_sums(self) -> bool:
         """Whether a step applied gradients that were the sum over the replicas, or workers, already."""
@@ -402,6 +420,7 @@ class Trace:
             runs=event.get("runs", 1),
             taped={n: a for n, e in event.get("taped", {}).items() if (a := self._array(host, e)) is not None},
             reduced=event.get("reduced", False),
+            again=event.get("again", False),
         )
 
     def _variables(self, host: int, entries: Mapping[str, Any]) -> dict[str, Variable]:
@@ -435,6 +454,11 @@ def _event(line: str, where: str) -> dict[str, Any]:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         raise ValueError(f"{where}, is not an event")
     return event
+
+
+def _is_of_one_call(step: Step, before: Step) -> bool:
+    """Whether two optimizers were applied, outside of `Strategy.run`, to what one call of it has made."""
+    return step.reduced and before.reduced and step.optimizer != before.optimizer and step.rows == before.rows
 
 
 def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:

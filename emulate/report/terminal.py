@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -78,8 +79,13 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
 
 def reference_failure(reference: Reference, runs: Sequence[Run]) -> str | None:
     """How the reference failed, where no run shows the same error."""
-    shown = {last_line(run.failure) for run in runs if run.failure}
-    return reference.failure if last_line(reference.failure) not in shown else None
+    shown = {_without_addresses(last_line(run.failure)) for run in runs if run.failure}
+    return reference.failure if _without_addresses(last_line(reference.failure)) not in shown else None
+
+
+def _without_addresses(error: str) -> str:
+    """An error whose objects are named by where they lie in memory, which is another place in each process."""
+    return re.sub(r"\b0x[0-9a-f]+\b", "", error)
 
 
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:

@@ -231,6 +231,11 @@ class Case:
                 f"rows were told apart by {_inputs(ledger.by)} of the step alone: the other inputs differ, as what a program "
                 "computes with its model and hands to the step does"
             )
+        if ledger is not None and ledger.dropped:
+            self.notes.append(
+                f"{ledger.dropped} rows that one device trains on are left out: an epoch does not divide by the larger batch, "
+                "and its remainder is dropped"
+            )
         if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
             self._replay(0, "the initial weights differ from the reference's")
         elif ledger is not None and ledger.grows and self.plain is self.reference:

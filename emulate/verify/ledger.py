@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,16 +51,41 @@ class Ledger:
 
     @cached_property
     def growth(self) -> int:
-        """How often the batch is larger: n where step k has the rows of the reference's steps kn to kn + n - 1, else 1.
+        """How often the batch is larger: n where every step has the rows of the reference's next n, else 1.
 
-        It is the number of replicas (`PER_REPLICA * num_replicas_in_sync`) or that of hosts (`PER_WORKER * num_workers`).
+        It is the number of replicas (`PER_REPLICA * num_replicas_in_sync`) or that of hosts (`PER_WORKER * num_workers`). The
+        last step of an epoch has what is left, of fewer.
+        """
+        return max((len(steps) for steps in self._grown), default=1)
+
+    @cached_property
+    def _grown(self) -> tuple[range, ...]:
+        """Of each step which of the reference's are together its rows, as far as those go; none where no batch grows.
+
+        Between two of them are steps whose rows the last of an epoch would have, where a remainder is dropped.
         """
         if not self.is_known or not self.reference[0]:
-            return 1
+            return ()
         n = _together(self.topology[0]).total() // len(self.reference[0])
-        steps = min(len(self.reference) // n if n > 1 else 0, len(self.topology))
-        whole = steps > 0 and n <= len(self.hosts)
-        return n if whole and all(_together(self.topology[k]) == self._joined(k * n, n) for k in range(steps)) else 1
+        found: list[range] = []
+        for rows in map(_together, self.topology if 1 < n <= len(self.hosts) else ()):
+            at = found[-1].stop if found else 0
+            ways = [range(at, at + k) for k in range(n, 0, -1)] + [range(at + k, at + k + n) for k in range(1, n if at else 1)]
+            recorded = (way for way in ways if way.stop <= len(self.reference))
+            steps = next((way for way in recorded if self._joined(way.start, len(way)) == rows), None)
+            if steps is None:
+                # Of the last one the reference may have recorded a part.
+                return tuple(found) if found and len(self.reference) - at < n and not self._joined(at, n) - rows else ()
+            found.append(steps)
+            if steps.stop >= len(self.reference):
+                break
+        return tuple(found)
+
+    @property
+    def dropped(self) -> int:
+        """How many rows a batch that grows leaves out, as the end of an epoch does not fill one."""
+        gaps = [range(one.stop, other.start) for one, other in itertools.pairwise(self._grown)]
+        return sum(len(self.reference[k]) for gap in gaps for k in gap)
 
     @property
     def grows(self) -> bool:
@@ -72,16 +98,13 @@ class Ledger:
     @property
     def num_steps(self) -> int:
         """Steps of the topology that the reference's recorded steps cover."""
-        each = self.growth
-        return min(len(self.reference) // each, len(self.topology))
+        return len(self._grown) or min(len(self.reference), len(self.topology))
 
     @cached_property
     def expected(self) -> tuple[Rows, ...]:
         """The reference's rows of each step of the topology."""
-        each = self.growth
-        return tuple(
-            tuple(row for rows in self.reference[k * each : (k + 1) * each] for row in rows) for k in range(self.num_steps)
-        )
+        steps = self._grown or [range(k, k + 1) for k in range(self.num_steps)]
+        return tuple(tuple(row for one in made for row in self.reference[one]) for made in steps)
 
     @cached_property
     def is_same(self) -> bool:
@@ -135,6 +158,14 @@ class Ledger:
         """Whether the same rows came in other steps."""
         ours, theirs = self._counts
         return self.first_apart is not None and ours == theirs
+
+    @property
+    def is_changed_in_place(self) -> bool:
+        """Whether rows that the reference does not have stand beside its own, all of which are in their own steps."""
+        known = set(self._counts[1])
+        pairs = [(_together(ours), Counter(theirs)) for ours, theirs in zip(self.topology, self.expected, strict=False)]
+        in_place = all({row for row in ours if row in known} <= set(theirs) for ours, theirs in pairs)
+        return in_place and self.foreign > 0 and all(ours.total() == theirs.total() for ours, theirs in pairs)
 
     @property
     def is_cut_within_an_epoch(self) -> bool:

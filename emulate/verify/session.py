@@ -26,8 +26,8 @@ from emulate.verify.verdict import OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
-_COUNTED = r"(?<=_)\d+\b"
-"""What TensorFlow counts in the names of its operations and functions, otherwise in each process."""
+_COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
+"""What TensorFlow counts in the names of its operations and functions, and where objects lie: otherwise in each process."""
 _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."

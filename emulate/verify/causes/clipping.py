@@ -217,7 +217,11 @@ def _cure_of(case: Case) -> str:
     if case.facts.distributed:
         return _BY_THE_OPTIMIZER
     of_optimizers = [option for optimizer in case.facts.optimizers for option in case.facts.clipping(optimizer)]
-    return cure(next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm"))
+    option = next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm")
+    if "tape" in case.topology.optimizers:
+        how = "MEAN" if case.comparison.runs.how("tape") == "mean" else "SUM"
+        return _BY_HAND.format(how=how, clipped=_CLIPPED_SUMS[option])
+    return cure(option)
 
 
 _OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm", "clip_by_value": "clipvalue"}
@@ -243,6 +247,12 @@ _FIX = (
     "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
     f"    {_CLIPPED_SUM}\n"
     "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
+)
+_BY_HAND = (
+    "Put the replicas' gradients together first, clip them, and make the update of them as they are:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    grads = context.all_reduce(tf.distribute.ReduceOp.{how}, grads)\n"
+    "    {clipped}"
 )
 _BY_THE_OPTIMIZER = (
     "Leave the clipping to the optimizer: gd.distributed lets it clip what all replicas add up to.\n"

@@ -47,6 +47,15 @@ _OF_ALL_ROWS = (
     "or take that of the replica's own rows, divided by the rows of all:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE"
 )
+_OF_ONE_NUMBER = (
+    "The loss of a replica is one number for all its rows, that no row has a part of (Dice or IoU over a batch, a contrast "
+    "between rows). Divide it by the number of replicas; a Keras loss whose call returns one number is not divided by Keras:\n"
+    "    loss = loss_of_own_rows / strategy.num_replicas_in_sync\n"
+    "What is left then is in-batch-negatives, by design. To train the same model as on one device give a number for each row "
+    "(keras.losses.Dice(axis=(1, 2, 3)), say), or compare with the rows of all replicas:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    features = context.all_gather(features, axis=0)"
+)
 _TOO_SMALL = (
     "Something divides by the number of replicas once too often. Leave one of these out: tf.reduce_mean beside a division by "
     "num_replicas_in_sync or by the global batch; a division beside a Keras loss object, which divides by itself in a "
@@ -150,6 +159,7 @@ def _about(case: Case) -> Sign | None:
         "by its own rows, and the replicas are added up.",
         f"In step {first} the sum of the local gradients lies along the reference's and is {factor:.2f} times as long; what "
         "one device gives on the rows of one replica after the other, added up, is the same (a row's loss depends on others)",
+        _OF_ONE_NUMBER,
     )
 
 
@@ -236,7 +246,7 @@ LOSS_SCALING = Cause(
     fix="Divide by the rows of the global batch, not by those of the replica:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
     "or tf.nn.compute_average_loss(per_example_loss, global_batch_size=GLOBAL_BATCH_SIZE). Divide once only: Keras loss "
-    "objects already divide by the number of replicas inside a strategy.",
+    "objects already divide by the number of replicas inside a strategy (but for one whose call returns a single number).",
     search=_search_scaling,
     behind=_behind,
 )

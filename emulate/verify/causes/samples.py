@@ -132,9 +132,9 @@ def _search_reordered(case: Case) -> Sign | None:
         return None
     if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
-    if not ledger.is_reordered and ledger.foreign > 0.9 * ledger.samples.seen:
+    if not ledger.is_reordered and (ledger.foreign > 0.9 * ledger.samples.seen or ledger.is_changed_in_place):
         return None
-    beyond = f"; {ledger.foreign} rows come from beyond the steps that one device recorded"
+    beyond = f"; {ledger.foreign} rows come from beyond the steps that one device recorded" if ledger.foreign else ""
     cut = "; the last step lies within an epoch, so some rows came once more than others, on one device too"
     return Sign(
         f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.",

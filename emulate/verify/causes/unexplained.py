@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compare import Point
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic of later steps says nothing of its own."""
@@ -23,10 +24,25 @@ def _search(case: Case) -> Sign | None:
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
         f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities "
         "differ at some step",
-        _OF_GATHERED if case.facts.gathers else None,
+        _fix(case, first),
     )
 
 
+def _fix(case: Case, first: Point) -> str | None:
+    """Where to look; None for what suits most."""
+    key, before = first.measure.key, case.base.first_step("gradient")
+    if key.kind == "weight" and key.optimizer == "tape" and (before is None or before > first.step):
+        return _OF_UPDATE
+    return _OF_GATHERED if case.facts.gathers else None
+
+
+_OF_UPDATE = (
+    "The replicas' gradients are those of one device together, and the update that is made of them by hand is another one. "
+    "They have to be put together before anything is done with them that is no sum (a square root, as Adam's, a clipping, a "
+    "normalization); variables that average what replicas assign are too late for that:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    grads = context.all_reduce(tf.distribute.ReduceOp.MEAN, grads)  # SUM where losses are divided by the rows of all"
+)
 _OF_GATHERED = (
     "The step gathers over the replicas: what replica r has stands among the rows of all from the rows of the replicas before "
     "it on. Labels, masks and whatever else tells a row by its number there need that offset:\n"

@@ -409,6 +409,39 @@ def test_a_program_on_one_replicas_rows_after_the_other_divides_by_their_number(
     _same(two, recorded(_mean_loop, "1x1", reference=True, replay=Replay(two.directory, shares=2, summed=True, told=2)))
 
 
+def _two_phases() -> None:
+    """A model trained by one optimizer, by another, and by both in one call; batches grow with the replicas."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8)])
+        first, second = keras.optimizers.SGD(0.1, name="first"), keras.optimizers.SGD(0.01, name="second")
+    batch = BATCH // 2 * strategy.num_replicas_in_sync
+
+    def step(x: Any, y: Any, optimizers: Any) -> None:
+        for optimizer in optimizers:
+            with tf.GradientTape() as tape:
+                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+                loss = tf.reduce_sum(loss) / BATCH
+            optimizer.apply_gradients([(tape.gradient(loss, model.trainable_variables)[0], model.trainable_variables[0])])
+
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(arrays()).batch(batch))
+    for optimizers, (x, y) in zip(([first], [second], [first, second], [second]), data, strict=False):
+        strategy.run(step, args=(x, y, optimizers))
+
+
+def test_each_step_of_a_replay_has_its_own_rows_whichever_optimizer_makes_it(recorded: Any) -> None:
+    two = recorded(_two_phases)
+    replayed = recorded(_two_phases, "1x1", reference=True, replay=Replay(two.directory))
+    for optimizer, steps in (("first", 2), ("second", 3)):
+        assert len(two.steps(optimizer)) == steps
+        for ours, theirs in zip(replayed.steps(optimizer), two.steps(optimizer), strict=True):
+            assert list(ours[0].rows) == [row for replica in sorted(theirs) for row in theirs[replica].rows]
+
+
 def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica_has(recorded: Any, preload: Preload) -> None:
     other = recorded(custom_loop).directory
 

@@ -95,6 +95,34 @@ def test_a_batch_that_grows_with_the_hosts_is_told_from_one_that_grows_with_the_
     assert ledger(["ab", "cd"], [["a", "b"], ["c", "d"]]).growth == 1
 
 
+def test_the_last_batch_of_an_epoch_has_what_is_left_where_the_batch_grows() -> None:
+    epoch = ["ab", "cd", "ef", "gh", "i"]
+    found = ledger(2 * epoch, 2 * [["ab", "cd"], ["ef", "gh"], ["i", ""]])
+    assert (found.growth, found.num_steps, found.first_apart, found.dropped) == (2, 6, None, 0)
+    assert found.samples == Samples(18, 18, 0, 0)
+    cut = ledger((2 * epoch)[:7], 2 * [["ab", "cd"], ["ef", "gh"], ["i", ""]])
+    assert (cut.growth, cut.num_steps) == (2, 4)
+
+
+def test_the_end_of_an_epoch_that_does_not_fill_a_batch_that_grows_may_be_dropped() -> None:
+    epoch = ["ab", "cd", "ef"]
+    found = ledger(2 * epoch, 2 * [["ab", "cd"]])
+    assert (found.growth, found.num_steps, found.first_apart, found.dropped) == (2, 2, None, 2)
+    assert not ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["gh", "ef"], ["ab", "cd"]]).dropped
+
+
+def test_a_batch_does_not_grow_whose_later_rows_are_others() -> None:
+    assert ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["ef", "gx"]]).growth == 1
+    assert ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["ab", "cd"]]).growth == 1
+
+
+def test_rows_changed_in_their_own_steps_are_told_from_rows_in_others() -> None:
+    changed = ledger(["ab", "cd"], [["a", "X"], ["Y", "d"]])
+    assert changed.is_changed_in_place
+    assert not ledger(["ab", "cd"], [["a", "c"], ["Y", "d"]]).is_changed_in_place
+    assert not ledger(["ab", "cd"], [["a", "b"], ["c", "d"]]).is_changed_in_place
+
+
 def test_a_replica_without_rows_is_found() -> None:
     found = ledger(["abc"], [["ab", "c", ""]])
     assert found.is_same
