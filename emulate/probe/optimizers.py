@@ -152,7 +152,8 @@ def _remember_optimizer(probe: Probe, name: str, optimizer: Any, *, scales: bool
     if name in probe.facts["optimizers"]:
         return
     facts: dict[str, Any] = {"class": type(optimizer).__name__, "loss_scale": scales, "aggregation": how}
-    facts["learning_rate"] = rates.first_rate(optimizer)
+    facts["learning_rate"], facts["scheduled"] = rates.first_rate(optimizer), rates.is_scheduled(optimizer)
+    facts["settings"] = rates.settings_of(optimizer)
     for setting in ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay"):
         value = getattr(optimizer, setting, None)
         facts[setting] = float(value) if isinstance(value, (int, float)) and value else None

@@ -26,6 +26,25 @@ def _enlarge(cls: Any, method: str, times: float) -> None:
     setattr(cls, method, current)
 
 
+def settings_of(optimizer: Any) -> dict[str, float]:
+    """The numbers that an optimizer was made with, but for its learning rate: momentum, decay, clipping.
+
+    Args:
+        optimizer: Of any Keras.
+
+    Returns:
+        Its public attributes that are plain numbers.
+    """
+    found = getattr(optimizer, "__dict__", {}).items()
+    return {name: float(one) for name, one in found if isinstance(one, (int, float)) and not name.startswith("_")}
+
+
+def is_scheduled(optimizer: Any) -> bool:
+    """Whether an optimizer's learning rate changes with its steps."""
+    rate = upstream.rate_of(optimizer)
+    return callable(rate) and not hasattr(rate, "assign")
+
+
 def first_rate(optimizer: Any) -> float | None:
     """The learning rate that an optimizer starts with: of a schedule that of its second step, which a warm-up begins above 0.
 
@@ -41,7 +60,7 @@ def first_rate(optimizer: Any) -> float | None:
     rate = upstream.rate_of(optimizer)
     try:
         with tf.init_scope():
-            number = rate(1) if callable(rate) and not hasattr(rate, "assign") else upstream.local_copies(rate)[0]
+            number = rate(1) if is_scheduled(optimizer) else upstream.local_copies(rate)[0]
             return float(np.asarray(number))
     except Exception:  # a rate of the program's own making: whatever it raises here, it is not known
         return None

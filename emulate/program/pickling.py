@@ -35,8 +35,8 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
         return bytes(cloudpickle.dumps(_Sent(target, _names_of_annotations(target))))
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
         raise WrongUse(
-            f"A callable must be sendable to another process. Received: program={name!r}, which refers to something "
-            f"that is not ({type(error).__name__}: {error}). "
+            f"A callable and its arguments must be sendable to another process. Received: program={name!r}, which is or refers "
+            f"to something that is not ({type(error).__name__}: {error}). "
             "Make such objects (models, datasets, tensors, locks) inside the function."
         ) from error
     finally:

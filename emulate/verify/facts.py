@@ -30,7 +30,8 @@ class Facts:
     """Facts about the program.
 
     Attributes:
-        optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale, learning_rate.
+        optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale, learning_rate,
+            scheduled, settings.
         batchnorm: Names of BatchNormalization variables that are not synchronized.
         regularized: Names of variables with a Keras regularizer.
         clipped_by: Which of tf.clip_by_* a step calls.

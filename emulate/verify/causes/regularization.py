@@ -13,7 +13,8 @@ _FIXES = (
     f"    loss += {_SCALED}\n"
     "A mean over the rows of a replica (a part of a loss of your own): divide its sum by the rows of the global batch,\n"
     "    loss += tf.reduce_sum(per_example) / GLOBAL_BATCH_SIZE\n"
-    "What a layer adds in Keras's fit (add_loss), divided by the number of replicas: the mean over its rows, not the sum."
+    "What a layer adds in Keras's fit (add_loss), divided by the number of replicas: the mean over its rows, not the sum.\n"
+    "What is added to the gradients of each replica (noise): add it once, after they are added up."
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 from emulate.probe.trace import Trace
 from emulate.verify.arithmetic import ROUND, one_factor
@@ -21,30 +23,89 @@ _IS_MEANT = 1e-5
 
 
 def _search(case: Case) -> Sign | None:
+    return _of_weights(case) or _of_a_larger_batch(case)
+
+
+def _of_weights(case: Case) -> Sign | None:
+    """Gradients agree and weights do not: by what factor the update is another, or how else the optimizer is set."""
     first = next(iter(case.left()), None)
     before = case.base.first_step("gradient", "variable")
     if first is None or first.measure.key.kind != "weight" or (before is not None and before <= first.measure.step):
         return None
     m = first.measure
-    factor = _factor(case, m.key.optimizer, m.step)
+    what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)"
+    ours, theirs = (_known(trace, m.key.optimizer) for trace in (case.topology, case.reference))
+    apart, factor = _set_otherwise(ours, theirs), _factor(case, m.key.optimizer, m.step)
     if factor is None or abs(factor - 1) < ROUND:
-        return None
-    ours, theirs = (_rate(trace, m.key.optimizer) for trace in (case.topology, case.reference))
-    is_of_rate = ours is not None and theirs is not None and abs(ours - factor * theirs) < ROUND * abs(ours)
+        return _of_settings(case, first, apart, what) if apart else None
+    rates = _rates(ours, theirs)
+    is_of_rate = rates is not None and abs(rates[0] - factor * rates[1]) < ROUND * abs(rates[0])
     growth = case.ledger.growth if case.ledger else 1
     suits = is_of_rate and 1 < factor < growth * (1 + ROUND)
-    what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)"
-    evidence = f"update / update of the reference = {factor:.4f} over all tensors of step {m.step}; {what}"
-    if is_of_rate:
-        evidence = f"{evidence}; the learning rate begins with {ours:.4g}, on one device with {theirs:.4g}"
-    agrees = _enlarge_the_reference(case, first, factor)
+    evidence = [f"update / update of the reference = {factor:.4f} over all tensors of step {m.step}", what, *apart]
     summary = f"In step {m.step} the gradients agree, but the weights change by {factor:.4g} times as much as on one device."
     if suits:
         summary = f"The batch is {growth} times that of one device, and the learning rate {factor:.4g} times."
-    return Sign(summary, f"{evidence}{agrees}", _SUITS if suits else _OF_RATE if is_of_rate else None, advice=suits)
+    evidence += _enlarge_the_reference(case, first, factor)
+    return Sign(summary, "; ".join(evidence), _SUITS if suits else _OF_RATE if is_of_rate else None, advice=suits)
 
 
-def _enlarge_the_reference(case: Case, first: Point, factor: float) -> str:
+def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
+    """The optimizer is another one in something that makes no factor: a momentum, the steps of a schedule."""
+    step = first.step
+    case.cut(step + 1, f"in step {step} another update is made of the same gradients")
+    case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
+    summary = f"In step {step} the gradients agree, and another update is made of them: the optimizer is set otherwise."
+    return Sign(summary, "; ".join([*apart, what]), _OF_RATE)
+
+
+def _of_a_larger_batch(case: Case) -> Sign | None:
+    """Where one device was told the number of replicas, so that it computes with their rate: other than it would by itself."""
+    growth = case.ledger.growth if case.ledger else 1
+    for optimizer in case.topology.optimizers if growth > 1 else ():
+        ours, theirs = (_known(trace, optimizer) for trace in (case.topology, case.plain))
+        apart = _set_otherwise(ours, theirs)
+        if not apart:
+            continue
+        rates = _rates(ours, theirs)
+        factor = rates[0] / rates[1] if rates and rates[1] else 1.0
+        suits = not _is_other(factor) or 1 < factor < growth * (1 + ROUND) or bool(ours.get("scheduled"))
+        return Sign(
+            f"The batch is {growth} times that of one device, and {optimizer} is set otherwise too.",
+            "; ".join([*apart, "the number of replicas, or of workers, makes it so"]),
+            _SUITS if suits else _FASTER,
+            advice=suits,
+        )
+    return None
+
+
+def _set_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """What of an optimizer's settings is not the same in both runs, in words."""
+    rates = _rates(ours, theirs)
+    of_step = " of its second step" if ours.get("scheduled") else ""
+    found = []
+    if rates and _is_other(1 + (rates[0] - rates[1]) / (abs(rates[1]) or 1.0)):
+        found.append(f"the learning rate{of_step} is {rates[0]:.4g}, {rates[1]:.4g} on one device")
+    apart = _differing(ours.get("settings", {}), theirs.get("settings", {}))
+    return found + [f"{name} is {one:.4g}, {other:.4g} on one device" for name, (one, other) in apart.items()]
+
+
+def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The learning rates that an optimizer starts with, where both are known."""
+    one, other = ours.get("learning_rate"), theirs.get("learning_rate")
+    return None if one is None or other is None else (float(one), float(other))
+
+
+def _differing(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Settings of an optimizer that both runs have, and not with the same number."""
+    return {n: (ours[n], theirs[n]) for n in ours if n in theirs and _is_other(1 + abs(ours[n] - theirs[n]))}
+
+
+def _is_other(factor: float) -> bool:
+    return abs(factor - 1) > _IS_MEANT
+
+
+def _enlarge_the_reference(case: Case, first: Point, factor: float) -> list[str]:
     """Judge on a reference whose learning rate is as many times as large, else leave out what follows; what that showed."""
     step = first.step
     asked = f"{RATE}{_exact(factor)!r}"
@@ -53,10 +114,10 @@ def _enlarge_the_reference(case: Case, first: Point, factor: float) -> str:
     if again is not None and again.points and (apart is None or apart > step):
         case.rebase(again, asked)
         agreement = "agrees in all that follows" if apart is None else f"agrees up to step {apart - 1}"
-        return f"; one device with {factor:.4g} times the learning rate {agreement}"
+        return [f"one device with {factor:.4g} times the learning rate {agreement}"]
     case.cut(step + 1, f"in step {step} the weights change by {factor:.4g} times as much")
     case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
-    return ""
+    return []
 
 
 def _exact(factor: float) -> float:
@@ -68,10 +129,10 @@ def _exact(factor: float) -> float:
     return factor
 
 
-def _rate(trace: Trace, optimizer: str) -> float | None:
-    """The learning rate that an optimizer starts with."""
-    known = (event.get("optimizers", {}).get(optimizer, {}).get("learning_rate") for _, event in trace.of("program"))
-    return next((float(rate) for rate in known if rate is not None), None)
+def _known(trace: Trace, optimizer: str) -> Mapping[str, Any]:
+    """What the probe learnt of an optimizer."""
+    known = (event.get("optimizers", {}).get(optimizer) for _, event in trace.of("program"))
+    return next((one for one in known if one), {})
 
 
 def _factor(case: Case, optimizer: str, k: int) -> float | None:
@@ -89,20 +150,27 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
 
 
 _OF_RATE = (
-    "The batch is the same on every topology, and so is the step that suits it. Say the learning rate as a number of the "
-    "program's configuration, not as\n"
+    "The batch is the same on every topology, and so is the step that suits it. Say the learning rate (a momentum, the steps "
+    "of a schedule) as a number of the program's configuration, not as\n"
     "    BASE_RATE * number_of_workers\n"
     "which suits a batch that grows with the workers. A run that is meant to be another one: --allow update-scaling."
 )
 _SUITS = (
-    "None is needed: a rate that grows with the batch, as the batch does or as its root, is a rule that many follow. It is to "
-    "train as well as one device does, not the same weights. Where those are meant, leave both as they are on one device."
+    "None is needed where that is meant: a rate that grows with the batch, as the batch does or as its root, is a rule that "
+    "many follow. It is to train as well as one device does, not the same weights. Where those are meant, leave both as they "
+    "are on one device."
+)
+_FASTER = (
+    "A larger batch is trained with a rate that grows as the batch does, or as its root; this one grows faster, or gets "
+    "smaller, and trains another model in another way. Say the rate as a number of the program's configuration. A run that is "
+    "meant to be another one: --allow update-scaling."
 )
 UPDATE_SCALING = Cause(
     code="update-scaling",
-    title="every weight changes by one factor more",
+    title="another update of the same gradients",
     meaning="From the same gradients the optimizer makes updates that are larger or smaller by one factor: the learning rate "
-    "follows the number of workers, or the summed gradients are multiplied once more.",
+    "follows the number of workers, or the summed gradients are multiplied once more. Or it is set otherwise in something "
+    "else: a momentum, a decay, the steps of a schedule.",
     evidence="Gradients agree and the weights' change is one factor, the same for all tensors, times that of one device. Where "
     "learning rates are known and their ratio is that factor, they are told. A batch that grows with the replicas, and a rate "
     "that grows no faster, is advice: one device with the same batch and rate has the same weights.",

@@ -158,7 +158,7 @@ def test_a_function_that_cannot_be_sent_is_refused(two: Cluster) -> None:
     import threading
 
     lock = threading.Lock()
-    with pytest.raises(WrongUse, match="A callable must be sendable to another process"):
+    with pytest.raises(WrongUse, match="A callable and its arguments must be sendable to another process"):
         two.run(lambda: lock)
 
 

@@ -224,7 +224,7 @@ def test_a_coroutine_function_is_not_a_program():
 def test_a_callable_that_cannot_be_sent_says_what_to_do():
     lock = threading.Lock()
     message = wrong(lambda: lock)
-    assert message.startswith("A callable must be sendable to another process. Received: program=")
+    assert message.startswith("A callable and its arguments must be sendable to another process. Received: program=")
     assert "cannot pickle" in message
     assert message.endswith("Make such objects (models, datasets, tensors, locks) inside the function.")
 

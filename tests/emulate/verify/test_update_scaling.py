@@ -48,7 +48,7 @@ def test_learning_rates_whose_ratio_is_the_factor_are_told_and_what_follows_is_c
     wrong = folder.trained(with_rate(0.4), 4, known(0.4))
     found = judge(case(folder, wrong, rerun={"4.0": with_rate(0.4)}))
     assert (found.verdict, codes(found), found.not_compared) == ("divergent", ["update-scaling"], ())
-    assert "the learning rate begins with 0.4, on one device with 0.1" in found.causes[0].evidence
+    assert "; the learning rate is 0.4, 0.1 on one device; " in found.causes[0].evidence
     assert found.causes[0].evidence.endswith("one device with 4 times the learning rate agrees in all that follows")
     assert "BASE_RATE * number_of_workers" in found.causes[0].fix
 
@@ -94,3 +94,49 @@ def test_a_rate_that_grows_no_faster_than_the_batch_is_advice(
     assert codes(found) == ["update-scaling"]
     if not codes_:
         assert found.causes[0].summary == "The batch is 4 times that of one device, and the learning rate 4 times."
+
+
+@pytest.mark.parametrize(
+    ("ours", "said", "advice"),
+    [
+        ({"learning_rate": 0.4}, "the learning rate is 0.4, 0.1 on one device", True),
+        ({"learning_rate": 0.9}, "the learning rate is 0.9, 0.1 on one device", False),
+        ({"learning_rate": 0.05}, "the learning rate is 0.05, 0.1 on one device", False),
+        ({"learning_rate": 0.9, "scheduled": True}, "the learning rate of its second step is 0.9, 0.1 on one device", True),
+        ({"learning_rate": 0.1, "settings": {"momentum": 0.9}}, "momentum is 0.9, 0.5 on one device", True),
+        ({"learning_rate": 0.1}, None, None),
+    ],
+)
+def test_how_an_optimizer_is_set_otherwise_in_a_batch_that_grows_is_told(
+    folder: Folder, ours: dict[str, Any], said: str | None, advice: bool | None
+) -> None:
+    larger = replace(RIGHT, batch=4 * RIGHT.batch, steps=2)
+    theirs = {"optimizers": {"sgd": {"learning_rate": 0.1, "settings": {"momentum": 0.5}}}}
+    grown = folder.trained(larger, 4, {"optimizers": {"sgd": ours}})
+    case_ = Case(
+        folder.trained(larger), grown, folder.noise(larger), plain=folder.trained(replace(RIGHT, steps=8), facts=theirs)
+    )
+    found = judge(case_, grows=True)
+    assert found.verdict == ("divergent" if advice is False else "equivalent")
+    assert [(cause.code, cause.advice) for cause in found.causes] == ([("update-scaling", advice)] if said else [])
+    if said:
+        assert found.causes[0].evidence == f"{said}; the number of replicas, or of workers, makes it so"
+
+
+def test_a_setting_that_makes_no_factor_is_named_where_gradients_agree(folder: Folder) -> None:
+    class Heavy(Sgd):
+        """As with momentum: what was done before is done again in part."""
+
+        before: dict[str, Any] | None = None
+
+        def __call__(self, weights: Any, gradients: Any) -> Any:
+            moved = {n: g + (0.5 * self.before[n] if self.before else 0) for n, g in gradients.items()}
+            self.before = moved
+            return super().__call__(weights, moved)
+
+    wrong = folder.trained(replace(RIGHT, optimizer=Heavy), 4, {"optimizers": {"sgd": {"settings": {"momentum": 0.5}}}})
+    plain = folder.trained(RIGHT, facts={"optimizers": {"sgd": {"settings": {"momentum": 0.0}}}})
+    found = judge(Case(plain, wrong, folder.noise(RIGHT)))
+    assert codes(found) == ["update-scaling"]
+    assert found.causes[0].summary.startswith("In step 1 the gradients agree, and another update is made of them")
+    assert found.causes[0].evidence.startswith("momentum is 0.5, 0 on one device; dense_")
