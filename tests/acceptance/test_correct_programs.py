@@ -11,12 +11,17 @@ from fixtures.manifest import PROGRAMS, Fixture
 
 TELLING = ("2x2", "1x3")  # several hosts with several devices; else replicas that share unevenly
 
+LIKE_OTHERS = ("legacy_keras_loop",)  # each host imports Keras 2: one program of it is enough
+
 
 def _telling(fixture: Fixture) -> str:
     return next(one for one in TELLING if one in fixture.topologies)
 
 
-@pytest.mark.parametrize("fixture", PROGRAMS, ids=lambda fixture: fixture.name)
+@pytest.mark.parametrize(
+    "fixture",
+    [pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LIKE_OTHERS else ()) for one in PROGRAMS],
+)
 def test_a_correct_program_is_equivalent_on_several_hosts_or_else_on_uneven_replicas(
     fixture: Fixture, preload: Preload
 ) -> None:

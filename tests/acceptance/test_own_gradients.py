@@ -111,7 +111,13 @@ def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run,
     return verdict.runs[0], render(verdict)
 
 
-@pytest.mark.parametrize("program", [CLIPPED, BY_HAND], ids=["clipped after its own sum", "an update by hand"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(CLIPPED, id="clipped after its own sum", marks=pytest.mark.slow),
+        pytest.param(BY_HAND, id="an update by hand"),
+    ],
+)
 def test_rows_that_meet_on_a_replica_are_found_behind_gradients_that_the_program_reduces(
     tmp_path: Path, preload: Preload, program: str
 ) -> None:

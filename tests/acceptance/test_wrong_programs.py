@@ -39,7 +39,7 @@ def test_a_wrong_program_for_several_hosts_is_found_out_on_one_too(fixture: Fixt
 
 
 def _check(fixture: Fixture, topology: str, preload: Preload) -> None:
-    timeout = 25 if fixture.verdicts == ("hung",) else 60  # the first is waited for to its end
+    timeout = 15 if fixture.verdicts == ("hung",) else 60  # the first is waited for to its end
     verdict = emulate.verify(fixture.path, topology, timeout=timeout, preload=preload)
     for run in verdict.runs:
         assert run.verdict in fixture.verdicts, render(verdict)

@@ -40,8 +40,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-# On 2x2 too, the last batch has one row, so that replicas are empty.
-@pytest.mark.parametrize("topology", ["2x2", pytest.param("1x3", marks=pytest.mark.slow)])
+# On all of them the last batch has one row, so that replicas are empty.
+@pytest.mark.parametrize("topology", ["2x1", *(pytest.param(one, marks=pytest.mark.slow) for one in ("1x3", "2x2"))])
 def test_a_step_is_that_of_one_device(on_hosts: OnHosts, topology: str) -> None:
     def all_cases() -> dict[str, Any]:
         where = training.strategy()
