@@ -116,7 +116,9 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         worst=decided_on.worst,
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
-        not_compared=tuple(dict.fromkeys((*base.not_compared, *case.unreachable, *missing, *_changed_after(case)))),
+        not_compared=tuple(
+            dict.fromkeys((*base.not_compared, *case.unreachable, *missing, *_other_rows(case), *_changed_after(case)))
+        ),
         notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
@@ -141,6 +143,12 @@ _ARITHMETIC = (
 """What the numbers of the steps show, in 32 bits as in 16."""
 _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
 """What the strategy does by design with the rows of each replica alone."""
+
+
+_OTHER_ROWS = (
+    "data from step {step} on: other rows come then than one device had, as they may where the batch grows and an epoch has a "
+    "number of steps of its own; gradients, weights and losses were compared on the rows of this run"
+)
 
 
 def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
@@ -209,6 +217,12 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     if is_seen or verdict != "equivalent":
         return []
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
+
+
+def _other_rows(case: Case) -> list[str]:
+    """Steps of a larger batch whose rows are of other epochs than one device had."""
+    step = case.ledger.others_from if case.ledger else None
+    return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
 def _changed_after(case: Case) -> list[str]:

@@ -20,6 +20,8 @@ from emulate.verify.verdict import MOST_STEPS, Samples
 Rows = tuple[str, ...]
 _DISTINCT = 0.9
 """So many of a step's rows must differ in what is to tell them apart."""
+_SURE = 2
+"""After so many steps that have the rows of several, the batch is known to grow, whatever rows come later."""
 _CLOSE = 1e-3
 """What a model with the same weights makes of the same rows differs by no more, relative to the largest."""
 
@@ -75,11 +77,28 @@ class Ledger:
             steps = next((way for way in recorded if self._joined(way.start, len(way)) == rows), None)
             if steps is None:
                 # Of the last one the reference may have recorded a part.
-                return tuple(found) if found and len(self.reference) - at < n and not self._joined(at, n) - rows else ()
+                is_cut = len(self.reference) - at < n and not self._joined(at, n) - rows
+                return tuple(found) if found and (is_cut or self._goes_on_alike(len(found))) else ()
             found.append(steps)
             if steps.stop >= len(self.reference):
                 break
         return tuple(found)
+
+    def _goes_on_alike(self, step: int) -> bool:
+        """Whether all steps are as large, and no row comes twice in one: those from this one on are of other epochs."""
+        sizes = {_together(one).total() for one in self.topology}
+        return step >= _SURE and len(sizes) == 1 and not self.repeated_in_step
+
+    @property
+    def others_from(self) -> int | None:
+        """Where the batch grows, the step from which on other rows come than one device had, None where there is none.
+
+        An epoch that has so many steps whatever the batch has more rows where that is larger, and what is shuffled anew begins
+        later.
+        """
+        step = len(self._grown)
+        recorded = self._grown[-1].stop + self.growth if self._grown else 0
+        return step if self._grown and step < len(self.topology) and recorded <= len(self.reference) else None
 
     @property
     def dropped(self) -> int:

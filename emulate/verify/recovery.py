@@ -74,16 +74,17 @@ def _told_by_hosts(life: Trace) -> dict[int, int]:
 
 
 def _shift(life: Trace, without: Trace) -> int:
-    """How many steps lie before those of a program that restores no optimizer's count: where its rows, or weights, belong."""
+    """How many steps lie before those of a program that restores no optimizer's count: where its weights, or rows, belong."""
     shared = [name for name in life.optimizers if name in without.optimizers]
     if _told(life) or not shared or not life.steps(shared[0]):
         return 0
     steps, begins = without.steps(shared[0]), _rows(life.steps(shared[0])[0])
-    by_rows = [k for k, step in enumerate(steps) if begins and _rows(step) == begins]
-    if len(by_rows) == 1:
-        return by_rows[0]
     begun = _trained(life.variables("initial"))
     by_weights = [k + 1 for k, step in enumerate(steps) if begun and _after(step, begun) == begun]
+    by_rows = [k for k, step in enumerate(steps) if begins and _rows(step) == begins]
+    for found in (by_weights, by_rows):
+        if len(found) == 1:
+            return found[0]
     return next((k for k in by_weights if k in by_rows or not by_rows), 0)
 
 

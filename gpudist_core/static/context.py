@@ -60,6 +60,14 @@ def is_in_other_strategy(strategy: Any) -> bool:
     return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
 
 
+def check_not_in_a_step(what: str) -> None:
+    """Raise inside of `Strategy.run`: what is made there would be made by each replica, and in each step."""
+    import tensorflow as tf
+
+    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+        raise WrongUse(f"{what} is made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
+
+
 def check_eager(what: str) -> None:
     """Raise where a graph is traced: what is done once must not become part of every step."""
     import tensorflow as tf

@@ -220,7 +220,7 @@ def replicate(
         The tensor, usable in steps and in functions of `tf.data`.
 
     Raises:
-        WrongUse: When the values are no numbers or chunks do not make up the shape.
+        WrongUse: When the values are no numbers or chunks do not make up the shape; inside of `Strategy.run`.
         Unavailable: When it does not fit; nothing was allocated then.
 
     Example:
@@ -228,6 +228,7 @@ def replicate(
         >>> tf.gather(table, [2]).numpy().tolist()
         [[0.0, 0.0, 1.0]]
     """
+    context.check_not_in_a_step("A replicated tensor")
     return Replicated(source_of(tensor, shape, dtype), strategy, name or "replicated")
 
 

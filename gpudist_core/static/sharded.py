@@ -331,8 +331,7 @@ def shard(
         )
     if initializer is not None:
         check_initializer(initializer)
-    if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        raise WrongUse("A table is made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
+    context.check_not_in_a_step("A table")
     source = _unfilled(shape, dtype) if initializer is not None else source_of(tensor, shape, dtype)
     table = allocate(source, strategy, axis, lambda lay: _variable(lay, source.dtype, trainable, name or "sharded"))
     if initializer is not None:

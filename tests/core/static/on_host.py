@@ -109,6 +109,7 @@ def refusals() -> dict[str, str]:
         "axis": lambda: gd.shard(TABLE, where, axis=2),
         "two sources": lambda: gd.shard(TABLE, where, initializer=lambda start, shape: np.zeros(shape)),
         "inside": lambda: where.run(lambda: gd.shard(TABLE, where)),
+        "a copy inside": lambda: where.run(lambda: gd.replicate(TABLE, where)),
         "an initializer by name": lambda: gd.ShardedEmbedding(10, 4, where, initializer="uniform"),
         "an initializer of Keras": lambda: gd.shard(None, where, shape=(11, 6), initializer=keras.initializers.Zeros()),
         "half a row": lambda: gd.ShardedEmbedding(10.5, 4, where),

@@ -136,6 +136,7 @@ REFUSALS = {
     "an initializer of Keras": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
     "by their numbers alone, so that each device makes its own slice. Received: initializer='Zeros'. Take gpudist_core.",
     "inside": "WrongUse: A table is made once, for all replicas. Received: inside='Strategy.run'. Make it before Strategy.run.",
+    "a copy inside": "WrongUse: A replicated tensor is made once, for all replicas. Received: inside='Strategy.run'. Make it",
     "half a row": "WrongUse: rows must be a positive whole number. Received: rows=10.5. Give 1 or more.",
     "strings": "WrongUse: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",
     "too few": "WrongUse: Chunks must have as many rows as shape says. Received: rows=4, shape=(11, 6). They have fewer.",

@@ -111,6 +111,15 @@ def test_the_end_of_an_epoch_that_does_not_fill_a_batch_that_grows_may_be_droppe
     assert not ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["gh", "ef"], ["ab", "cd"]]).dropped
 
 
+def test_a_batch_that_grows_may_have_other_rows_in_later_epochs_and_that_is_known() -> None:
+    reference = ["ab", "cd", "ef", "gh", "ij", "kl"]
+    found = ledger(reference, [["ab", "cd"], ["ef", "gh"], ["xa", "yc"]])
+    assert (found.growth, found.num_steps, found.first_apart, found.others_from) == (2, 2, None, 2)
+    assert ledger(reference, [["ab", "cd"], ["ef", "gh"], ["ij", "kl"]]).others_from is None
+    assert ledger(reference[:5], [["ab", "cd"], ["ef", "gh"], ["ij", "kl"]]).others_from is None
+    assert ledger(reference, [["ab", "cd"], ["ef", "gh"], ["xa", "xa"]]).growth == 1  # the same rows on both
+
+
 def test_a_batch_does_not_grow_whose_later_rows_are_others() -> None:
     assert ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["ef", "gx"]]).growth == 1
     assert ledger(["ab", "cd", "ef", "gh"], [["ab", "cd"], ["ab", "cd"]]).growth == 1

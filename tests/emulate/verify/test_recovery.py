@@ -151,3 +151,20 @@ def test_a_host_that_was_told_to_leave_and_stayed_is_not_said_to_have_recovered(
 def test_a_host_that_restored_nothing_went_on_from_the_beginning(folder: Folder) -> None:
     lives = [steps(folder, range(5)), steps(folder, range(1), resumed(0, 4))]
     assert recovery(lives, [1, 1]).at_odds == {0: 4, 1: 0}
+
+
+def test_where_a_program_restores_weights_and_begins_its_rows_anew_it_went_on_from_those_weights(folder: Folder) -> None:
+    def without(first_row: int, numbers: range, begin: int = 0) -> Trace:
+        """Steps of an optimizer that restores no count: each numbers its own from 0."""
+        made = folder.made("2x1")
+        for replica in range(2):
+            made.initial({"w": np.full(4, 1.0 - 0.1 * numbers[0], "f4")}, replica=replica, host=replica)
+            for k in numbers:
+                after = {"w": np.full(4, 1.0 - 0.1 * (k + 1), "f4")}
+                rows = [f"row-{2 * (k - begin + first_row) + replica}"]
+                made.step(k - begin, {"w": np.ones(4, "f4")}, after, replica=replica, host=replica, rows=rows, objective=0.5)
+        return made.trace()
+
+    told = recovery([without(0, range(6)), without(0, range(4, 12), begin=4)], [1, 1])
+    told = Recovery(told.lives, without(0, range(12)))
+    assert told.went_on_from == [4]
