@@ -58,11 +58,23 @@ def _search_initial(case: Case) -> Sign | None:
     first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
     if first is None:
         return None
+    name, m = first.measure.key.tensor, first.measure
+    differs = f"initial {name} differs by up to {m.error:.3g} ({m.value:.6g} against {m.reference_value:.6g})"
+    if _is_of_each_host(case.untouched, name):
+        case.cut(0, f"the hosts start from different values of {name}")
+        return Sign(
+            f"The hosts start from different values of {name}, which no optimizer trains, and one device from another one.",
+            f"{differs}, and is not the same on all hosts",
+        )
     return Sign(
-        f"The run starts from other weights than on one device ({first.measure.key.tensor}), although seeds are the same.",
-        f"initial {first.measure.key.tensor} differs by up to {first.measure.error:.3g} "
-        f"({first.measure.value:.6g} against {first.measure.reference_value:.6g}); on one device the run repeats",
+        f"The run starts from other weights than on one device ({name}), although seeds are the same.",
+        f"{differs}; on one device the run repeats",
     )
+
+
+def _is_of_each_host(trace: Trace, name: str) -> bool:
+    """Whether hosts have other first values of a variable; of a trained one the agreement of the replicas tells."""
+    return len({values[name].digest for values in trace.variables("initial").values() if name in values}) > 1
 
 
 def _search_missing_sum(case: Case) -> Sign | None:

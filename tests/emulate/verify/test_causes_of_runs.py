@@ -15,7 +15,7 @@ from emulate.verify.result import RunResult
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made
-from tests.emulate.verify.simulation import Problem
+from tests.emulate.verify.simulation import Array, Problem
 
 
 def test_traces_by_hand_are_equivalent(folder: Folder) -> None:
@@ -117,6 +117,24 @@ def test_replicas_that_all_follow_one_miss_the_all_reduce(folder: Folder) -> Non
     found = judge(hand_made(folder, topology))
     assert codes(found) == ["missing-all-reduce"]
     assert "apply that of replica 2" in found.causes[0].summary
+
+
+def test_what_each_host_learns_by_itself_before_the_steps_is_told_of_all_that_follows(folder: Folder) -> None:
+    def started(topology: str, means: list[float], gradient: Array) -> Trace:
+        """A mean that no optimizer trains, on each host its own, and gradients that come of it."""
+        made = folder.made(topology)
+        for host, mean in enumerate(means):
+            made.initial({"w": np.ones(128, "f4"), "mean": np.full(4, mean, "f4")}, replica=host, host=host, frozen=["mean"])
+            rows = ROWS[: 8 // len(means)] if host == 0 else ROWS[4:8]
+            share = gradient / np.float32(len(means))
+            made.step(0, {"w": share}, {"w": weights_after(0)}, replica=host, host=host, rows=rows, objective=1 / len(means))
+        return made.trace()
+
+    reference = started("1x1", [0.5], LOCALS[0].sum(axis=0))
+    found = judge(Case(reference, started("2x1", [0.25, 0.75], LOCALS[1].sum(axis=0))))
+    assert codes(found) == ["initial-weights"]
+    assert "The hosts start from different values of mean" in found.causes[0].summary
+    assert "is not the same on all hosts" in found.causes[0].evidence
 
 
 def test_replicas_that_drift_for_another_reason_disagree(folder: Folder) -> None:
