@@ -352,6 +352,7 @@ def test_what_is_evaluated_between_epochs_is_no_step_of_a_replay(
     assert verdict.is_equivalent == (not codes), render(verdict)
 
 
+@pytest.mark.slow
 def test_a_part_with_a_count_of_its_own_is_found_beside_one_with_the_count_of_all(tmp_path: Path, preload: Preload) -> None:
     of_all = 'tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(found))'
     part = f"tf.reduce_sum(off) / tf.reduce_sum(found) / N + tf.reduce_sum(classes ** 2 * found) / {of_all}"
