@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import emulate
 from emulate.cluster import Preload
 from emulate.report import render
@@ -45,6 +47,7 @@ def test_what_16_bits_would_hide_is_found_with_the_layers_in_32(tmp_path: Path, 
     assert verdict.notes[0].startswith("The program computes in bfloat16: runs are compared with its layers in 32 bits")
 
 
+@pytest.mark.slow
 def test_a_right_program_that_clips_what_was_rounded_to_16_bits_is_equivalent(tmp_path: Path, preload: Preload) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(share=" / strategy.num_replicas_in_sync", clip=OF_ALL))
     verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)

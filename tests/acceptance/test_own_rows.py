@@ -339,9 +339,8 @@ model.fit(x[:64], y[:64], batch_size=batch, epochs=2, verbose=0, validation_data
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "codes"), [("grows", []), pytest.param("meets", ["in-batch-negatives"], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "codes"), [("grows", []), ("meets", ["in-batch-negatives"])])
 def test_what_is_evaluated_between_epochs_is_no_step_of_a_replay(
     how: str, codes: list[str], tmp_path: Path, preload: Preload
 ) -> None:

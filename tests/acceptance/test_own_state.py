@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import emulate
 from emulate.cluster import Preload
 from emulate.report import render
@@ -72,6 +74,7 @@ def test_variables_without_names_are_told_apart_in_every_run(tmp_path: Path, pre
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
 
 
+@pytest.mark.slow
 def test_what_each_replica_counts_for_a_metric_of_legacy_keras_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LEGACY_METRIC)
     verdict = emulate.verify(tmp_path / "train.py", "1x2")
