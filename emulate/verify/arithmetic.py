@@ -13,13 +13,14 @@ up to rounding. The simplest model that leaves nothing beyond the noise floor is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from emulate.verify.arrays import Floats, largest, norm
+from emulate.probe.trace import StoredArray
+from emulate.verify.arrays import Floats, aligned, largest, norm
 from emulate.verify.compare import Comparison
 from emulate.verify.gradients import GradientView, StepOfAll, total
 from emulate.verify.measure import complete
@@ -118,6 +119,24 @@ def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
     factor = sum(float(np.dot(a, b)) for a, b in changes) / size if size else 0.0
     left = sum(norm(a - factor * b) ** 2 for a, b in changes)
     return factor if factor and left < (ROUND * factor) ** 2 * size else None
+
+
+def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> float | None:
+    """The one factor by which an update is larger than another one.
+
+    Args:
+        variables: Of each its value before, after the one and after the other; what was not kept in full is passed over.
+
+    Returns:
+        The factor, None where there is none.
+    """
+    changes: list[tuple[Floats, Floats]] = []
+    for values in variables:
+        known = [array for array in values if array is not None]
+        if len(known) == len(values):
+            before, one, other = aligned(known)
+            changes.append((one - before, other - before))
+    return one_factor(changes)
 
 
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:

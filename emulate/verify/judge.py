@@ -145,12 +145,6 @@ _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
 """What the strategy does by design with the rows of each replica alone."""
 
 
-_OTHER_ROWS = (
-    "data from step {step} on: other rows come then than one device had, as they may where the batch grows and an epoch has a "
-    "number of steps of its own; gradients, weights and losses were compared on the rows of this run"
-)
-
-
 def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
     """With parameter servers what a verdict of equivalence lacks besides: one order of the updates, and of the rows."""
     if not case.topology.topology.num_ps:
@@ -217,6 +211,12 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     if is_seen or verdict != "equivalent":
         return []
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
+
+
+_OTHER_ROWS = (
+    "data from step {step} on: other rows come then than one device had, as they may where the batch grows and an epoch has a "
+    "number of steps of its own; gradients, weights and losses were compared on the rows of this run"
+)
 
 
 def _other_rows(case: Case) -> list[str]:

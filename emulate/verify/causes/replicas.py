@@ -8,7 +8,7 @@ import numpy as np
 
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import one_factor
+from emulate.verify.arithmetic import factor_of_updates
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
@@ -177,15 +177,13 @@ def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
         return ""
     step = complete(trace, apart.optimizer)[apart.step]
     one, other = (int(group[0].rsplit(" ", 1)[1]) for group in apart.groups[:2])
-    changes: list[tuple[Floats, Floats]] = []
-    for tensor in names_of(step):
-        before = weights_before(trace, apart.optimizer, apart.step, tensor, one)
-        stored = [before, *(weight_of({replica: step[replica]}, tensor) for replica in (one, other))]
-        known = [array for array in stored if array is not None]
-        if len(known) == len(stored):
-            start, ours, theirs = aligned(known)
-            changes.append((theirs - start, ours - start))
-    factor = one_factor(changes)
+    factor = factor_of_updates(
+        [
+            weights_before(trace, apart.optimizer, apart.step, tensor, one),
+            *(weight_of({replica: step[replica]}, tensor) for replica in (other, one)),
+        ]
+        for tensor in names_of(step)
+    )
     if factor is None:
         return ""
     return f"; in that step every weight changes by {factor:.4g} times as much on replica {other} as on replica {one}"

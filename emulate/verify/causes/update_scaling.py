@@ -8,8 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from emulate.probe.trace import Trace
-from emulate.verify.arithmetic import ROUND, one_factor
-from emulate.verify.arrays import Floats, aligned
+from emulate.verify.arithmetic import ROUND, factor_of_updates
 from emulate.verify.case import RATE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Point
@@ -139,14 +138,10 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
     """The one factor between the updates of a step, None where there is none."""
     runs = case.base.runs
     ours, theirs = (complete(trace, optimizer)[k] for trace in (runs.topology, runs.reference))
-    changes: list[tuple[Floats, Floats]] = []
-    for tensor in names_of(theirs):
-        stored = [weights_before(runs.reference, optimizer, k, tensor), weight_of(ours, tensor), weight_of(theirs, tensor)]
-        known = [array for array in stored if array is not None]
-        if len(known) == len(stored):
-            before, one, other = aligned(known)
-            changes.append((one - before, other - before))
-    return one_factor(changes)
+    return factor_of_updates(
+        (weights_before(runs.reference, optimizer, k, tensor), weight_of(ours, tensor), weight_of(theirs, tensor))
+        for tensor in names_of(theirs)
+    )
 
 
 _OF_RATE = (
