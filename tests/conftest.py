@@ -15,7 +15,7 @@ from emulate.devices import find_gpus
 pytest_plugins = ["pytester"]  # for the tests of the pytest plugin
 
 # Every test says itself what its hosts are told and how wide and colourful what is printed may be; the shell must not decide.
-_DECIDE = ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "PYTHONHASHSEED")
+_DECIDE = ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "KERAS_BACKEND", "PYTHONHASHSEED", "PYTHONUNBUFFERED")
 _COLOUR = ("GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
 _SCREEN = ("TERM", "COLUMNS", "LINES")
 for name in [*_DECIDE, *_COLOUR, *_SCREEN, *(name for name in os.environ if name.startswith("SLURM_"))]:
