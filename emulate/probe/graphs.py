@@ -6,7 +6,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from emulate.probe import upstream
+from emulate.probe import held, upstream
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -30,6 +30,7 @@ def _wrap_constants(probe: Probe) -> None:
     @functools.wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
         tensor = original(*args, **kwargs)
+        held.remember_constant(probe, tensor)
         size = _num_bytes(tensor)
         if size >= LARGE_BYTES:
             _remember(probe, tensor, size)

@@ -15,6 +15,7 @@ from emulate.probe import (
     core,
     draws,
     graphs,
+    held,
     optimizers,
     rates,
     replay,
@@ -82,6 +83,7 @@ class Probe:
             "cached": [],
             "drawing": [],
             "drawn": {},
+            "held": {},
             "of_first": [],
             "bfloat16": [],
             "float16": [],
@@ -234,6 +236,8 @@ class Probe:
         return self.plan.replay is not None and self.plan.replay.taped
 
     def _leave(self, body: Body) -> None:
+        if held.remember_captured(self, body):
+            self.write_facts()
         if body.applied:
             return
         if body.tape and not self.facts["optimizers"]:

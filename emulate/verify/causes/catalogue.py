@@ -25,6 +25,7 @@ from emulate.verify.causes.endings import (
 from emulate.verify.causes.final_weights import FINAL_WEIGHTS
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.hash_order import HASH_ORDER
+from emulate.verify.causes.host_values import HOST_VALUES
 from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
@@ -86,6 +87,7 @@ _CAUSES: tuple[Cause, ...] = (
     IDENTICAL_AUGMENTATION,
     CHECKPOINT_CONFLICT,
     FINAL_WEIGHTS,
+    HOST_VALUES,  # where nothing else explains it
     UNEXPLAINED,
     NOT_RECOVERED,
     CHECKPOINT_NOT_RESTORED,

@@ -1,0 +1,90 @@
+"""Numbers that a step holds and that are others on each host: what a host has learnt from its own share of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from emulate.probe.trace import Trace
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Cause, Sign
+
+_DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
+"""After these the arithmetic says nothing of its own."""
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """A place in the step that holds other values on each host.
+
+    Attributes:
+        place: The line that makes them, their type and shape, as the probe tells them.
+        values: By host the values there.
+    """
+
+    place: str
+    values: Mapping[int, Sequence[str]]
+
+    @property
+    def in_words(self) -> str:
+        """The line, and what each of the first two hosts that differ has there."""
+        line = self.place.partition("|")[0]
+        (one, mine), *others = sorted(self.values.items())
+        other, theirs = next((host, values) for host, values in others if set(values) != set(mine))
+        of_one, of_other = (
+            ([v for v in mine if v not in theirs] or mine)[0],
+            ([v for v in theirs if v not in mine] or theirs)[0],
+        )
+        where = f"at {line}" if line else "in a tensor made outside of it"
+        return f"{where}: {of_one} on host {one}, {of_other} on host {other}"
+
+
+def _search(case: Case) -> Sign | None:
+    left = case.left()
+    if not left or any(case.has(code) for code in _DECIDED):
+        return None
+    apart = _apart(_held(case.untouched))
+    if not apart:
+        return None
+    first = left[0].difference()
+    of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
+    case.cut(0, "each host computes with numbers of its own")
+    lines = list(dict.fromkeys(one.place.partition("|")[0] for one in apart if not one.place.startswith("|")))
+    named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
+    return Sign(
+        f"Each host's step computes with numbers of its own{named}.",
+        f"The step holds {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs "
+        f"(error {first.error:.2g}, noise floor {first.noise:.2g})",
+    )
+
+
+def _held(trace: Trace) -> dict[int, Mapping[str, Sequence[str]]]:
+    """By host what its steps hold, as it knew it last."""
+    return {host: event.get("held", {}) for host, event in trace.of("program")}
+
+
+def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
+    """Places that all hosts have, with values that are not the same; those of a line of the program first."""
+    if len(held) < 2:
+        return []
+    common = set.intersection(*(set(of_host) for of_host in held.values()))
+    places = sorted(common, key=lambda place: (place.startswith("|"), place))
+    found = [_Apart(place, {host: of_host[place] for host, of_host in held.items()}) for place in places]
+    return [one for one in found if len({frozenset(values) for values in one.values.values()}) > 1]
+
+
+HOST_VALUES = Cause(
+    code="host-values",
+    title="numbers that are others on each host",
+    meaning="The step computes with numbers that each host has made for itself, most often from its own share of the rows: "
+    "the weights of classes, a mean and a deviation, a pool of negatives, prototypes. Each host then trains with other ones, "
+    "and none with those of all rows.",
+    evidence="Constants of the step's graph, and tensors that it closes over, that are not the same on all hosts, where "
+    "gradients, weights or losses differ and nothing else explains it.",
+    fix="Make them from all rows on every host, before the rows are dealt out:\n"
+    "    counts = np.bincount(all_labels)  # not labels[task_index::num_workers]\n"
+    "Where no host has all rows, make sums and counts of the share and add them up over the hosts in Strategy.run, by\n"
+    "    tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [sums, counts])\n"
+    "before anything is divided; or write them to a file once and let every host read that.",
+    search=_search,
+)
