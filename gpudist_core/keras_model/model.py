@@ -16,7 +16,7 @@ from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import PredictFunction, StepFunction
-from gpudist_core.keras_model.sources import source_of
+from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import models, optimizers, trainer
 from gpudist_core.values import is_whole
@@ -215,6 +215,9 @@ class DistributedModel:
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Make all variables before a step is traced, with the shapes of the data; no batch is taken for it."""
         me: Any = self
+        default = trainer.is_default(type(self), "train_step")
+        if default and isinstance(iterator, Epochs) and not isinstance(iterator.source, FromDistributed):
+            trainer.check_targets(self, iterator.source.spec)
         if not trainer.needs_build(self):
             return
         strategy = me.distribute_strategy
@@ -224,7 +227,7 @@ class DistributedModel:
             else batches.spec_of(strategy, batches.distributed(strategy, data_batch))
         )
         with strategy.scope():
-            if trainer.is_default(type(self), "train_step"):
+            if default:
                 trainer.build(self, spec)
             else:
                 self._gpudist_build_own(spec)

@@ -99,6 +99,12 @@ class TrainStep:
                 "Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
                 draws=draws,
             )
+        if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
+            raise WrongUse(
+                "A step must be made outside Strategy.run",
+                "Make it once, beside model and optimizer, and call it with batches.",
+                strategy=type(tf.distribute.get_strategy()).__name__,
+            )
         optimizers.check(optimizer)
         arguments.check_model(model, variables)
         losses.install()
@@ -116,7 +122,7 @@ class TrainStep:
             batch_norm.mark(model)
         self._variables = arguments.checked_variables(variables)
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
-        models.check_scope(self.strategy, model, optimizer, self.metrics)
+        models.check_scope(self.strategy, model, optimizer, self.metrics, self._variables)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)

@@ -57,7 +57,12 @@ def per_example_function(loss: Any) -> Any:
     import keras
 
     if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+        try:
+            loss = keras.losses.get(loss)
+        except ValueError:
+            raise WrongUse(
+                "The name of a loss must be one of Keras's", "keras.losses lists them, or give a function.", loss=loss
+            ) from None
     if not callable(loss) or isinstance(loss, type):
         raise WrongUse(
             "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss

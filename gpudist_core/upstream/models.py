@@ -65,7 +65,9 @@ def check_current(model: Any) -> None:
         )
 
 
-def check_scope(strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any] = ()) -> None:
+def check_scope(
+    strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any] = (), trained: Sequence[Any] | None = None
+) -> None:
     """Refuse what was made outside the strategy's scope: its variables would be counted N times, or by each host for itself.
 
     Args:
@@ -73,14 +75,17 @@ def check_scope(strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any
         model: The model.
         optimizer: The Keras optimizer.
         metrics: Keras metrics.
+        trained: What is trained, where it is not the model's own variables.
 
     Raises:
         WrongUse: Where one was.
     """
     if strategy.num_replicas_in_sync == 1:
         return
-    for name, owner in (("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)):
-        for variable in list(getattr(owner, "variables", [])):
+    owners = [("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
+    made = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
+    for name, variables in [*made, ("variable that is trained", list(trained or []))]:
+        for variable in variables:
             if getattr(plain(variable), "distribute_strategy", None) is not strategy:
                 raise WrongUse(
                     f"The {name} must be made in the scope of the step's strategy",

@@ -342,6 +342,27 @@ def needs_build(model: Any) -> bool:
     return not are_layers_built(model) or any(p is not None and not p.built for p in parts)
 
 
+def check_targets(model: Any, batch: Any) -> None:
+    """Refuse a batch without targets where a compiled loss needs them.
+
+    Args:
+        model: A compiled Keras model whose step is Keras's own.
+        batch: A structure as the step takes it.
+
+    Raises:
+        WrongUse: It has none.
+    """
+    import keras
+
+    own_loss = type(model).compute_loss is not keras.Model.compute_loss
+    if model._compile_loss is not None and not own_loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+        raise WrongUse(
+            "A model that was compiled with a loss needs targets",
+            "Give (x, y): fit(x, y), or a pipeline or dataset whose rows are (x, y).",
+            y=None,
+        )
+
+
 def check_losses(model: Any) -> None:
     """Refuse losses of Keras that are a ratio over all rows: of each replica's rows they are others.
 

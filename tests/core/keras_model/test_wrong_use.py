@@ -9,6 +9,10 @@ ELSEWHERE = (
     "WrongUse: A model must be used with the strategy that it was made in. Received: strategy='{}', model_strategy={}. "
     "Leave the other strategy's scope, or make the model there."
 )
+NO_TARGETS = (
+    "WrongUse: A model that was compiled with a loss needs targets. Received: y=None. Give (x, y): fit(x, y), or a pipeline or "
+    "dataset whose rows are (x, y)."
+)
 EXPECTED = {
     "no model": "WrongUse: A Keras model is needed. Received: model='Dense'. Use gd.TrainStep for another callable.",
     "unknown draws": "WrongUse: draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
@@ -39,6 +43,8 @@ EXPECTED = {
     "batch_size=4. Put them into the pipeline.",
     "a pipeline that is distributed": "WrongUse: A model is given a pipeline, which it distributes itself. Received: "
     "x='Distributed'. Leave out its distribute(...).",
+    "no targets": NO_TARGETS,
+    "an evaluation without targets": NO_TARGETS,
     "a split of a pipeline": "ValueError: Argument `validation_split` is only supported for tensors or NumPy arrays."
     "Found incompatible type in the input: [<class 'gpudist_core.pipelines.pipeline.Pipeline'>]",
     "weights of classes that are not numbered": "WrongUse: A class is a number. Received: dtype='string'. Number the "

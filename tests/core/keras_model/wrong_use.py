@@ -88,6 +88,8 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
         "an epoch of no batches": lambda: model.fit(x, y, steps_per_epoch=-1, verbose=0),
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
         "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
+        "no targets": lambda: model.fit(x, verbose=0),
+        "an evaluation without targets": lambda: model.evaluate(x, verbose=0),
         "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),
         "weights of classes that are not numbered": lambda: model.fit(words, class_weight={1: 2.0}),
         "weights of classes and rows": lambda: model.fit(weighted, class_weight={1: 2.0}),

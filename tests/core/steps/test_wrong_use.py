@@ -48,6 +48,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
     beside_values = keras.metrics.Mean(name="mean")
+    foreign = tf.Variable(1.0, name="foreign")
     outside, other, beside = make(), keras.optimizers.SGD(0.1), keras.metrics.SparseCategoricalAccuracy()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = TrainStep(model, optimizer, loss)
@@ -84,11 +85,14 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
         "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
         "no loss": lambda: TrainStep(model, optimizer, None),
+        "an unknown loss": lambda: TrainStep(model, optimizer, "nonsense"),
         "a loss of three": lambda: TrainStep(model, optimizer, _of_three),
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
         "optimizer outside": lambda: TrainStep(model, other, loss),
         "metric outside": lambda: TrainStep(model, optimizer, loss, metrics=[beside]),
+        "variable outside": lambda: TrainStep(model, optimizer, loss, variables=[*model.trainable_variables, foreign]),
+        "made inside run": lambda: where.run(lambda: TrainStep(model, optimizer, loss)),
         "plain batch": lambda: step((images, labels)),
         "no pair": lambda: step(batch[0]),
         "no batch": lambda: step.several([]),
@@ -141,6 +145,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "1 means no accumulation.",
         "no loss": "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name. "
         "Received: loss=None. Give one.",
+        "an unknown loss": "The name of a loss must be one of Keras's. Received: loss='nonsense'. keras.losses lists them, or "
+        "give a function.",
         "a loss of three": "A loss must take (y, y_pred): what the batch has and what the model made of it. Received: "
         "loss='_of_three(model, x, y)'. The step calls the model itself; the loss gives a value for each row.",
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
@@ -150,6 +156,10 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "optimizer outside": "The optimizer must be made in the scope of the step's strategy. Received: variable='iteration', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+        "variable outside": "The variable that is trained must be made in the scope of the step's strategy. Received: "
+        "variable='foreign:0', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+        "made inside run": "A step must be made outside Strategy.run. Received: strategy='MirroredStrategy'. Make it once, "
+        "beside model and optimizer, and call it with batches.",
         "plain batch": "A batch must hold one part for each replica. Received: batch=['ndarray', 'ndarray']. Take it from "
         "Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
         "no pair": "A batch must be (x, y) or (x, y, weight). Received: batch='PerReplica'. "
