@@ -79,11 +79,22 @@ def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
 
     Returns:
         The structure with a `PerReplica` for each tensor; the tensors themselves where there is one replica.
+
+    Raises:
+        WrongUse: There are more or fewer values than replicas.
     """
     import tensorflow as tf
 
+    replicas = replicas_of(strategy)
+    if len(values) != len(replicas.devices):
+        raise WrongUse(
+            "There is one value for each replica of this host",
+            "Give as many.",
+            values=len(values),
+            replicas=len(replicas.devices),
+        )
     flat = [tf.nest.flatten(value) for value in values]
-    first = replicas_of(strategy).first
+    first = replicas.first
 
     def pick(position: int) -> Any:
         return strategy.experimental_distribute_values_from_function(

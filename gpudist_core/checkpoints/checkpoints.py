@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from typing import Any, NoReturn, final
 
 from gpudist_core.checkpoints import arguments, restoring, saving
 from gpudist_core.checkpoints.background import Background
-from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, Foreign, Preempted, SaveFailed, refusal
+from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, refusal
 from gpudist_core.checkpoints.fit import CallbackMethods, Fit
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.hosts import Hosts
+from gpudist_core.checkpoints.lock import IN_USE
 from gpudist_core.checkpoints.preemption import Notice
 from gpudist_core.checkpoints.run import Run
 from gpudist_core.errors import WrongUse
@@ -141,6 +143,7 @@ class Checkpoints(CallbackMethods):
     def _restore(self, required: bool, stacklevel: int) -> Restored | None:
         hosts = self._open()
         self._settle()
+        self._other_writer()
         self._run.build()
         items = self._run.items()
         steps = hosts.training.all_gather("restoring", self._folder.steps())[0]
@@ -265,6 +268,8 @@ class Checkpoints(CallbackMethods):
         hosts, self._hosts = self._hosts, None
         notice, self._notice = self._notice, None
         atexit.unregister(self.close)
+        if _writers.get(self._folder.path.resolve()) is self:
+            del _writers[self._folder.path.resolve()]
         try:
             self.wait()
         finally:
@@ -334,6 +339,7 @@ class Checkpoints(CallbackMethods):
         """Become the one run that writes into the folder, once."""
         hosts = self._open()
         if self._notice is None:
+            self._take_over(hosts)
             hosts.claim()
             there = hosts.training.all_gather("looking for checkpoints", self._folder.steps())[0]
             if there and not self._has_looked:
@@ -346,6 +352,31 @@ class Checkpoints(CallbackMethods):
             self._has_looked = True
             self._notice = Notice(self._signals, hosts.agreement())
         return hosts
+
+    def _take_over(self, hosts: Hosts) -> None:
+        """Become the one of this process that writes into the folder; another that still does is not in the way where this one
+        goes on from what it has saved.
+        """
+        other = self._other_writer()
+        if other is not None:
+            there = hosts.training.all_gather("looking for checkpoints", self._folder.steps())[0]
+            if there and self._saved != there[0]:
+                raise FolderInUse(
+                    f"{IN_USE}. Received: folder={str(self._folder.path)!r}, in use by another gd.Checkpoints of this process. "
+                    "Give this one a folder of its own, or keep both models with one: extra={...}."
+                )
+            with contextlib.suppress(SaveFailed):
+                other.close()
+        _writers[self._folder.path.resolve()] = self
+
+    def _other_writer(self) -> Checkpoints | None:
+        """Who else of this process writes into the folder, once what it has begun is written."""
+        other = _writers.get(self._folder.path.resolve())
+        if other is None or other is self:
+            return None
+        with contextlib.suppress(SaveFailed):
+            other.wait()
+        return other
 
     def _try(self, step: int, items: list[Any]) -> tuple[restoring.Opened | None, str]:
         """Open a checkpoint on all hosts; one that cannot be used on one host is not used on any."""
@@ -395,6 +426,10 @@ class Checkpoints(CallbackMethods):
         self._writing = None
         if over is not None and warn:
             warnings.warn(str(over), stacklevel=4)
+
+
+_writers: dict[Path, Checkpoints] = {}
+"""By folder who of this process writes into it."""
 
 
 def _checked(step: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -38,11 +39,9 @@ class Collector:
         known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
         slots = list(_unique(known))
         called = names.of_slots(slots, by_path, names.Numbered())
-        shards = {names.path_of(v).replace("/", "_"): _shard_of(v) for v in variables}
-        return [
-            self.item(f"{group}/{name}", slot, shards.get(names.owner_of(names.path_of(slot), shards) or ""))
-            for name, slot in zip(called, slots, strict=True)
-        ]
+        trained = optimizers.trained_by(optimizer) if hasattr(optimizer, "apply") and getattr(optimizer, "built", False) else []
+        owners = _shards_of_owners(slots, list(_unique([*trained, *variables])))
+        return [self.item(f"{group}/{name}", slot, owner) for name, slot, owner in zip(called, slots, owners, strict=True)]
 
     def of_metrics(self, model: Any) -> list[Item]:
         """The items of the metrics that a Keras model was compiled with."""
@@ -123,6 +122,24 @@ def _shard_of(variable: Any) -> Any:
     from gpudist_core.upstream import models
 
     return getattr(variable, "_gpudist_shard", None) or getattr(models.plain(variable), "_gpudist_shard", None)
+
+
+def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
+    """Of each slot how the table lies over the replicas that it is one of; None for those of other variables.
+
+    Tables may have one name: the optimizer makes their slots in the order of its variables.
+    """
+    shards: dict[str, list[Any]] = {}
+    for variable in variables:
+        shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(_shard_of(variable))
+    seen: Counter[str] = Counter()
+    found = []
+    for slot in slots:
+        path = names.path_of(slot)
+        of_name = shards.get(names.owner_of(path, shards) or "", [None])
+        found.append(of_name[min(seen[path], len(of_name) - 1)])
+        seen[path] += 1
+    return found
 
 
 def _unique(variables: Iterable[Any]) -> Iterator[Any]:
