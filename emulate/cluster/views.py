@@ -192,10 +192,11 @@ def _mounts_below(folder: Path) -> list[Path]:
 def _size(folder: Path, without: Path) -> int:
     total = 0
     for entry in _entries(folder, without):
-        if entry.is_dir(follow_symlinks=False):
-            total += _size(Path(entry.path), without)
-        elif not entry.is_symlink():
-            total += entry.stat(follow_symlinks=False).st_size
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+            if entry.is_dir(follow_symlinks=False):
+                total += _size(Path(entry.path), without)
+            elif not entry.is_symlink():
+                total += entry.stat(follow_symlinks=False).st_size
         if total > COPY_LIMIT:
             break
     return total
@@ -204,7 +205,12 @@ def _size(folder: Path, without: Path) -> int:
 def _entries(folder: Path, without: Path) -> Iterator[os.DirEntry[str]]:
     """What of a folder has to be copied: not the run's own folder, and nothing a program does not write to."""
     with os.scandir(folder) as entries:
-        yield from (entry for entry in entries if Path(entry.path) != without and not _is_linked(entry))
+        yield from (entry for entry in entries if not _is_of_runs(Path(entry.path), without) and not _is_linked(entry))
+
+
+def _is_of_runs(path: Path, own: Path) -> bool:
+    """Whether a folder is the run's own, or that of another run beside it, which writes and removes there meanwhile."""
+    return path == own or (path.parent == own.parent and (path / "host-0").exists())
 
 
 def _is_linked(entry: os.DirEntry[str]) -> bool:
@@ -216,14 +222,15 @@ def _copy_tree(folder: Path, target: Path, without: Path) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
             new = target / entry.name
-            if Path(entry.path) == without:
+            if _is_of_runs(Path(entry.path), without):
                 continue
-            if _is_linked(entry):
-                new.symlink_to(entry.path)
-            elif entry.is_dir(follow_symlinks=False):
-                _copy_tree(Path(entry.path), new, without)
-            elif entry.is_symlink() or entry.is_file():
-                _copy_file(entry, new)
+            with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                if _is_linked(entry):
+                    new.symlink_to(entry.path)
+                elif entry.is_dir(follow_symlinks=False):
+                    _copy_tree(Path(entry.path), new, without)
+                elif entry.is_symlink() or entry.is_file():
+                    _copy_file(entry, new)
     shutil.copystat(folder, target)
 
 

@@ -354,8 +354,9 @@ class Checkpoints(CallbackMethods):
         return hosts
 
     def _take_over(self, hosts: Hosts) -> None:
-        """Become the one of this process that writes into the folder; another that still does is not in the way where this one
-        goes on from what it has saved.
+        """Become the one of this process that writes into the folder.
+
+        Another that does is not in the way where this one goes on from what that has saved.
         """
         other = self._other_writer()
         if other is not None:

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from emulate.cluster import HostContext, RunningCluster
+from emulate.cluster import HostContext, RunningCluster, describe_isolation
 from emulate.cluster.roles import hold_ports
 from emulate.cluster.views import Views, outermost
 from tests.emulate.cluster.helpers import Ran, events_until, start_python
+
+REFUSALS = {name: told["why"] for name, told in describe_isolation().items()}
+needs_network = pytest.mark.skipif(bool(REFUSALS["own_network"]), reason=f"no networks here: {REFUSALS['own_network']}")
+needs_views = pytest.mark.skipif(bool(REFUSALS["copy_on_write"]), reason=f"no views here: {REFUSALS['copy_on_write']}")
 
 Run = Callable[..., Ran]
 Launch = Callable[..., RunningCluster]
@@ -35,11 +39,11 @@ os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
 REFUSED = """
 import ctypes, os, sys
 uid = os.getuid()
-assert ctypes.CDLL(None).unshare(0x10000000) == 0
 from pathlib import Path
-Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-for kind in ("user", "net", "mnt"):
-    Path(f"/proc/sys/user/max_{kind}_namespaces").write_text("0")
+if ctypes.CDLL(None).unshare(0x10000000) == 0:  # else the system allows none anyway
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+    for kind in ("user", "net", "mnt"):
+        Path(f"/proc/sys/user/max_{kind}_namespaces").write_text("0")
 os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:]])
 """
 SUPERVISOR = """
@@ -93,6 +97,8 @@ def supervise(how: str, folder: Path, topology: str) -> Any:
     return json.loads(out)
 
 
+@needs_network
+@needs_views
 def test_a_program_may_change_its_folder_and_the_users_files_stay(run: Run, users: Path) -> None:
     before = content(users)
     ran = run("2x1", edit, views=(users,), cwd=users)
@@ -205,6 +211,7 @@ def test_every_cluster_has_the_same_ports_to_itself(launch: Launch, tmp_path: Pa
             assert [outcome.value for outcome in cluster.outcomes] == [True, True]
 
 
+@needs_network
 def test_a_network_of_its_own_reaches_nothing_outside_and_the_users_is_left_alone(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -230,6 +237,8 @@ def test_a_held_port_goes_to_its_host_and_to_nobody_else() -> None:
             server.listen()
 
 
+@needs_network
+@needs_views
 def test_it_works_for_somebody_without_rights(users: Path) -> None:
     before = content(users)
     said = supervise(UNPRIVILEGED, users, "2x1")
@@ -278,3 +287,15 @@ def test_what_lies_beside_and_above_a_copied_folder_is_found_from_its_copy(tmp_p
     assert views.original(f'File "{script}"') == f'File "{tmp_path / "scripts" / "train.py"}"'
     views.remove()
     assert {file.read_text() for file in tmp_path.glob("*/file")} == {"data", "scripts", "work", "run"}
+
+
+def test_a_copy_has_nothing_of_the_runs_beside_this_one(tmp_path: Path) -> None:
+    """They write there, and remove it, while it is copied."""
+    for name in ("kept/own", "kept/beside/host-0", "kept/beside/views/copy", "kept/of the user's"):
+        (tmp_path / "work" / name).mkdir(parents=True)
+        (tmp_path / "work" / name / "file").write_text(name)
+    views = Views(tmp_path / "work" / "kept" / "own")
+    assert len(views.show([tmp_path / "work"], "refused")) == 1
+    copy = views.path(tmp_path / "work")
+    assert sorted(str(path.relative_to(copy)) for path in copy.rglob("file")) == ["kept/of the user's/file"]
+    views.remove()
