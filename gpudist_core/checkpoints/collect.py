@@ -99,6 +99,8 @@ def _variables_of(value: Any) -> list[Any]:
     """The variables in what a user calls worth keeping."""
     import tensorflow as tf
 
+    from gpudist_core.static import ShardedTable
+
     if isinstance(value, tf.random.Generator):
         return [_State("generator", value.state)]
     if isinstance(value, Mapping):
@@ -107,6 +109,8 @@ def _variables_of(value: Any) -> list[Any]:
         return [v for inner in value for v in _variables_of(inner)]
     if isinstance(value, tf.Variable):
         return [value]
+    if isinstance(value, ShardedTable):
+        return [value.variable]
     variables = getattr(value, "variables", None)
     if variables is None and not (hasattr(value, "assign") and hasattr(value, "dtype")):
         raise WrongUse(

@@ -76,10 +76,10 @@ class Fit:
         from gpudist_core.upstream import trainer
 
         run, model = self._run, self._model
-        run.model = model if run.model is None else run.model
-        run.optimizer = getattr(model, "optimizer", None) if run.optimizer is None else run.optimizer
-        run.pipeline = getattr(model, "_gpudist_pipeline", None) if run.pipeline is None else run.pipeline
-        run.step = getattr(model, "_gpudist_step", None) if run.step is None else run.step
+        run.take("model", model)
+        run.take("optimizer", getattr(model, "optimizer", None))
+        run.take("pipeline", getattr(model, "_gpudist_pipeline", None))
+        run.take("step", getattr(model, "_gpudist_step", None))
         known = [run.optimizer, *run.extra.values()]
         run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
         for one in run.others:

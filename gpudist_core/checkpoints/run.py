@@ -30,6 +30,7 @@ class Run:
         extra: Variables, metrics, random generators, objects with `state()` and `restore(state)`, by names.
         strategy: Where the variables were made.
         others: More optimizers, which the model keeps for a step of its own.
+        taken: Which parts are those of the model that `fit` trains: another `fit` may have others.
     """
 
     model: Any = None
@@ -39,6 +40,13 @@ class Run:
     extra: Mapping[str, Any] = field(default_factory=dict)
     strategy: Any = None
     others: Sequence[Any] = ()
+    taken: set[str] = field(default_factory=set)
+
+    def take(self, part: str, value: Any) -> None:
+        """A part as `fit` finds it, unless the user has named one."""
+        if getattr(self, part) is None or part in self.taken:
+            setattr(self, part, value)
+            self.taken.add(part)
 
     def complete(self) -> None:
         """Fill in what follows from the rest."""

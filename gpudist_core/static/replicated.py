@@ -25,6 +25,7 @@ from gpudist_core.static import context, memory
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import Source, source_of
 from gpudist_core.upstream import static as upstream
+from gpudist_core.values import is_whole
 
 _TOO_LARGE = "Use gd.shard, which keeps one slice on each device."
 
@@ -152,7 +153,9 @@ class Replicated:
         context.check_eager("Replicated.update_rows")
         rows = np.asarray(values, self.dtype.as_numpy_dtype)
         shape = tuple(self.shape)
-        if not shape or rows.shape[1:] != shape[1:] or rows.ndim != len(shape) or not 0 <= start <= shape[0] - len(rows):
+        start = start.numpy() if isinstance(start, tf.Tensor) else start
+        fits = bool(shape) and rows.shape[1:] == shape[1:] and rows.ndim == len(shape)
+        if not fits or not is_whole(start, 0) or start > shape[0] - len(rows):
             raise WrongUse(
                 "Rows to update must be rows of the tensor",
                 "Mend start or values.",
@@ -179,7 +182,12 @@ class Replicated:
 
         Args:
             state: The state of a tensor of the same shape.
+
+        Raises:
+            WrongUse: It is none.
         """
+        if not isinstance(state, dict) or "values" not in state:
+            raise WrongUse("A state is what Replicated.state() returned", "Give that.", state=state)
         self.assign(state["values"])
 
     def __len__(self) -> int:

@@ -29,6 +29,7 @@ from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import PIECE_BYTES, Source, numeric, source_of
 from gpudist_core.upstream import central_storage
 from gpudist_core.upstream import static as upstream
+from gpudist_core.values import is_whole
 
 Array = NDArray[Any]
 _TOO_LARGE = "Use more devices, each of which holds a smaller slice, or a smaller dtype."
@@ -400,7 +401,7 @@ def _unfilled(shape: Sequence[int] | None, dtype: Any) -> Source:
 
 
 def _axis(axis: int, shape: tuple[int, ...]) -> int:
-    if not -len(shape) <= axis < len(shape):
+    if not is_whole(axis) or not -len(shape) <= axis < len(shape):
         raise WrongUse("The axis must be one of the tensor's", "Axes count from 0.", axis=axis, shape=shape)
     return axis % len(shape)
 

@@ -48,7 +48,10 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> Any:
     Raises:
         WrongUse: When the losses are one number, or cannot be those of rows by their shape.
     """
-    values = tf.cast(loss(y, y_pred), tf.float32)
+    given = loss(y, y_pred)
+    if given is None:
+        raise WrongUse("per_example_loss returns a loss for each row", "Return it.", loss=None)
+    values = tf.cast(given, tf.float32)
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
         raise WrongUse(
             "per_example_loss gives a loss for each row, so that rows weigh the same on every replica",

@@ -17,6 +17,7 @@ from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
+from gpudist_core.values import is_whole
 
 DRAWS = ("replica", "row")
 
@@ -211,7 +212,7 @@ class TrainStep:
         Raises:
             WrongUse: Where it was taken with another `accumulate`.
         """
-        if not isinstance(state, Mapping) or "pending" not in state:
+        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
             raise WrongUse("A state is what TrainStep.state() returned", "Give that.", state=state)
         pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
         if pending >= self.accumulate or (pending and of != self.accumulate):

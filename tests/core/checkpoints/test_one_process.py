@@ -44,7 +44,7 @@ def test_two_checkpoints_of_one_process_do_not_write_into_one_folder(on_hosts: O
     assert (seen["restored"], seen["then"]) == (2, ["step-00000003", "step-00000002", "step-00000001"])
 
 
-def _tables(folder: str | None, steps: int) -> list[Any]:
+def _tables(folder: str | None, steps: int, extra: bool = False) -> list[Any]:
     """Two tables of one name, trained beside a model that does not know them; where there is a folder, gone on from it."""
     import keras
     import tensorflow as tf
@@ -69,7 +69,8 @@ def _tables(folder: str | None, steps: int) -> list[Any]:
     step = gd.TrainStep(Model(), optimizer, loss, variables=trained, strategy=where)
     rows = np.arange(24)
     pipeline = gd.Pipeline.from_arrays((rows % 7, rows % 3), global_batch_size=8)
-    checkpoints = gd.Checkpoints(folder, step=step, pipeline=pipeline) if folder else None
+    named = {"one": tables[0], "other": tables[1].variable} if extra else {}
+    checkpoints = gd.Checkpoints(folder, step=step, pipeline=pipeline, extra=named) if folder else None
     if checkpoints is not None:
         checkpoints.restore()
     distributed = pipeline.distribute(where)
@@ -97,6 +98,14 @@ def test_slots_of_tables_beside_the_model_go_on_on_any_topology(
         np.testing.assert_allclose(one, other, atol=2e-5)
 
 
+def test_a_table_may_be_named_among_what_is_kept_besides(on_hosts: OnHosts, tmp_path: Path) -> None:
+    (whole,) = on_hosts("1x2", _tables, None, 6)
+    on_hosts("1x2", _tables, str(tmp_path), 3, True)
+    (resumed,) = on_hosts("1x2", _tables, str(tmp_path), 3, True)
+    for one, other in zip(whole, resumed, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def _values(count: int) -> str:
     import tensorflow as tf
 
@@ -113,3 +122,32 @@ def test_there_is_one_value_for_each_replica(on_hosts: OnHosts) -> None:
     told = "There is one value for each replica of this host. Received: values={}, replicas=2. Give as many."
     said = [on_hosts("1x2", _values, count)[0] for count in (0, 1, 2, 3)]
     assert said == [told.format(0), told.format(1), "nothing", told.format(3)]
+
+
+def _fits(folder: str | None, epochs: list[int], recompiles: bool) -> list[Any]:
+    """One callback in fit after fit."""
+    import keras
+
+    import gpudist_core as gd
+
+    keras.utils.set_random_seed(5)
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(50, 4)).astype("float32"), rng.integers(0, 3, 50)
+    with gd.make_strategy().scope():
+        model = gd.distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]))
+    callbacks = [gd.Checkpoints(folder)] if folder else []
+    for number, end in enumerate(epochs):
+        if number == 0 or recompiles:
+            model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.fit(rows, labels, batch_size=10, epochs=end, callbacks=callbacks, verbose=0)
+    return [np.asarray(weight) for weight in model.get_weights()]
+
+
+@pytest.mark.parametrize("recompiles", [False, True], ids=["as it was compiled", "compiled again"])
+def test_a_callback_of_an_earlier_fit_goes_on_with_the_rows_and_the_optimizer_of_this_one(
+    on_hosts: OnHosts, tmp_path: Path, recompiles: bool
+) -> None:
+    (whole,) = on_hosts("1x2", _fits, None, [3], False)
+    (parts,) = on_hosts("1x2", _fits, str(tmp_path), [1, 2, 3], recompiles)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)

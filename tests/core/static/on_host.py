@@ -107,6 +107,9 @@ def refusals() -> dict[str, str]:
     other = tf.distribute.OneDeviceStrategy("CPU:0")
     calls: dict[str, Any] = {
         "axis": lambda: gd.shard(TABLE, where, axis=2),
+        "axis in letters": lambda: gd.shard(TABLE, where, axis="0"),
+        "half a row to update": lambda: copies.update_rows(1.5, TABLE[:2]),
+        "no state": lambda: copies.restore({"x": 1}),
         "two sources": lambda: gd.shard(TABLE, where, initializer=lambda start, shape: np.zeros(shape)),
         "inside": lambda: where.run(lambda: gd.shard(TABLE, where)),
         "a copy inside": lambda: where.run(lambda: gd.replicate(TABLE, where)),

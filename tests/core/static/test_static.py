@@ -130,6 +130,9 @@ def test_a_replicated_tensor_is_there_once_on_each_device(on_hosts: OnHosts, top
 
 REFUSALS = {
     "axis": r"WrongUse: The axis must be one of the tensor's. Received: axis=2, shape=(11, 6). Axes count from 0.",
+    "axis in letters": "WrongUse: The axis must be one of the tensor's. Received: axis='0', shape=(11, 6). Axes count from 0.",
+    "half a row to update": "WrongUse: Rows to update must be rows of the tensor. Received: start=1.5, values=(2, 6), shape=",
+    "no state": "WrongUse: A state is what Replicated.state() returned. Received: state={'x': 1}. Give that.",
     "two sources": "WrongUse: A table comes of a tensor or of an initializer. Received: tensor='ndarray', initializer=<func",
     "an initializer by name": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
     "by their numbers alone, so that each device makes its own slice. Received: initializer='uniform'. Take gpudist_core.",

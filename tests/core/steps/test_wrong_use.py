@@ -80,6 +80,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "names of variables": lambda: TrainStep(model, optimizer, loss, variables=["kernel"]),
         "losses of classes": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(y_pred, 0))(batch),
         "no state": lambda: step.restore({}),
+        "a state in letters": lambda: step.restore({"pending": "x"}),
+        "losses of nothing": lambda: TrainStep(model, optimizer, lambda y, y_pred: None)(batch),
         "weights of another form": lambda: step((*batch, per_column)),
         "parts for others": lambda: alone(batch),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
@@ -134,6 +136,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Give those that are trained: variables=model.trainable_variables.",
         "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
         "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
+        "a state in letters": "A state is what TrainStep.state() returned. Received: state={'pending': 'x'}. Give that.",
+        "losses of nothing": "per_example_loss returns a loss for each row. Received: loss=None. Return it.",
         "no state": "A state is what TrainStep.state() returned. Received: state={}. Give that.",
         "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
         "weight_shape=(6, 2), losses_shape=(6,). Give it the shape (rows,), or that of the losses.",
