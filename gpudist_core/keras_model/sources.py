@@ -197,6 +197,8 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     import tensorflow as tf
 
     x = data["x"]
+    if x is None:
+        raise WrongUse("fit, evaluate and predict need data", "Give arrays, a tf.data.Dataset or a gd.Pipeline.", x=None)
     if isinstance(x, Pipeline):
         return FromPipeline(_of_pipeline(x, data), strategy, moves=training)
     if isinstance(x, Distributed):

@@ -28,6 +28,12 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
     """
     import tensorflow as tf
 
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        raise WrongUse(
+            "Ids must be a dense tensor",
+            "Look up ids.values (ragged: tf.ragged.map_flat_values(table.lookup, ids) keeps the rows).",
+            ids=type(ids).__name__,
+        )
     ids = tf.convert_to_tensor(ids)
     if not ids.dtype.is_integer:
         raise WrongUse("Ids must be integers", "Cast them.", ids=ids.dtype.name)

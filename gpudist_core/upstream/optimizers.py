@@ -209,6 +209,13 @@ class _Base:
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         me: Any = self
+        grads = list(grads)
+        if grads and all(grad is None for grad in grads):
+            raise WrongUse(
+                "A loss must have a gradient for one of the variables that are trained, or more",
+                "Make it of the model's outputs by operations that have gradients: no argmax, rounding or cast to integers.",
+                gradients=f"{len(grads)} times None",
+            )
         if not me.built and trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             _build_outside(self, trainable_variables)

@@ -43,6 +43,8 @@ EXPECTED = {
     "batch_size=4. Put them into the pipeline.",
     "a pipeline that is distributed": "WrongUse: A model is given a pipeline, which it distributes itself. Received: "
     "x='Distributed'. Leave out its distribute(...).",
+    "no data": "WrongUse: fit, evaluate and predict need data. Received: x=None. "
+    "Give arrays, a tf.data.Dataset or a gd.Pipeline.",
     "no targets": NO_TARGETS,
     "an evaluation without targets": NO_TARGETS,
     "a split of a pipeline": "ValueError: Argument `validation_split` is only supported for tensors or NumPy arrays."

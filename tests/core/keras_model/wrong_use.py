@@ -88,6 +88,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
         "an epoch of no batches": lambda: model.fit(x, y, steps_per_epoch=-1, verbose=0),
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
         "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
+        "no data": lambda: model.fit(None),
         "no targets": lambda: model.fit(x, verbose=0),
         "an evaluation without targets": lambda: model.evaluate(x, verbose=0),
         "a split of a pipeline": lambda: model.fit(data, validation_split=0.5),

@@ -131,6 +131,7 @@ def refusals() -> dict[str, str]:
         "large": lambda: gd.shard(None, where, shape=(1 << 44, 4), initializer=lambda start, shape: np.zeros(shape)),
         "large copy": lambda: gd.replicate(iter(()), where, shape=(1 << 44, 4)),
         "id": lambda: tf.function(lambda: where.run(lambda: table.lookup([11])))(),
+        "ragged ids": lambda: where.run(lambda: table.lookup(tf.ragged.constant([[1, 2], [3]]))),
         "x": lambda: where.run(lambda: table.matmul(tf.ones([2, 3]))),
         "not a strategy": lambda: gd.replicate(TABLE, "GPU:0"),
     }

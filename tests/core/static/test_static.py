@@ -155,6 +155,7 @@ REFUSALS = {
     "large": "Unavailable: A static tensor must fit where it is kept. Received: needed=281474976710656 bytes (",
     "large copy": "Unavailable: A static tensor must fit where it is kept. Received: needed=562949953421312 bytes",
     "id": "InvalidArgumentError: ",
+    "ragged ids": "WrongUse: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: tf.ragged.",
     "x": "WrongUse: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Mend the shapes.",
     "not a strategy": "WrongUse: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
 }

@@ -81,6 +81,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "losses of classes": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(y_pred, 0))(batch),
         "no state": lambda: step.restore({}),
         "a state in letters": lambda: step.restore({"pending": "x"}),
+        "losses without gradients": lambda: TrainStep(model, optimizer, lambda y, p: tf.argmax(p, -1))(batch),
         "losses of nothing": lambda: TrainStep(model, optimizer, lambda y, y_pred: None)(batch),
         "weights of another form": lambda: step((*batch, per_column)),
         "parts for others": lambda: alone(batch),
@@ -137,6 +138,9 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
         "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
         "a state in letters": "A state is what TrainStep.state() returned. Received: state={'pending': 'x'}. Give that.",
+        "losses without gradients": "A loss must have a gradient for one of the variables that are trained, or more. Received: "
+        "gradients='2 times None'. Make it of the model's outputs by operations that have gradients: no argmax, rounding or "
+        "cast to integers.",
         "losses of nothing": "per_example_loss returns a loss for each row. Received: loss=None. Return it.",
         "no state": "A state is what TrainStep.state() returned. Received: state={}. Give that.",
         "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
