@@ -63,6 +63,7 @@ class ProbePlan:
         replay: Rows to take from another run.
         own_seeds: Each host is seeded with another number, as where nobody seeds them.
         own_hashes: Each host hashes strings in its own way, as real ones do.
+        own_listing: The hosts after the first list folders in another order, as those with other disks do.
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
@@ -88,6 +89,7 @@ class ProbePlan:
     replay: Replay | None = None
     own_seeds: bool = False
     own_hashes: bool = False
+    own_listing: bool = False
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import sys
@@ -14,8 +15,10 @@ from typing import Any
 from emulate.errors import WrongUse
 from emulate.program import source
 from emulate.program.folder import working_directory
-from emulate.program.hashing import hash_places
+from emulate.program.hashing import hashes
+from emulate.program.listing import lists_a_folder
 from emulate.program.pickling import pickle_by_value
+from emulate.program.places import places
 
 
 @dataclass(frozen=True)
@@ -132,9 +135,16 @@ class Program:
 
     def hash_places(self) -> list[str]:
         """Where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
+        return self._places(hashes)
+
+    def listing_places(self) -> list[str]:
+        """Where its own source lists folders."""
+        return self._places(lists_a_folder)
+
+    def _places(self, is_one: Callable[[ast.expr], bool]) -> list[str]:
         file = self.file or self.written
         roots = (self.cwd, *([self.import_root] if self.import_root else []))
-        return [] if file is None else hash_places(file, roots)
+        return [] if file is None else places(file, roots, is_one)
 
     @property
     def imports(self) -> tuple[str, ...]:

@@ -101,6 +101,9 @@ class Case:
         own_draws: The same with the program's own draws, untouched.
         own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
         hash_places: Where the program makes sets or asks for hashes.
+        own_listing: Makes it with folders that the hosts after the first list in another order; None where that would show
+            nothing.
+        listing_places: Where the program lists folders.
         outcome: How the run ended.
         recovery: What became of the program with faults.
         order_matters: Whether the order of the rows in a batch matters to the program.
@@ -125,6 +128,8 @@ class Case:
         own_draws: Callable[[], RunResult | None] = _not_made,
         own_hashes: Callable[[], RunResult | None] = _not_made,
         hash_places: Sequence[str] = (),
+        own_listing: Callable[[], RunResult | None] = _not_made,
+        listing_places: Sequence[str] = (),
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
         order_matters: bool = False,
@@ -144,9 +149,9 @@ class Case:
         self.clips_the_sum = False
         self._rerun = rerun
         self._confirm = confirm
-        self.hash_places = hash_places
+        self.hash_places, self.listing_places = hash_places, listing_places
         self._own_seeds, self._own_draws = own_seeds, own_draws
-        self._own_hashes = own_hashes
+        self._own_hashes, self._own_listing = own_hashes, own_listing
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         self._kept: tuple[str, ...] = ()
         self._base: Comparison | None = None
@@ -183,6 +188,11 @@ class Case:
     def with_own_hashes(self) -> RunResult | None:
         """The run of `topology` with hosts that hash strings in their own ways, where the program makes something of hashes."""
         return self._own_hashes()
+
+    @cached_property
+    def with_own_listing(self) -> RunResult | None:
+        """The run of `topology` with folders that the hosts after the first list in another order, where the program does."""
+        return self._own_listing()
 
     @cached_property
     def facts(self) -> Facts:

@@ -10,6 +10,7 @@ from emulate import devices
 from emulate.imports import when_imported
 from emulate.probe import Probe, ProbePlan, Writes
 from emulate.program import Program
+from emulate.verify.listing import list_in_another_order
 from emulate.verify.seeding import Seeding
 
 COMPARABLE_ON_GPUS = {
@@ -77,6 +78,8 @@ class RecordedProgram:
         if self.seed is not None:
             host = context.host if self.plan.own_seeds else None
             Seeding(self.seed, self.precision, host=host, told=probe.seeded).install()
+        if self.plan.own_listing and context.host:
+            list_in_another_order()
         probe.install()
         _finish_at_exit(probe)
         try:

@@ -278,6 +278,22 @@ def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
     return found
 
 
+def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tuple[str, ...]]:
+    """The inputs of each row that an optimizer's steps consumed, each by its identity.
+
+    Args:
+        trace: Of a run.
+        optimizer: The optimizer.
+        after: Only rows of hosts with a number larger than this.
+
+    Returns:
+        One a row, in the order of steps and replicas; of steps whose inputs were not kept none.
+    """
+    steps = [one for step in complete(trace, optimizer) for one in step.values() if one.host > after]
+    named = ([_names(step, (place,)) for place in step.row_inputs] for step in steps)
+    return [row for names in named if None not in names for row in zip(*filter(None, names), strict=True)]
+
+
 def has_ended(trace: Trace) -> bool:
     """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
     reasons = [event["reason"] for _, event in trace.of("end")]

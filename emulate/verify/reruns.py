@@ -84,10 +84,21 @@ class Reruns:
             return None
         return self._yardsticks.topology(run.topology, replace(base, replay=None, own_hashes=True)).result()
 
+    def with_own_listing(self, run: RunResult, base: Variation) -> RunResult | None:
+        """The topology's run with folders that the hosts after the first list in another order."""
+        if run.status != "ok" or run.topology.num_stepping_hosts == 1 or not self.listing_places:
+            return None
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_listing=True)).result()
+
     @cached_property
     def hash_places(self) -> list[str]:
         """Where the program's own files hang on how strings hash."""
         return self._program.hash_places()
+
+    @cached_property
+    def listing_places(self) -> list[str]:
+        """Where they list folders."""
+        return self._program.listing_places()
 
 
 def _replays(number: int) -> dict[str, Replay]:

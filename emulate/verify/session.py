@@ -244,6 +244,8 @@ class Session:
                 own_draws=lambda: self._reruns.with_own_seeds(run, AS_IT_STANDS),
                 own_hashes=lambda: self._reruns.with_own_hashes(run, base),
                 hash_places=self._reruns.hash_places if run.topology.num_stepping_hosts > 1 else (),
+                own_listing=lambda: self._reruns.with_own_listing(run, base),
+                listing_places=self._reruns.listing_places if run.topology.num_stepping_hosts > 1 else (),
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,

@@ -30,6 +30,7 @@ class Variation:
         replay: The rows come from another run.
         own_seeds: Each host has a seed of its own.
         own_hashes: Each host hashes strings in its own way.
+        own_listing: The hosts after the first list folders in another order.
     """
 
     keyed_draws: bool = False
@@ -37,6 +38,7 @@ class Variation:
     replay: Replay | None = None
     own_seeds: bool = False
     own_hashes: bool = False
+    own_listing: bool = False
 
     def plan(self, seed: int) -> ProbePlan:
         """The probe's plan for it; the runner says where its trace goes."""
@@ -49,6 +51,7 @@ class Variation:
             replay=self.replay,
             own_seeds=self.own_seeds,
             own_hashes=self.own_hashes,
+            own_listing=self.own_listing,
             initial=initial,
         )
 
@@ -57,6 +60,7 @@ class Variation:
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
         parts += ["own seeds"] if self.own_seeds else []
         parts += ["own hashes"] if self.own_hashes else []
+        parts += ["own listing"] if self.own_listing else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
             what += " at tapes" if self.replay.taped else ""

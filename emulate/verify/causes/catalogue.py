@@ -22,6 +22,7 @@ from emulate.verify.causes.endings import (
     UNEQUAL_STEPS,
     WAITS_FOR_DATA,
 )
+from emulate.verify.causes.file_order import FILE_ORDER
 from emulate.verify.causes.final_weights import FINAL_WEIGHTS
 from emulate.verify.causes.framework_limits import FRAMEWORK_LIMIT
 from emulate.verify.causes.hash_order import HASH_ORDER
@@ -83,6 +84,7 @@ _CAUSES: tuple[Cause, ...] = (
     STATIC_IN_GRAPH,
     CACHED_RANDOMNESS,
     HASH_ORDER,
+    FILE_ORDER,
     UNSEEDED_HOSTS,
     IDENTICAL_AUGMENTATION,
     CHECKPOINT_CONFLICT,

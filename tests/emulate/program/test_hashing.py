@@ -32,6 +32,7 @@ def test_what_depends_on_the_order_of_strings_is_found(tmp_path: Path, source: s
     [
         "words = sorted(set(texts))",
         "number = len({word for word in text})",
+        "words = sorted(word for word in set(text))",
         "if mode in {'train', 'eval'}: pass",
         "if mode not in set(modes): pass",
         "layers = {1, 2, 3}",

@@ -129,7 +129,7 @@ def test_rows_that_the_hashes_make_anew_are_hash_order(folder: Folder) -> None:
 
     found = hashed(folder, trained(folder, renumbered, told=ended), whole=True)
     assert codes(found) == ["hash-order"]
-    assert "48 are none that any host has where all hash alike, to the end of the program" in found.causes[0].evidence
+    assert "48 are none that any host has with the same hashes on all hosts, to the end of" in found.causes[0].evidence
     held = hashed(folder, trained(folder, renumbered))
     assert codes(held) == []
     assert any("--steps all tells which" in note for note in held.notes)
@@ -154,6 +154,39 @@ def test_a_program_that_fails_under_other_hashes_is_told_with_its_error(folder: 
     assert codes(found) == ["hash-order"]
     assert f"The program {words} where each host hashes strings in its own way" in found.causes[0].summary
     assert "KeyError: 'word-3'" in found.causes[0].evidence
+
+
+def listed(folder: Folder, own: Trace | None, status: str = "ok", failure: str | None = None) -> Judgement:
+    run = RunResult("2x1 own listing", Topology(2, 1), own, status=status, failure=failure)
+    topology = trained(folder, fixed)
+    return judge(Case(trained(folder, None), topology, own_listing=lambda: run, listing_places=["train.py, line 9"]))
+
+
+def test_shares_that_follow_the_order_of_a_folder_are_file_order(folder: Folder) -> None:
+    found = listed(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
+    assert (found.verdict, codes(found)) == ("divergent", ["file-order"])
+    assert (
+        "depends on the order in which a folder is listed, and every disk has one of its own (train.py"
+        in found.causes[0].summary
+    )
+    assert found.causes[0].evidence.startswith("With folders that the hosts after the first list in another order, of 48 rows")
+
+
+def test_an_order_of_files_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(folder: Folder) -> None:
+    short = {host: fixed(host)[: STEPS * EACH] for host in range(HOSTS)}
+    found = listed(folder, trained(folder, lambda host: shuffled(host, short[host])))
+    assert (found.verdict, codes(found)) == ("equivalent", [])
+    assert any("The order in which a folder is listed decides" in note for note in found.notes)
+    held = listed(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} anew" for row in fixed(1)]))
+    assert codes(held) == []
+    assert any("sorted(...) of what was listed makes it sure" in note for note in held.notes)
+
+
+def test_a_program_that_fails_where_hosts_list_otherwise_is_told_with_its_error(folder: Folder) -> None:
+    found = listed(folder, None, "failed", "Traceback\nFileNotFoundError: part-3\n")
+    assert codes(found) == ["file-order"]
+    assert "The program raises where each host lists folders in an order of its own" in found.causes[0].summary
+    assert found.causes[0].evidence == "With the same order on all hosts it ends: FileNotFoundError: part-3"
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""Where a program does what may come in another order on each host, as its source tells."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from emulate.errors import WrongUse
+from emulate.program.source import parse
+
+_ORDERLESS = ("sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "isinstance")
+"""What takes things in any order and gives the same for each."""
+_MOST = 200
+"""Files that are read at most."""
+
+
+def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], bool]) -> list[str]:
+    """Find expressions in a file and in what it imports from the same folders.
+
+    What is sorted or counted on the spot, and what only serves to look whether something is in it, are left out.
+
+    Args:
+        file: The program's.
+        roots: Folders that its imports are looked for in.
+        is_one: Whether an expression is one.
+
+    Returns:
+        `train.py, line 9`, say, each.
+    """
+    found, seen, to_read = [], set[Path](), [file]
+    while to_read and len(seen) < _MOST:
+        one = to_read.pop(0).resolve()
+        if one in seen:
+            continue
+        seen.add(one)
+        try:
+            tree = parse(one, one.name)
+        except WrongUse:  # the program will say so, if it gets there
+            continue
+        found += [f"{one.name}, line {line}" for line in _lines(tree, is_one)]
+        to_read += _imported(tree, (one.parent, *roots))
+    return found
+
+
+def _lines(tree: ast.Module, is_one: Callable[[ast.expr], bool]) -> list[int]:
+    passed = {id(argument) for node in ast.walk(tree) for argument in _without_order(node)}
+    return sorted(
+        {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and id(node) not in passed and is_one(node)}
+    )
+
+
+def _without_order(node: ast.AST) -> list[ast.expr]:
+    """The parts of a node that may come in any order."""
+    if isinstance(node, ast.Compare):
+        return [right for op, right in zip(node.ops, node.comparators, strict=True) if isinstance(op, (ast.In, ast.NotIn))]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:
+        one_by_one = [part for part in node.args if isinstance(part, (ast.GeneratorExp, ast.ListComp, ast.SetComp))]
+        return [*node.args, *(generator.iter for part in one_by_one for generator in part.generators)]
+    return []
+
+
+def _imported(tree: ast.Module, roots: tuple[Path, ...]) -> Iterator[Path]:
+    """The files of modules in these folders that a module imports."""
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = [base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)]
+        for name in filter(None, names):
+            for root in dict.fromkeys(roots):
+                place = root.joinpath(*name.split("."))
+                yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())

@@ -1,0 +1,121 @@
+"""What hosts of one machine have alike and real hosts have not: the program once more where each has it in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulate.probe.trace import Step, Trace
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import Sign
+from emulate.verify.causes.unseeded_hosts import ends_otherwise, numbers_apart
+from emulate.verify.ledger import has_ended, hosts_of_rows, ledgers, parts_of_rows
+from emulate.verify.measure import complete
+from emulate.verify.result import RunResult
+
+_OTHER = 0.2
+"""Of rows that hang on it at least half change their host or their contents; of rows that do not, none does."""
+_FEWEST = 4
+"""Rows seen in both runs, or in a step, that it takes to tell."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """How it is told.
+
+    Attributes:
+        hangs: What rows and numbers depend on, and on whom: "depends on how ..., and every host ...".
+        each: Each host as it is in that run: "each host hashes ..., as real hosts do".
+        alike: All of them as they are without: "the same hashes on all hosts".
+        as_real: The hosts of that run: "hosts that hash as real ones do".
+        order: A note where every row stays with its host.
+        unseen: A note where that was not seen.
+    """
+
+    hangs: str
+    each: str
+    alike: str
+    as_real: str
+    order: str
+    unseen: str
+
+
+def search(case: Case, run: RunResult | None, places: Sequence[str], words: Words) -> Sign | None:
+    """Look for rows of another host, other rows or other numbers.
+
+    Args:
+        case: Whose topology's run it is compared with; it is told the notes.
+        run: With each host in its own way; None where there is none.
+        places: Where the program's source asks for it.
+        words: How it is told.
+
+    Returns:
+        The sign; None where nothing depends on it.
+    """
+    if run is None or case.has("unseeded-randomness") or case.has("replicas-missing"):
+        return None
+    where = f" ({'; '.join(places[:3])})"
+    if run.status != "ok" or run.trace is None:
+        return ends_otherwise(run, f"{words.each}{where}.", f"With {words.alike} it ends")
+    apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
+    if apart:
+        return _rows(case, run.trace, apart[0], where, words)
+    return numbers_apart(case, run.trace, f"What hosts compute {words.hangs}{where}.", f"With {words.as_real}")
+
+
+def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) -> Sign | None:
+    known, own = hosts_of_rows(case.topology, optimizer), hosts_of_rows(trace, optimizer)
+    # The first host is as before, and keeps its rows: only what the others take tells something.
+    others = {row: hosts - {0} for row, hosts in own.items() if hosts - {0}}
+    common = [row for row in others if row in known]
+    moved = [row for row in common if others[row] - known[row]]
+    summary = f"Which rows a host takes, or what is in them, {words.hangs}{where}."
+    evidence = f"With {words.as_real}, of {len(others)} rows that hosts after the first take "
+    if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
+        return Sign(summary, f"{evidence}{len(moved)} come from another host's share")
+    if len(others) - len(common) < _OTHER * len(others):
+        case.notes.append(words.order)
+        return None
+    mixed = _put_together_otherwise(case.topology, trace, optimizer)
+    if mixed >= max(_FEWEST, _OTHER * len(others)):
+        return Sign(summary, f"{evidence}{mixed} have inputs of different rows of the run with {words.alike}")
+    evidence += f"{len(others) - len(common)} are none that any host has with {words.alike}"
+    still = _input_that_stays(case.topology, trace, optimizer)
+    if still is not None:
+        return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, and others are not")
+    if has_ended(case.topology) and has_ended(trace):
+        return Sign(summary, f"{evidence}, to the end of the program")
+    case.notes.append(words.unseen)
+    return None
+
+
+def _put_together_otherwise(one: Trace, other: Trace, optimizer: str) -> int:
+    """How many rows of the hosts after the first have an input that tells a row of the other run, and one of another row."""
+    known = set(parts_of_rows(one, optimizer))
+    values = [set(column) for column in zip(*known, strict=True)] if len({len(row) for row in known}) == 1 else []
+    if all(len(seen) < len(known) for seen in values):  # labels, say: each tells many rows
+        return 0
+    others = [row for row in parts_of_rows(other, optimizer, after=0) if len(row) == len(values) and row not in known]
+    return sum(all(part in seen for part, seen in zip(row, values, strict=True)) for row in others)
+
+
+def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
+    """Of the steps of the hosts after the first an input that has the same rows in the same order, where another has not."""
+    pairs = [
+        (step[replica], again[replica])
+        for step, again in zip(complete(one, optimizer), complete(other, optimizer), strict=False)
+        for replica in step
+        if replica in again and step[replica].host
+    ]
+    places = set.intersection(*(set(mine.row_inputs) & set(theirs.row_inputs) for mine, theirs in pairs)) if pairs else set()
+    return next((place for place in sorted(places) if all(_stays(mine, theirs, place) for mine, theirs in pairs)), None)
+
+
+def _stays(mine: Step, theirs: Step, place: int) -> bool:
+    one, other = mine.inputs[place], theirs.inputs[place]
+    if one is None or other is None or not (one.is_complete and other.is_complete) or one.shape != other.shape:
+        return False
+    rows = one.read()
+    return len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1 and bool(np.array_equal(rows, other.read()))
