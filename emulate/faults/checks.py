@@ -54,9 +54,22 @@ def check_fired(faults: Sequence[Fault], fired: Sequence[Fired]) -> None:
             raise WrongUse(never_fired(fault))
 
 
-def never_fired(fault: Fault) -> str:
-    """What is said of a fault that did not come to pass."""
-    phase = getattr(fault, "phase", "")
+def never_fired(fault: Fault, held: int | None = None) -> str:
+    """What is said of a fault that did not come to pass.
+
+    Args:
+        fault: The fault.
+        held: The step after which its run was held; None where it was not.
+
+    Returns:
+        Two sentences or three.
+    """
+    phase, step = getattr(fault, "phase", ""), getattr(fault, "step", 0)
+    if held is not None and step > held:
+        return (
+            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: every run is held after {held} "
+            f"steps. --steps {step} or more, or --steps all, lets the program come there."
+        )
     how = (
         "checkpoints of gpudist_core, tf.train and Keras are seen"
         if phase == "checkpoint"

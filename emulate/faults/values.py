@@ -46,6 +46,11 @@ class Fault:
         given = ((one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default)
         return f"{self.kind}:" + ",".join(f"{name}={_short(name, value)}" for name, value in given)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether the host, or what it says to others, is gone for good: no program goes on with that host."""
+        return isinstance(self, (Kill, Preempt, Missing)) or (isinstance(self, (Stop, Disconnect)) and self.seconds is None)
+
     def _must(self, holds: bool, rule: str) -> None:
         if not holds:
             raise WrongUse(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")

@@ -34,11 +34,14 @@ def outcome(fault: FaultReport) -> str:
         None: "nothing could be compared",
     }
     if fault.fault.startswith("preempt:") and not fault.restarts:
-        return f"{where}{_STAYED}, {results[fault.result]}"
+        has_left = fault.result == "different" and not fault.error
+        return f"{where}{_LEFT if has_left else _STAYED}, {results[fault.result]}"
     return f"{where}recovered{_after(fault)}, {results[fault.result]}"
 
 
 _STAYED = "told to leave: it came to its own end before it was killed, so leaving was not tried"
+
+_LEFT = "told to leave: it ended with exit code 0, so it was not started again"
 
 
 def _after(fault: FaultReport) -> str:

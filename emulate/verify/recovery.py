@@ -25,16 +25,18 @@ class Lives:
         fired: What did.
         runs: How each life went; only the last one can be the program's end.
         in_life: Of each fault that came to pass, by its place in `faults`, in which life.
+        held: The step after which the last life was held; None where it was not.
     """
 
     faults: tuple[Fault, ...]
     fired: list[Fired] = field(default_factory=list)
     runs: list[RunResult] = field(default_factory=list)
     in_life: dict[int, int] = field(default_factory=dict)
+    held: int | None = None
 
     def add(self, run: RunResult, plan: ProbePlan, fired: Sequence[Fired]) -> None:
         """A life is over."""
-        run.trace = Trace(plan.trace)
+        run.trace, self.held = Trace(plan.trace), plan.steps
         self.runs.append(run)
         self.fired = list(fired)
         for one in fired:
@@ -128,7 +130,7 @@ class Recovery:
     def missed(self) -> list[str]:
         """Of each fault that did not come to pass, what is said of it."""
         there = {one.number for one in self.lives.fired}
-        return [never_fired(fault) for number, fault in enumerate(self.lives.faults) if number not in there]
+        return [never_fired(fault, self.lives.held) for number, fault in enumerate(self.lives.faults) if number not in there]
 
     @property
     def has_ended(self) -> bool:
@@ -183,9 +185,13 @@ class Recovery:
         return {}
 
     def restarts_of(self, number: int) -> list[int]:
-        """The restarts, by their place, that came of a fault: those until another one came to pass."""
+        """The restarts, by their place, that came of a fault: those until another one came to pass.
+
+        Of faults of one life those that end a host or its link for good have its restarts, where there are any.
+        """
         life = self.lives.in_life.get(number)
-        if life is None:
+        together = {one: self.lives.faults[one].is_final for one, its in self.lives.in_life.items() if its == life}
+        if life is None or (any(together.values()) and not together[number]):
             return []
         until = min((one for one in self.lives.in_life.values() if one > life), default=self.lives.restarts)
         return list(range(life, min(until, self.lives.restarts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from emulate.faults import Preempt
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line, names_in_words, numbers
 from emulate.verify.recovery import Recovery
@@ -72,7 +73,7 @@ def _search_different(case: Case) -> Sign | None:
     return Sign(
         "After a fault the program comes to its end with another result than without.",
         f"{_befell(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
-        _WHAT_IS_KEPT_BESIDE if first.kind == "final-weight" else None,
+        {"final-weight": _WHAT_IS_KEPT_BESIDE, "weight": _WHAT_UPDATES}.get(first.kind),
     )
 
 
@@ -92,6 +93,14 @@ def _of_other_steps(recovery: Recovery) -> Sign:
     """What was made is the same as without the fault, as far as it goes."""
     assert recovery.other_steps is not None
     optimizer, made, wanted = recovery.other_steps
+    was_told = any(isinstance(one.fault, Preempt) for one in recovery.lives.fired)
+    if was_told and made < wanted and not recovery.lives.restarts:
+        return Sign(
+            "Told to leave, the program ends as if it were done: with exit code 0, after which nobody starts it again.",
+            f"{_befell(recovery)}; no restart; {optimizer} made {made} steps in all, {wanted} without the fault; those that "
+            "both made agree",
+            _ASKS_TO_BE_STARTED_AGAIN,
+        )
     return Sign(
         f"After a fault the program {'ends before it has made all' if made < wanted else 'makes more'} of its steps.",
         f"{_befell(recovery)}; {_restarts(recovery)}; {optimizer} made {made} steps in all, {wanted} without the fault; those "
@@ -105,10 +114,21 @@ _WHAT_IS_KEPT_BESIDE = (
     "over the steps, the best weights that a callback keeps (Keras's EarlyStopping has them in memory alone). Put it into the "
     "checkpoint, as variables of a tf.Module say, or read it from a file that outlives the program, as ModelCheckpoint's."
 )
+_WHAT_UPDATES = (
+    "The gradient of that step is the same, so weights, rows and draws are right; what makes an update of it is not: the "
+    "optimizer's slots and its count of steps, a learning rate, averages. Put the optimizer into the checkpoint, and restore "
+    "it after its variables are made (optimizer.build). What callbacks of fit change or count (ReduceLROnPlateau, a schedule "
+    "of one's own) BackupAndRestore keeps only as far as it is in the model or its optimizer when it saves: put it last, and "
+    "make the rate a function of optimizer.iterations. gpudist_core.Checkpoints keeps model, optimizer and position."
+)
 _AS_MANY_STEPS = (
     "Count the steps, or epochs, that are left when the program is started again: model.fit(..., initial_epoch=EPOCHS_DONE) "
     "beside epochs=EPOCHS, `for step in range(STEPS_DONE, STEPS)` in a loop of one's own. gpudist_core.Checkpoints tells them, "
     "and in fit goes on by itself. A program that decides to stop (early stopping) has to save what it decides by, too."
+)
+_ASKS_TO_BE_STARTED_AGAIN = (
+    "Save, and end with another exit code than 0: 75 (EX_TEMPFAIL) asks to be started again, and is what "
+    "gpudist_core.Checkpoints ends with; 143, that of SIGTERM itself, does too."
 )
 _AT_ODDS = (
     "Each host restores the newest checkpoint that it has itself, and one did not get to write its last. Let all restore the "

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emulate.faults import Fired, Kill
+from emulate.faults import Fault, FillDisk, Fired, Kill, Late, Link, Preempt, Slow
 from emulate.probe import ProbePlan, Trace
 from emulate.report.faults import outcome
 from emulate.topology import Topology
@@ -39,11 +39,11 @@ def begun(step: int) -> tuple[int, dict[str, Any]]:
     return 0, {"event": "begun", "optimizer": "sgd", "step": step}
 
 
-def recovery(lives: list[Trace], fired_by_life: list[int]) -> Recovery:
+def recovery(lives: list[Trace], fired_by_life: list[int], faults: tuple[Fault, ...] = FAULTS) -> Recovery:
     """Of lives by whose ends so many faults had come to pass."""
-    known = Lives(FAULTS)
+    known = Lives(faults)
     for trace, count in zip(lives, fired_by_life, strict=True):
-        fired = [Fired(number, fault, fault.step) for number, fault in enumerate(FAULTS[:count])]
+        fired = [Fired(number, fault, getattr(fault, "step", None)) for number, fault in enumerate(faults[:count])]
         known.add(RunResult("2x1", Topology(2, 1), None), ProbePlan(trace=trace.directory), fired)
     return Recovery(known, lives[0])
 
@@ -54,6 +54,61 @@ def test_a_restart_is_that_of_the_last_fault_before_it(folder: Folder) -> None:
     assert [told.restarts_of(number) for number in range(3)] == [[0, 1], [2], []]
     assert told.went_on_from == [1, 1, 4]
     assert told.at_odds == {}
+
+
+@pytest.mark.parametrize(
+    "harmless", [Link(latency=0.02), FillDisk(host=0, step=1), Slow(host=0, seconds=1.0), Late(host=1, seconds=1.0)]
+)
+def test_a_restart_is_that_of_the_fault_that_ends_a_host_and_of_another_where_none_does(
+    folder: Folder, harmless: Fault
+) -> None:
+    lives = [life(folder), life(folder, resumed(0, 1), resumed(1, 1))]
+    told = recovery(lives, [2, 2], (harmless, Kill(host=1, step=2)))
+    assert [told.restarts_of(number) for number in range(2)] == [[], [0]]
+    alone = recovery(lives, [1, 1], (harmless,))
+    assert alone.restarts_of(0) == [0]
+
+
+def test_a_fault_after_the_step_at_which_runs_are_held_is_told_so(folder: Folder) -> None:
+    told = recovery([life(folder)], [0], (Kill(host=1, step=21), Kill(host=1, step=20)))
+    held, ended = told.missed
+    assert held == (
+        "A fault must come to pass. Received: fault='kill:host=1,step=21', which never did: every run is held after 20 steps. "
+        "--steps 21 or more, or --steps all, lets the program come there."
+    )
+    assert "fault='kill:host=1,step=20', which never did: the program ended before" in ended
+
+
+def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_another(folder: Folder) -> None:
+    told = recovery([steps(folder, range(5))], [1], (Preempt(host=0, step=5),))
+    told = Recovery(told.lives, steps(folder, range(12)))
+    assert outcome(told.reports()[0]) == (
+        "in step 5, told to leave: it ended with exit code 0, so it was not started again, another number of steps"
+    )
+    (found,) = find_causes(Case(told.without, told.without, recovery=told))
+    assert found.code == "recovered-differently"
+    assert "no restart; sgd made 5 steps in all, 12 without the fault" in found.evidence
+    assert found.fix.startswith("Save, and end with another exit code than 0: 75 (EX_TEMPFAIL)")
+
+
+def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folder: Folder) -> None:
+    def trained(numbers: range, rate: float) -> Trace:
+        made = folder.made("2x1")
+        for replica in range(2):
+            made.initial({"w": np.full(4, 1.0 - 0.1 * numbers[0], "f4")}, replica=replica, host=replica)
+            for k in numbers:
+                after = {"w": np.full(4, 1.0 - rate * (k + 1), "f4")}
+                rows = [f"row-{2 * k + replica}"]
+                made.step(k, {"w": np.ones(4, "f4")}, after, replica=replica, host=replica, rows=rows, objective=0.5)
+        for host in range(2):
+            made.event(resumed(host, numbers[0])[1], host)
+        return made.trace()
+
+    told = recovery([steps(folder, range(5)), trained(range(4, 12), 0.2)], [1, 1])
+    told = Recovery(told.lives, steps(folder, range(12)))
+    (found,) = find_causes(Case(told.without, told.without, recovery=told))
+    assert found.code == "recovered-differently"
+    assert found.fix.startswith("The gradient of that step is the same")
 
 
 def test_steps_are_told_as_the_optimizer_counts_them_also_where_it_began_with_some(folder: Folder) -> None:
