@@ -303,6 +303,8 @@ def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, ha
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"
     text = f"A function must return. Received: {name} ended with {how} instead{after}. {expected}{output}".rstrip()
+    if outcome.stack:
+        text += f"\nPython's stack there:\n{outcome.stack}"
     raise ProgramFailed(text, host=outcome.host, traceback_text="")
 
 

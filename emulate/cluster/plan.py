@@ -122,12 +122,14 @@ class HostOutcome:
             fault kept it from starting).
         code: The exit code, where the process left by itself or was killed.
         error: What was raised.
+        stack: Where it was when a fault of its process ended it (a segmentation fault, an abort), outermost call first.
     """
 
     host: int
     status: str
     code: int | None = None
     error: RemoteError | None = None
+    stack: str = ""
     pickled: bytes | None = field(default=None, repr=False)
 
     @property

@@ -284,7 +284,8 @@ class RunningCluster:
 
     def _take_exit(self, number: int, code: int) -> None:
         self._read_host(number)  # what it said before it ended has arrived
-        self._set_outcome(HostOutcome(number, "killed" if code < 0 else "exited", code=code))
+        stack = stacks.of_crash(self.plan.directory / f"host-{number}") if code < 0 else ""
+        self._set_outcome(HostOutcome(number, "killed" if code < 0 else "exited", code=code, stack=stack))
         self._pids[number] = 0
 
     def _lose_keeper(self) -> None:

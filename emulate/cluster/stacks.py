@@ -24,6 +24,7 @@ def answer_signals(directory: Path) -> None:
 
 _open_files: list[object] = []
 _NOT_IN_THE_PROGRAM = "  not in the program: it has ended there, or has not begun"
+_NOT_IN_PYTHON = "  in a thread that runs no Python"
 
 
 def read(directory: Path, since: int) -> str:
@@ -47,11 +48,37 @@ def main_thread(dump: str) -> str:
 
     faulthandler writes the innermost call first and no source lines; they are added where the file can be read.
     """
-    blocks = re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump.strip())
+    blocks = _threads(dump)
     ours = [block for block in blocks if "emulate/cluster/host.py" in block]
-    frames = [match for line in reversed((ours or blocks)[0].splitlines()) if (match := _FRAME.fullmatch(line))]
+    return _shown((ours or blocks)[0]) or dump.strip()
+
+
+def of_crash(directory: Path) -> str:
+    """What a fault ended a host with, and the stack of the thread that it met; empty where none did.
+
+    Args:
+        directory: The host's folder.
+
+    Returns:
+        `Segmentation fault` (Python's own words) and, below it, calls as `main_thread` gives them.
+    """
+    _, said, dump = read(directory, 0).rpartition("Fatal Python error: ")
+    if not said:
+        return ""
+    reason, _, rest = dump.partition("\n")
+    met = [block for block in _threads(rest) if block.startswith("Current thread")]
+    return f"{reason}\n{(_shown(met[0]) if met else '') or _NOT_IN_PYTHON}"
+
+
+def _threads(dump: str) -> list[str]:
+    return re.split(r"\n(?=(?:Current thread|Thread) 0x)", dump.strip())
+
+
+def _shown(block: str) -> str:
+    """The frames of one thread; empty where there are none."""
+    frames = [match for line in reversed(block.splitlines()) if (match := _FRAME.fullmatch(line))]
     shown = [_show(match) for match in frames if not _is_ours(match["file"])]
-    return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else dump.strip()
+    return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else ""
 
 
 def _is_ours(file: str) -> bool:

@@ -20,7 +20,7 @@ class HostResult:
         value: What the function returned.
         error: What it raised.
         code: The exit code, where the host left or was killed.
-        stack: Where the host was when it was ended, outermost call first.
+        stack: Where the host was when it was ended, or when a fault of its process ended it, outermost call first.
         output: What the host wrote to its standard output and standard error during the job, in that order of writing.
         step: The last `step` among the events that it sent, None when it sent none.
     """

@@ -243,6 +243,7 @@ class _Merger:
         status, code, while_ = run.result.status, run.result.code, _WORDS[phase]
         if status == "killed":
             text = f"The host was killed by {_signal(code)} while {while_}."
+            text += f" It was in\n{_stack(run)}" if run.result.stack else ""
         elif status == "exited":
             text = f"The host's process left with exit code {code} while {while_}."
         elif status == "raised" and run.result.error is not None:

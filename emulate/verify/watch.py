@@ -167,7 +167,8 @@ class Watch:
         path = self._folder / f"host-{outcome.host}" / "stderr"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         said = [line for line in lines if not _LOG_LINE.match(line) and not _STACK_LINE.match(line)][-LAST_LINES:]
-        return "\n".join([f"The process of {self._cluster.name(outcome.host)} ended with {how}.", *said])
+        ended = f"The process of {self._cluster.name(outcome.host)} ended with {how}."
+        return "\n".join([ended, *said, *outcome.stack.splitlines()])
 
 
 def _patience(cause: HostOutcome) -> float:

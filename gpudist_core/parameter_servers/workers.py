@@ -34,7 +34,7 @@ class Workers:
         self.ahead = _WORK_AHEAD * self.num_workers
         self.under_way = 0
         self._timeout = timeout_seconds
-        self._arrived: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+        self._bringers = _Bringers(self.ahead)
 
     def send(self, key: Any, function: Any, args: Sequence[Any]) -> None:
         """Give work to whichever worker is free first; it must leave no trace, as it is done again when the worker dies.
@@ -44,9 +44,7 @@ class Workers:
             function: A concrete function.
             args: Its arguments: tensors of this process.
         """
-        remote = self._coordinator.schedule(function, args=tuple(args))
-        # A thread that waits for a cluster that is gone must not keep the process alive.
-        threading.Thread(target=_bring, args=(remote, key, self._arrived), daemon=True).start()
+        self._bringers.bring(self._coordinator.schedule(function, args=tuple(args)), key)
         self.under_way += 1
 
     def results(self) -> Iterator[tuple[Any, Any]]:
@@ -59,7 +57,7 @@ class Workers:
             Unavailable: When nothing arrived in time.
         """
         try:
-            arrived = [self._arrived.get(timeout=self._timeout)]
+            arrived = [self._bringers.arrived.get(timeout=self._timeout)]
         except queue.Empty:
             raise Unavailable(
                 f"A worker must finish its work in time. Received: timeout_seconds={self._timeout}, workers={self.num_workers}"
@@ -68,7 +66,7 @@ class Workers:
             ) from None
         with contextlib.suppress(queue.Empty):
             while True:
-                arrived.append(self._arrived.get_nowait())
+                arrived.append(self._bringers.arrived.get_nowait())
         for key, result, error in arrived:
             self.under_way -= 1
             if error is not None:
@@ -80,7 +78,54 @@ class Workers:
         with contextlib.suppress(Exception):  # the error that led here, which TensorFlow keeps until somebody asks
             self._coordinator.done()
         self.under_way = 0
-        self._arrived = queue.SimpleQueue()
+        self._bringers = _Bringers(self.ahead)
+
+
+class _Bringers:
+    """Threads that wait for results, as many as results may be under way at once; they stay, for the next ones.
+
+    Args:
+        most: How many.
+
+    Attributes:
+        arrived: Results in the order in which they arrive: the key, the result, the error in its place.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._threads = most, 0
+        self._awaited: queue.SimpleQueue[tuple[Any, Any] | None] = queue.SimpleQueue()
+        self.arrived: queue.SimpleQueue[tuple[Any, Any, BaseException | None]] = queue.SimpleQueue()
+
+    def bring(self, remote: Any, key: Any) -> None:
+        """Wait for a result.
+
+        Args:
+            remote: A `RemoteValue`.
+            key: What its result is known by.
+        """
+        self._awaited.put((remote, key))
+        if self._threads < self._most:
+            self._threads += 1
+            # One that waits for a cluster that is gone must not keep the process alive.
+            threading.Thread(target=_bring, args=(self._awaited, self.arrived), daemon=True).start()
+
+    def __del__(self) -> None:
+        """Each thread ends once what it waits for has come."""
+        for _ in range(self._threads):
+            self._awaited.put(None)
+
+
+def _bring(awaited: queue.SimpleQueue[Any], arrived: queue.SimpleQueue[Any]) -> None:
+    while (item := awaited.get()) is not None:
+        arrived.put(_brought(*item))
+        del item  # it holds the gradients
+
+
+def _brought(remote: Any, key: Any) -> tuple[Any, Any, BaseException | None]:
+    try:
+        return key, _result(remote), None
+    except BaseException as error:
+        return key, None, error
 
 
 def server_lost(error: BaseException) -> Unavailable | None:
@@ -94,13 +139,6 @@ def server_lost(error: BaseException) -> Unavailable | None:
         "A parameter server must stay up: the variables that it held are lost. "
         f"Received: error={type(error).__name__}, servers={servers}. Restart all tasks and go on from the last checkpoint."
     )
-
-
-def _bring(remote: Any, key: Any, arrived: queue.SimpleQueue[Any]) -> None:
-    try:
-        arrived.put((key, _result(remote), None))
-    except BaseException as error:
-        arrived.put((key, None, error))
 
 
 def _result(remote: Any) -> Any:

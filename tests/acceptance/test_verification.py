@@ -299,3 +299,11 @@ def test_a_program_that_leaves_with_an_error_code_fails_with_its_last_words(writ
     assert run.failure is not None
     assert run.failure.splitlines()[-1] == "no data here"
     assert any("Without gpudist the program fails too, with the same error" in note for note in verdict.notes)
+
+
+def test_a_program_that_crashes_fails_with_the_place_where_it_was(write: Any, preload: Preload) -> None:
+    (run,) = emulate.verify(write(before="os.abort()"), "1x2", preload=preload).runs
+    assert run.failure is not None
+    first, reason, *stack = run.failure.splitlines()
+    assert (first, reason) == ("The process of host 0 ended with signal 6.", "Aborted")
+    assert stack[-1].strip() == "os.abort()"

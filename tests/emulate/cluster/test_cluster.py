@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -109,6 +110,24 @@ def test_a_host_that_leaves_is_an_error(two: Cluster) -> None:
             two.run(os._exit, code)
         assert f"ended with exit code {code} instead" in str(caught.value)
     assert two.run(sys.exit, 0) == [None, None]
+
+
+def test_a_crash_is_an_error_that_says_where_the_thread_was_that_crashed(two: Cluster) -> None:
+    def crash(in_a_thread: bool) -> None:
+        if not in_a_thread:
+            os.abort()
+        thread = threading.Thread(target=crash, args=(False,))
+        thread.start()
+        thread.join()
+
+    for in_a_thread in (False, True):
+        with pytest.raises(ProgramFailed) as caught:
+            two.run(crash, in_a_thread)
+        first, _, stack = str(caught.value).partition("\nPython's stack there:\n")
+        assert "ended with signal 6 instead" in first
+        assert stack.startswith("Aborted\n  File ")
+        assert stack.rstrip().endswith("os.abort()")
+        assert "emulate" not in stack.replace("tests/emulate", "")
 
 
 def test_a_time_limit_tells_where_each_host_was(preload: Preload) -> None:

@@ -148,6 +148,12 @@ def kill_first(context: HostContext) -> None:
     time.sleep(LIMIT)
 
 
+def abort_first(context: HostContext) -> None:
+    if context.host == 0:
+        os.abort()
+    time.sleep(LIMIT)
+
+
 @pytest.mark.parametrize(
     ("job", "status", "code"),
     [
@@ -155,6 +161,7 @@ def kill_first(context: HostContext) -> None:
         (leave_on_first, "exited", 3),
         (vanish_on_first, "exited", 4),
         (kill_first, "killed", -signal.SIGKILL),
+        (abort_first, "killed", -signal.SIGABRT),
     ],
 )
 def test_when_a_host_fails_its_peers_are_ended_with_their_stacks_and_the_next_cluster_is_healthy(
@@ -164,6 +171,7 @@ def test_when_a_host_fails_its_peers_are_ended_with_their_stacks_and_the_next_cl
         first, second = lease.run(job, grace=0.2)
     assert (first.status, first.code, second.status) == (status, code, "ended")
     assert job.__name__ in second.stack
+    assert ("in abort_first" in first.stack) == (job is abort_first)
     with pool.lease("2x1") as lease:
         assert values(lease.run(total)) == [2.0, 2.0]
     assert pool.statistics.replaced == 1
