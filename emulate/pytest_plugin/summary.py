@@ -74,28 +74,31 @@ class Summary:
         cells.insert(_COLUMN, f'<td class="col-topology">{html.escape(shown)}</td>')
 
     def _line(self) -> str:
-        real = [one for one in self._tests.values() if one.get(DEVICE) not in (EMULATED, NO_DEVICE, None)]
-        parts = [self._count("ran on emulated devices", self._on(EMULATED)), self._count("on real devices", real)]
-        if skipped := self._on(NO_DEVICE):
-            reasons = Counter(one.get(REASON, "") for one in skipped)
+        tests = list(self._tests.values())
+        ran = [one for one in tests if one.get(DEVICE) not in (NO_DEVICE, None) and one.get(VERDICT) != "skipped"]
+        parts = [
+            self._count("ran on emulated devices", [one for one in ran if one[DEVICE] == EMULATED]),
+            self._count("on real devices", [one for one in ran if one[DEVICE] != EMULATED]),
+        ]
+        if lacking := [one for one in tests if one.get(DEVICE) == NO_DEVICE]:
+            reasons = Counter(one.get(REASON, "") for one in lacking)
             shown = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(_SHOWN))
-            parts.append(f"{self._count('skipped for lack of devices', skipped)}: {shown}")
-        if others := [one for one in self._tests.values() if DEVICE not in one and one.get(VERDICT) == "passed"]:
+            parts.append(f"{self._count('skipped for lack of devices', lacking)}: {shown}")
+        if left := [one for one in tests if one.get(VERDICT) == "skipped" and one.get(DEVICE) != NO_DEVICE]:
+            parts.append(self._count("skipped by themselves", left))
+        if others := [one for one in tests if DEVICE not in one and one.get(VERDICT) == "passed"]:
             parts.append(self._count("beside all devices", others))
         return ", ".join(parts)
 
-    def _on(self, device: str) -> list[dict[str, str]]:
-        return [one for one in self._tests.values() if one.get(DEVICE) == device]
-
     def _count(self, what: str, tests: list[dict[str, str]]) -> str:
-        shapes = Counter(one.get(TOPOLOGY, "?") for one in tests)
+        shapes = Counter(one[TOPOLOGY] for one in tests if TOPOLOGY in one)
         shown = ", ".join(f"{shape}: {count}" for shape, count in sorted(shapes.items()))
         noun = "" if not what.startswith("ran") else " test" if len(tests) == 1 else " tests"
         return f"{len(tests)}{noun} {what}" + (f" ({shown})" if shown else "")
 
     def _objections(self) -> list[str]:
         skipped = [name for name, one in self._tests.items() if one.get(VERDICT) == "skipped"]
-        emulated = [name for name, one in self._tests.items() if one.get(DEVICE) == EMULATED]
+        emulated = [name for name, one in self._tests.items() if one.get(DEVICE) == EMULATED and name not in skipped]
         found = []
         for names, what in (
             (skipped, "skipped"),

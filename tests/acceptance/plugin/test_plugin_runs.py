@@ -96,9 +96,17 @@ def test_a_strict_run_fails_when_something_was_skipped_or_emulated(run: Run) -> 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     why = (
         "gpudist: --gpudist-strict: the run fails, because skipped: test_it.py::test_skipped[1x2]; "
-        "ran on emulated devices: test_it.py::test_emulated[1x1], test_it.py::test_skipped[1x2]."
+        "ran on emulated devices: test_it.py::test_emulated[1x1]."
     )
     assert why in result.outlines
+
+
+def test_a_test_that_skips_itself_did_not_run(run: Run) -> None:
+    marked = '\n@pytest.mark.skip(reason="never")\n@pytest.mark.topology("2x1")\ndef test_marked(devices): pass\n'
+    result = run(SKIPS + marked)
+    result.stdout.fnmatch_lines(
+        ["gpudist: 1 test ran on emulated devices (1x1: 1), 0 on real devices, 2 skipped by themselves (1x2: 1)"]
+    )
 
 
 LACKING = """
