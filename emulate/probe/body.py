@@ -36,6 +36,7 @@ class Body:
         inputs: (key, tensor) of everything that enters, for the record of the step.
         objective: Targets that gradients were taken of.
         tape: (gradients, variables) of tapes, for loops without a known optimizer.
+        last_tape: What the last tape gave gradients of, and how many draws were made before.
         draws: Samples of the random draws made so far.
         models: Outermost layers called: their variables that are not trained are recorded too.
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
@@ -63,6 +64,7 @@ class Body:
         self.inputs: list[tuple[tuple[Any, ...], Any]] = []
         self.objective: list[Any] = []
         self.tape: list[tuple[list[Any], list[Any]]] = []
+        self.last_tape: tuple[list[Any], int] = ([], 0)
         self.draws: list[Any] = []
         self.models: dict[int, Any] = {}
         self.row_keys: Any = None
@@ -112,6 +114,7 @@ class Body:
     def begin_pass(self) -> None:
         """Count from the first what the function does: it is called once more where it gets one share after the other."""
         self.num_draws = self.num_taped = 0
+        self.last_tape = ([], 0)
         self.updates.clear()
 
     def take_inputs(self, args: Any, kwargs: Any) -> None:

@@ -62,7 +62,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
             value = original(*args, **kwargs)
             _count_rows(probe, body, value, place)
             if body.is_here():
-                body.draws.append(_sample(value, None if _is_of_rows(body, value) else body.replica))
+                body.draws.append(_sample(value, None if _is_of_rows(body, value, place) else body.replica))
             return value
         given = signature.bind(*args, **kwargs).arguments
         template = original(*args, **kwargs)
@@ -75,7 +75,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
 
 def _count_rows(probe: Probe, body: bodies.Body, value: Any, place: int) -> None:
     """Rows that a function draws by itself, as it is given none."""
-    if body.inputs or not value.shape.rank or value.shape[0] is None or _is_of_a_weight(body, value):
+    if body.inputs or not value.shape.rank or value.shape[0] is None or _is_of_a_weight(body, value, place):
         return
     probe.facts["drawn"][_named(body, place)] = int(value.shape[0])
 
@@ -95,21 +95,34 @@ def unwatched() -> Iterator[None]:
         _bypass.on = outer
 
 
-def _is_of_rows(body: bodies.Body, value: Any) -> bool:
+def _is_of_rows(body: bodies.Body, value: Any, place: int) -> bool:
     """Whether a draw that is the same on two replicas says something of their rows.
 
     A few whole numbers may be the same by chance, and what is drawn for a weight (the noise of a private gradient) is to be.
     """
-    return bool(value.dtype.is_floating) and not _is_of_a_weight(body, value)
+    return bool(value.dtype.is_floating) and not _is_of_a_weight(body, value, place)
 
 
-def _is_of_a_weight(body: bodies.Body, value: Any) -> bool:
-    """Whether the step itself, no layer of a model, draws in the very shape of a weight that it trains."""
+def _is_of_a_weight(body: bodies.Body, value: Any, place: int) -> bool:
+    """Whether the step itself, no layer of a model, draws in the very shape of a weight that it trains.
+
+    A weight may have as many rows as the batch: then it is one where the gradients that a tape gave have that shape in turn.
+    """
     if body.layer_depth or not value.shape.rank or not value.shape.is_fully_defined():
         return False
     taped = [variable for _, variables in body.tape for variable in variables]
     weights = [*taped, *(weight for model in body.models.values() for weight in getattr(model, "trainable_variables", ()))]
-    return any(tuple(weight.shape) == tuple(value.shape) for weight in weights)
+    if not any(tuple(weight.shape) == tuple(value.shape) for weight in weights):
+        return False
+    may_be_rows = any(tensor.shape.rank and tensor.shape[0] == value.shape[0] for _, tensor in body.inputs)
+    return not may_be_rows or _is_in_turn(body, value, place)
+
+
+def _is_in_turn(body: bodies.Body, value: Any, place: int) -> bool:
+    """Whether draws for one gradient after the other come to this shape here."""
+    variables, before = body.last_tape
+    turn = place - before
+    return turn < len(variables) and tuple(variables[turn].shape) == tuple(value.shape)
 
 
 def _sample(value: Any, owner: int | None) -> Any:
@@ -170,7 +183,7 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
     """A draw with the template's shape and type that depends on seed, place and row alone."""
     import tensorflow as tf
 
-    bits = _bits(probe, body, template, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template))
+    bits = _bits(probe, body, template, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template, place))
     drawn = _integer(bits, given, template.dtype) if distribution == "integer" else _shaped(bits, distribution, template.dtype)
     drawn.set_shape(template.shape)
     return drawn

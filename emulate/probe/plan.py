@@ -23,6 +23,7 @@ class Replay:
         taped: The shares' gradients are joined where tapes make them, not where an optimizer applies them: what the program
             does with gradients by itself (a sum over replicas, clipping, an update) it does once, with all of them.
         regrouped: Each share gets rows of all replicas, as many as its own.
+        backwards: The last share comes first.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
             here too, and what it divides is as on one device.
@@ -35,6 +36,7 @@ class Replay:
     summed: bool = False
     taped: bool = False
     regrouped: bool = False
+    backwards: bool = False
     told: int = 1
     batch_of: int = 1
     workers: int = 1

@@ -256,10 +256,15 @@ class Probe:
         self._by_hand |= body.by_hand
         # What a layer assigns is recorded with the weights, before the step's own assignments.
         others = self._trained | ({id(upstream.tf_variable(one)) for one in self.untrained(body)} - self._by_hand)
-        state = [variable for key, variable in known.items() if key not in others]
+        state = [variable for key, variable in known.items() if key not in others and self._is_left_by(body, variable)]
         if state and body.is_here():
             tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
             self.recorder.hand_over("state", {"replica": body.replica}, tensors)
+
+    def _is_left_by(self, body: Body, variable: Any) -> bool:
+        """Whether nobody on this host assigns it after this replica: of one that all replicas share, the last leaves it."""
+        number = self.recording.local_replicas
+        return len(upstream.local_copies(variable)) > 1 or body.replica % number == number - 1
 
     def tape_step(self, body: Body) -> None:
         """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""

@@ -156,6 +156,7 @@ class Rows:
         self._shares = plan.shares
         self._summed = plan.summed
         self._regrouped = plan.regrouped
+        self._backwards = plan.backwards
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         made = [step for steps in self._steps for step in steps]
         if not any(step.row_inputs for step in made) or not all(_is_whole(step) for step in made):
@@ -169,8 +170,8 @@ class Rows:
             args, kwargs = self._replaced(args, kwargs, None)
             return probe.call_once(body, function, args, kwargs)
         results = []
-        for share in range(self._shares):
-            body.share = share if share < self._shares - 1 else -1
+        for made, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
+            body.share = made if made < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
             results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None

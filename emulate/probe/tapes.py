@@ -20,11 +20,13 @@ def install(probe: Probe) -> None:
 
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
         result = original(self, target, sources, *args, **kwargs)
         body = bodies.current()
         probe.coordinated.see_tape()
         if body is not None:
-            body.taped = True
+            body.taped, body.last_tape = True, (tf.nest.flatten(sources), body.num_draws)
             probe.takes_gradients(body.label)
             result = _joined_over_shares(body, probe, sources, result)
         if body is not None and body.is_here():

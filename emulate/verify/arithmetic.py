@@ -30,6 +30,8 @@ INFORMATIVE = 4
 """A parameter is believed when at least this many elements beyond the noise floor determine it."""
 ROUND = 1e-3
 """How near a factor must be to a round one to be called by its name."""
+_OFF, _OFF_IN_16_BITS = 3e-4, 1e-2
+"""How far a sum of fitted weights may be off: as much as rounding makes it."""
 _ELEMENTS = 1_000_000
 """A fit looks at no more numbers than this; it is checked on all."""
 
@@ -63,6 +65,15 @@ class Fit:
     def is_tiny(self) -> bool:
         """Whether it is the number of replicas or one over it that is believed, though a few numbers could be anything."""
         return 0 < self.elements < INFORMATIVE
+
+    def are_counts(self, *, in_16_bits: bool) -> bool:
+        """Whether the shares are parts of one count: they add up to the replicas' number, or to 1 where nothing divides by it.
+
+        Args:
+            in_16_bits: Whether anything was rounded to 16 bits.
+        """
+        whole, off = sum(self.shares.values()), _OFF_IN_16_BITS if in_16_bits else _OFF
+        return any(abs(whole / one - 1) < off for one in (1.0, float(len(self.shares))))
 
 
 @dataclass(frozen=True)

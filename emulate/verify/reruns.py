@@ -116,4 +116,5 @@ def _replays(number: int) -> dict[str, Replay]:
         "batch-of": Replay(Path(), batch_of=number),
         **apart,
         **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
+        **{f"{name}-backwards": replace(replay, backwards=True) for name, replay in apart.items()},
     }

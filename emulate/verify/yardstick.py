@@ -64,7 +64,7 @@ class Variation:
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
             what += " at tapes" if self.replay.taped else ""
-            regrouped = " regrouped" if self.replay.regrouped else ""
+            regrouped = " regrouped" if self.replay.regrouped else " backwards" if self.replay.backwards else ""
             told = f" told {self.replay.told}" if self.replay.told > 1 else ""
             batch = f" a batch of {self.replay.batch_of}" if self.replay.batch_of > 1 else ""
             batch += f" and {self.replay.workers} workers" if self.replay.workers > 1 else ""

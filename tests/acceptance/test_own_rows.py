@@ -204,6 +204,18 @@ def test_noise_that_is_drawn_for_a_weight_belongs_to_no_row_though_it_has_as_man
     assert (run.verdict, codes(run)) == ("equivalent", [])
 
 
+def test_noise_that_is_drawn_for_rows_belongs_to_them_though_a_weight_has_as_many(judged: Callable[..., Run]) -> None:
+    drawn = "tf.reduce_sum(squares * (1 + 0.1 * tf.random.normal((tf.shape(x)[0], 1)))) / (5 * BATCH)"
+    run = judged(drawn, batch="16")  # 8 rows on each of two replicas, and a weight of shape (8, 1)
+    assert (run.verdict, codes(run)) == ("equivalent", [])
+
+
+def test_a_mean_over_what_is_masked_is_told_from_clipping_where_all_losses_are_alike(judged: Callable[..., Run]) -> None:
+    """At the start each token of a language model has the same loss, whatever it is divided by."""
+    run = judged("tf.reduce_sum(squares - tf.stop_gradient(squares - mask)) / tf.reduce_sum(mask) / N")
+    assert (run.verdict, codes(run)[0]) == ("divergent", "local-normalization")
+
+
 @pytest.mark.parametrize(
     ("part", "code"),
     [

@@ -35,6 +35,30 @@ for x, y in strategy.experimental_distribute_dataset(rows):
     train(x, y)
 """
 
+OUTSIDE = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(3)
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+seen = tf.Variable(0.0, trainable=False)  # outside of the scope: all replicas have this one
+def step(x, y):
+    with tf.GradientTape() as tape:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+        loss = tf.reduce_sum(losses) * (1 + {used}) / 12
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    seen.assign_add({added})
+    return loss
+@tf.function
+def train(x, y):
+    return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((x, x[:, :3].argmax(1))).batch(12)):
+    train(x, y)
+"""
+
 LEGACY_METRIC = """
 import os
 os.environ["TF_USE_LEGACY_KERAS"] = "1"
@@ -72,6 +96,21 @@ def test_variables_without_names_are_told_apart_in_every_run(tmp_path: Path, pre
     (tmp_path / "train.py").write_text(UNNAMED)
     verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
+
+
+@pytest.mark.parametrize(
+    ("added", "used", "codes"),
+    [
+        pytest.param("tf.cast(tf.shape(x)[0], tf.float32)", "0", [], id="rows"),
+        pytest.param("1.0", "0.1 * seen", ["variable-aggregation"], id="steps that weigh the loss"),
+    ],
+)
+def test_a_variable_that_replicas_share_is_what_the_last_of_them_leaves(
+    tmp_path: Path, preload: Preload, added: str, used: str, codes: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(OUTSIDE.format(added=added, used=used))
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    assert [cause.code for cause in verdict.runs[0].causes] == codes, render(verdict)
 
 
 @pytest.mark.slow

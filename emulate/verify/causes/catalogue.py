@@ -31,6 +31,7 @@ from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
 from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
 from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
+from emulate.verify.causes.python_state import PYTHON_STATE
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
 from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
 from emulate.verify.causes.regularization import REGULARIZATION
@@ -68,6 +69,7 @@ _CAUSES: tuple[Cause, ...] = (
     EMPTY_SHARD,
     NAN,
     ACCUMULATION,  # a factor, a decay and clipping of its own
+    PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
     SPARSE_GRADIENT,
     DOUBLE_ALL_REDUCE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from emulate.verify.case import Case
 from emulate.verify.compare import Comparison
@@ -37,29 +37,67 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     Returns:
         What agrees with it, in words; None where it does not explain them, or where grouping matters otherwise than asked.
     """
+    found = _explaining(case, step)
+    if found is None or _explains(case, f"{found.switch}-regrouped", step, found.first) == grouping_matters:
+        return None
+    told = _rebase(case, step, found)
+    return told if grouping_matters else f"{told}, and which rows are together does not matter"
+
+
+def rebase_where_turns_matter(case: Case, step: int) -> str | None:
+    """The same where it matters which replica comes first: what one of them does changes what the next one does.
+
+    Args:
+        case: As in `rebase_on_replicas_apart`.
+        step: As there.
+
+    Returns:
+        What agrees with it, and what does not, in words; None where it does not explain the gradients, or turns do not matter.
+    """
+    found = _explaining(case, step)
+    if found is None or _explains(case, f"{found.switch}-regrouped", step, found.first):
+        return None
+    backwards = f"{found.switch}-backwards"
+    if _apart(case, backwards, step, found.first) is None or _explains(case, backwards, step, found.first):
+        return None
+    return f"{_rebase(case, step, found)}; with the last replica first it does not"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The way of adding up by which one device on the replicas' rows explains a step; `first`: of the first update alone."""
+
+    switch: str
+    first: bool
+    comparison: Comparison
+
+
+def _explaining(case: Case, step: int) -> _Found | None:
     if not is_possible(case):
         return None
     for switch, first in itertools.product(_sums(case), _of_first_alone(case)):
         again = _apart(case, switch, step, first)
-        if again is None or not explains_up_to(again, step, case.base):
-            continue
-        if explains_up_to(_apart(case, f"{switch}-regrouped", step, first), step, case.base) == grouping_matters:
-            return None
-        if (
-            not again.is_equivalent_but_for_kinks
-            and again.first_step("initial-weight", "gradient", "weight", "variable") is None
-        ):
-            again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
-            case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
-        if first:
-            case.unreachable.append(f"everything but the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
-        case.rebase(again)
-        case.clips_the_sum = switch in _SUMS_AT_TAPES
-        case.notes.append(NOTE)
-        agreement = "has the same gradients" if first else _agreement(again)
-        told = f"one device on the rows of one replica after the other, its gradients added up, {agreement}"
-        return told if grouping_matters else f"{told}, and which rows are together does not matter"
+        if again is not None and explains_up_to(again, step, case.base):
+            return _Found(switch, first, again)
     return None
+
+
+def _explains(case: Case, switch: str, step: int, first: bool) -> bool:
+    return explains_up_to(_apart(case, switch, step, first), step, case.base)
+
+
+def _rebase(case: Case, step: int, found: _Found) -> str:
+    again = found.comparison
+    if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
+        again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
+        case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
+    if found.first:
+        case.unreachable.append(f"everything but the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
+    case.rebase(again)
+    case.clips_the_sum = found.switch in _SUMS_AT_TAPES
+    case.notes.append(NOTE)
+    agreement = "has the same gradients" if found.first else _agreement(again)
+    return f"one device on the rows of one replica after the other, its gradients added up, {agreement}"
 
 
 _REPEATED = (

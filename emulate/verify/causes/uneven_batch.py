@@ -45,7 +45,7 @@ def _search_weighted(case: Case) -> Sign | None:
     case.explain_fits(fits)
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
-    if not _are_counts(case, first):
+    if not first.are_counts(in_16_bits=bool(case.facts.casts)):
         return Sign(
             "Each replica's gradient has a factor of its own that no count gives: a function of the replica's own loss (a "
             "root, a logarithm, a ratio), where one device has that of the whole batch.",
@@ -72,7 +72,9 @@ def _cure(case: Case) -> str | None:
 
 def _behind(case: Case) -> Sign | None:
     """A part of the loss, where no other part reaches: in a tensor's gradient that a weight for each replica makes right."""
-    parts = {name: fit for name, fit in case.parts.items() if _is_apart(fit) and _are_counts(case, fit)}
+    parts = {
+        name: fit for name, fit in case.parts.items() if _is_apart(fit) and fit.are_counts(in_16_bits=bool(case.facts.casts))
+    }
     if not parts:
         return None
     fit = max(parts.values(), key=lambda one: one.before)
@@ -91,14 +93,6 @@ def _is_apart(fit: Fit) -> bool:
     return bool(fit.shares) and max(fit.shares.values()) - min(fit.shares.values()) > _APART
 
 
-def _are_counts(case: Case, fit: Fit) -> bool:
-    """Whether the weights are parts of one count: they add up to the replicas' number, or to 1 where nothing divides by it."""
-    whole, off = sum(fit.shares.values()), _OFF_IN_16_BITS if case.facts.casts else _OFF
-    return any(abs(whole / one - 1) < off for one in (1.0, float(len(fit.shares))))
-
-
-_OFF, _OFF_IN_16_BITS = 3e-4, 1e-2
-"""How far a sum of fitted weights may be off: as much as rounding makes it."""
 _APART = 3e-3
 _OF_ALL = (
     "Take the function of what all replicas have together. Of a root, say, with the local sum of squares `part`:\n"

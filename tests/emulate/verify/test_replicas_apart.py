@@ -39,10 +39,17 @@ def trained(
 
 
 def judged(
-    folder: Folder, switch: str, one_after_the_other: Array, objective: float = 1.3, regrouped: Array | None = None
+    folder: Folder,
+    switch: str,
+    one_after_the_other: Array,
+    objective: float = 1.3,
+    *,
+    regrouped: Array | None = None,
+    backwards: Array | None = None,
 ) -> Judgement:
     topology = trained(folder, PARTS, objective)
-    given = {switch: one_after_the_other} | ({} if regrouped is None else {f"{switch}-regrouped": regrouped})
+    ways = {f"{switch}-regrouped": regrouped, f"{switch}-backwards": backwards}
+    given = {switch: one_after_the_other} | {name: way for name, way in ways.items() if way is not None}
 
     def rerun(asked: str) -> Rerun | None:
         return Rerun(trained(folder, given[asked], objective), topology) if asked in given else None
@@ -55,6 +62,15 @@ def test_another_loss_that_the_replicas_rows_alone_explain_couples_the_rows(fold
     assert codes(found) == ["in-batch-negatives"]
     assert found.causes[0].by_design
     assert "agrees in everything" in found.causes[0].evidence
+
+
+def test_what_hangs_on_which_replica_comes_first_is_kept_from_call_to_call(folder: Folder) -> None:
+    sums = PARTS.sum(axis=1, keepdims=True)
+    other = np.random.default_rng(3).normal(size=sums.shape).astype("f4")
+    found = judged(folder, "replicas-summed", sums, regrouped=other, backwards=other)
+    assert (codes(found), found.causes[0].by_design) == (["python-state"], False)
+    assert found.causes[0].evidence.endswith("agrees in everything; with the last replica first it does not")
+    assert codes(judged(folder, "replicas-summed", sums, regrouped=other, backwards=sums)) == ["in-batch-negatives"]
 
 
 @pytest.mark.parametrize(("objective", "verdict"), [(1.3, "equivalent"), (3.1, "unverified")])
