@@ -111,6 +111,12 @@ class Comparison:
         return max(self.points, key=lambda p: p.ratio).difference() if self.points else None
 
     @property
+    def worst_by_rounding(self) -> Difference | None:
+        """The same of what is no more than rounding: beside what is explained and does not decide."""
+        within = [point for point in self.points if not point.exceeds]
+        return max(within, key=lambda point: point.ratio).difference() if within else self.worst
+
+    @property
     def course(self) -> tuple[Farthest, ...]:
         """What is farthest out of each kind in each step, in the order in which kinds come about."""
         width = 1 + max((point.step for point in self.points), default=0) // MOST_STEPS

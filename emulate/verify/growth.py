@@ -7,9 +7,33 @@ from dataclasses import replace
 from emulate.probe import Replay, Trace
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.compare import compare
+from emulate.verify.ledger import has_ended, ledgers
 from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks
+
+
+def longer(reference: Trace, topology: Trace) -> str | None:
+    """What is said where a larger batch does not make fewer steps: a program that came to its end took more rows.
+
+    Args:
+        reference: The program's run on one device.
+        topology: Its run there.
+
+    Returns:
+        A note, or None.
+    """
+    if not (has_ended(reference) and has_ended(topology)):
+        return None
+    for name, ledger in ledgers(reference, topology).items():
+        (ours, theirs), growth = ledger.rows_in_all, ledger.growth
+        if growth > 1 and 2 * ours > (growth + 1) * theirs:
+            return (
+                f"To its end it trains on {ours} rows in {len(topology.steps(name))} steps, where one device trains on "
+                f"{theirs} in {len(reference.steps(name))}: for the same epochs a batch {growth} times as large takes "
+                f"{growth} times fewer steps (steps_per_epoch = rows // batch)."
+            )
+    return None
 
 
 def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:

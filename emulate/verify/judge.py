@@ -113,7 +113,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         replicas=case.num_replicas if case.untouched.of("strategy") or case.untouched.replicas else 0,
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
-        worst=decided_on.worst,
+        worst=base.worst_by_rounding if verdict == "equivalent" else case.comparison.worst,
         first_divergence=None if verdict == "equivalent" else _first(case),
         causes=causes,
         not_compared=tuple(

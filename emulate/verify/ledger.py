@@ -111,6 +111,11 @@ class Ledger:
         """Whether the batch grows with the replicas or the hosts."""
         return self.growth > 1
 
+    @property
+    def rows_in_all(self) -> tuple[int, int]:
+        """How many rows all recorded steps took, of the topology and of the reference."""
+        return sum(_together(step).total() for step in self.topology), sum(map(len, self.reference))
+
     def _joined(self, at: int, count: int) -> Counter[str]:
         return Counter(row for rows in self.reference[at : at + count] for row in rows)
 

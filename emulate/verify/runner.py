@@ -119,6 +119,11 @@ class Runner:
         """What is to befall each topology, in a run of its own."""
         return self._settings.faults
 
+    @property
+    def precision(self) -> str:
+        """Keras's float type in all runs."""
+        return self._settings.precision
+
     def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"

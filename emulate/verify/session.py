@@ -13,7 +13,7 @@ from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import error_line
 from emulate.verify.facts import Facts
-from emulate.verify.growth import explaining
+from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledger import ledgers
 from emulate.verify.order import order_matters
@@ -170,7 +170,8 @@ class Session:
         plain = self._runner.start_plain(3 * reference.seconds).result()
         if plain.status != "failed":
             how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
-            return [f"Without gpudist, on this machine as it is, the program {how}: what gpudist emulates makes it fail."]
+            what = "what gpudist emulates" if self._runner.precision == "float32" else "--precision, or what it emulates,"
+            return [f"Without gpudist, on this machine as it is, the program {how}: {what} makes it fail."]
         ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
         if ours.startswith("EOFError"):
             return []  # it had no standard input there either
@@ -226,7 +227,10 @@ class Session:
         compared = (run.trace and trace_of(keyed)) or run.trace or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
-        bases = explaining(self._yardsticks, run, base, compared, growth) if run.status == "ok" and growth > 1 else [base]
+        bases = [base]
+        if run.status == "ok" and growth > 1:
+            bases = explaining(self._yardsticks, run, base, compared, growth)
+            run.notes += filter(None, [longer(reference.trace, compared)])
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
 
         def judged_on(base: Variation) -> Judgement:

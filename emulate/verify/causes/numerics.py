@@ -51,14 +51,18 @@ class _Lost:
         told = f"{m.key.tensor}: {m.value} against {m.reference_value:.6g} in step {self.point.step}"
         if self.whose:
             told += f"; the local gradient is not finite on replica {numbers(self.whose)}"
-        if self.rows is not None:
+        if self.rows is not None and (self.whose or 0 in self.rows):
             told += f"; rows per replica in this step: {numbers(self.rows)}"
         return told
 
     def cut(self, case: Case) -> None:
-        """Nothing that follows can be compared."""
-        trained = any(p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind in _TRAINED)
-        case.cut(self.point.step, "values are not finite", at=() if trained else _TRAINED)
+        """Nothing that follows can be compared; where it is a report alone, all but such reports can."""
+        if self.point.measure.key.kind in _REPORTED and not any(
+            p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind not in _REPORTED
+        ):
+            case.explain(lambda point: point.measure.non_finite)
+        else:
+            case.cut(self.point.step, "values are not finite")
 
 
 def _lost(case: Case) -> _Lost | None:
@@ -82,7 +86,7 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
     return [], None
 
 
-_TRAINED = ("gradient", "weight")
+_REPORTED = ("loss", "metric")
 
 EMPTY_SHARD = Cause(
     code="empty-shard",

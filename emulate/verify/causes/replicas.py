@@ -242,7 +242,8 @@ REPLICAS_DISAGREE = Cause(
     "(an update that depends on the replica's number or rows, an assignment without aggregation).",
     evidence="Bits of every trainable variable on every replica after every step.",
     fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
-    "first, or give the variable aggregation=tf.VariableAggregation.MEAN. What a host sets by itself (a learning rate, weights "
+    "first. (aggregation=tf.VariableAggregation.MEAN does that for a mean of even shards, and for nothing that is no mean of "
+    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights "
     "that a callback puts back) must be set on all hosts, by a number that is reduced over all of them.",
     search=_search_disagree,
 )

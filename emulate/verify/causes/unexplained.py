@@ -50,6 +50,8 @@ _OF_GATHERED = (
     "    counts = context.all_gather(tf.shape(z)[:1], axis=0)  # rows of each replica\n"
     "    offset = tf.reduce_sum(counts[: context.replica_id_in_sync_group])\n"
     "    labels = offset + tf.range(tf.shape(z)[0])\n"
+    "Where they have it, gradients must flow back through the gathering (no tf.stop_gradient on what was gathered: what a "
+    "replica's rows do to the losses of the others' is part of their gradient).\n"
     "Or it is something else that knows the replica's number, or sees its rows alone."
 )
 

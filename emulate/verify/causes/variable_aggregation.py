@@ -17,8 +17,11 @@ from emulate.verify.noise import Key
 
 def _search(case: Case) -> Sign | None:
     points = [point for point in case.base.exceeding if _is_assigned(case, point)]
-    if not points:
-        return _of_first(case)
+    return (_of_values(case, points) if points else _of_first(case)) or _of_copies(case)
+
+
+def _of_values(case: Case, points: list[Point]) -> Sign | None:
+    """Values that are not what one device assigns, before gradients differ or without."""
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
     trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not _is_assigned(case, point)]
@@ -65,6 +68,26 @@ def _of_first(case: Case) -> Sign | None:
         f"weights agree until step {onset - 1}, and nothing else explains what differs from step {onset} on",
         _COUNT_ALL,
     )
+
+
+def _of_copies(case: Case) -> Sign | None:
+    """Copies that are not the same on all replicas, where gradients differ later and nothing else explains it."""
+    onset = case.base.first_step("gradient", "weight")
+    if onset is None or not any(step == onset for _, step in case.explanation.unexplained):
+        return None
+    for optimizer in case.base.runs.optimizers:
+        for k, step in enumerate(complete(case.base.runs.topology, optimizer)[:onset]):
+            names = list(dict.fromkeys(name for one in step.values() for name in one.state))
+            apart = [name for name in names if len({one.state[name].digest for one in step.values() if name in one.state}) > 1]
+            if apart:
+                case.cut(onset, f"the replicas keep other values of {names_in_words(apart, 1)}")
+                return Sign(
+                    f"Each replica keeps a value of its own of {names_in_words(apart)}, which the step assigns, and computes "
+                    "with it later.",
+                    f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and nothing else "
+                    f"explains what differs from step {onset} on",
+                )
+    return None
 
 
 def _is_of_replicas(case: Case, scale: float) -> bool:

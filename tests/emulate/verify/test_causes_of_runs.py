@@ -441,6 +441,23 @@ def test_a_number_that_is_lost_on_a_replica_with_rows_is_nan(folder: Folder, emp
     assert "on replica 3; rows per replica in this step: " in found.causes[0].evidence
 
 
+def test_a_report_that_is_lost_takes_nothing_of_the_training_with_it(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25)
+        made.report("loss", "test/reduce", k, float("nan") if k == 1 else 0.5)
+
+    def reference(made: Made, k: int) -> None:
+        gradient = LOCALS[k].sum(axis=0, dtype="f4")
+        made.step(k, {"w": gradient}, {"w": weights_after(k)}, rows=ROWS[8 * k : 8 * k + 8], objective=1.0)
+        made.report("loss", "test/reduce", k, 0.5)
+
+    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
+    assert (codes(found), found.not_compared) == (["nan"], ())
+    assert "rows per replica" not in found.causes[0].evidence  # those of the step are not those of the evaluation
+
+
 def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:
     def without(made: Made, k: int) -> None:
         made.step(k, {"w": LOCALS[k].sum(axis=0)}, {"w": weights_after(k)}, objective=1.0)
@@ -475,6 +492,8 @@ def test_a_metric_that_keras_averages_within_an_epoch_alone_is_advice(
     found = judge(Case(one, four))
     assert (found.verdict, codes(found)) == (verdict, ["metric-aggregation"])
     assert found.causes[0].advice == (verdict == "equivalent")
+    assert found.worst is not None
+    assert (found.worst.error > found.worst.noise * 10) == (verdict == "divergent")  # what is advice is not what is shown
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,27 @@ def test_gradients_that_depend_on_a_counter_follow_from_it(folder: Folder) -> No
     assert "count is 4, 1 on one device" in found.causes[0].evidence
 
 
+def test_copies_that_differ_between_replicas_are_named_where_gradients_differ_later(folder: Folder) -> None:
+    other = np.random.default_rng(4).normal(size=16).astype("f4")
+
+    def made(replicas: int) -> Trace:
+        def step(made: Made, k: int) -> None:
+            for r in range(replicas):
+                part = GRADIENTS[k].reshape(replicas, -1, 16).sum(axis=1)[r]
+                part = part + other if r == 1 and k == 1 else part  # made of what it alone kept
+                weights = np.ones(16, "f4") - np.float32(0.1) * GRADIENTS[: k + 1].sum(axis=(0, 1), dtype="f4")
+                rows = ROWS[8 * k + 8 // replicas * r : 8 * k + 8 // replicas * (r + 1)]
+                made.step(k, {"w": part}, {"w": weights}, replica=r, rows=rows, objective=1 / replicas)
+                made.state(k, {"average": np.full(16, 1 + (r == 1), "f4")}, r)
+
+        return loop(folder.made(f"1x{replicas}"), step, weights=16)
+
+    found = judge(Case(made(1), made(4)))
+    assert codes(found) == ["variable-aggregation"]
+    assert found.causes[0].summary.startswith("Each replica keeps a value of its own of average, which the step assigns")
+    assert found.causes[0].evidence.startswith("After step 0 the copies differ; gradients and weights agree until step 0")
+
+
 def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Folder) -> None:
     def made(replicas: int, times: float) -> Trace:
         def step(made: Made, k: int) -> None:
