@@ -319,6 +319,37 @@ def test_what_else_is_wrong_is_found_behind_batch_normalization_of_each_replica(
     assert codes(run) == ["clip-before-reduce", "batchnorm-local-statistics"]
 
 
+CONTRASTIVE = """
+import keras, numpy as np, tensorflow as tf
+keras.utils.set_random_seed(1)
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(96, 8)).astype("float32")
+with strategy.scope():
+    layers = [keras.layers.Dense(12), keras.layers.BatchNormalization(), keras.layers.ReLU(), keras.layers.Dense(6)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    optimizer = keras.optimizers.SGD(0.1)
+def train(x):
+    with tf.GradientTape() as tape:
+        one, other = (tf.math.l2_normalize(model(view, training=True), -1) for view in (x, x + 0.1))
+        labels = tf.range(tf.shape(x)[0])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.matmul(one, other, transpose_b=True) / 0.2)
+        loss = tf.reduce_sum(loss) / 16
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return loss
+step = tf.function(lambda rows: strategy.reduce("SUM", strategy.run(train, (rows,)), axis=None))
+for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(16)):
+    step(batch)
+"""
+
+
+def test_a_loss_that_compares_rows_is_found_behind_batch_normalization_of_each_replica(
+    tmp_path: Path, preload: Preload
+) -> None:
+    (tmp_path / "train.py").write_text(CONTRASTIVE)
+    (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
+    assert codes(run) == ["batchnorm-local-statistics", "in-batch-negatives"]
+
+
 FITTED = """
 import keras, numpy as np, sys, tensorflow as tf
 strategy = tf.distribute.MirroredStrategy()

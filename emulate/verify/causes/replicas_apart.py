@@ -16,6 +16,7 @@ _SUMS = ("replicas-summed", "replicas")
 _SUMS_AT_TAPES = ("replicas-taped", "replicas-taped-told", "replicas-taped-mean")
 """For a program that does more with gradients by itself than to hand them to an optimizer."""
 _REPORTED = ("loss", "metric")
+_OF_BATCHNORM = "batchnorm-local-statistics"
 _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 
@@ -119,6 +120,9 @@ def _of_first_alone(case: Case) -> tuple[bool, ...]:
 def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
     """One device on the rows of one replica after the other; of the first update of a call alone, or of all."""
     again = case.switched(switch, alone=True)
+    if again is not None and case.has(_OF_BATCHNORM):  # one share after the other moves the averages once for each
+        known = case.facts.batchnorm
+        again = replace(again, points=tuple(p for p in again.points if p.measure.key.tensor not in known))
     if again is None or not first:
         return again
     optimizer = _first_out(case, step)
