@@ -89,6 +89,11 @@ def _of_tensorflow() -> list[_Setting]:
             config.experimental.tensor_float_32_execution_enabled,
             config.experimental.enable_tensor_float_32_execution,
         ),
+        _Setting(
+            "tf.config.experimental.set_synchronous_execution",
+            config.experimental.get_synchronous_execution,
+            config.experimental.set_synchronous_execution,
+        ),
         _Setting("tf.config.experimental.enable_op_determinism", settings.is_deterministic, settings.set_deterministic),
         _Setting("tf.debugging.set_log_device_placement", debugging.get_log_device_placement),
         _Setting(
@@ -103,6 +108,8 @@ def _of_tensorflow() -> list[_Setting]:
         _Setting("tf.compat.v1.disable_resource_variables", v1.resource_variables_enabled),
         _Setting("tf.compat.v1.disable_tensor_equality", settings.compares_tensors),
         _Setting("tf.summary's writer", settings.summary_writer, settings.set_summary_writer),
+        _Setting("tf.summary.experimental.set_step", settings.summary_step, settings.set_summary_step),
+        _Setting("tf.autograph.set_verbosity", settings.autograph_verbosity, settings.set_autograph_verbosity),
         _Setting("tf.experimental.numpy.experimental_enable_numpy_behavior", settings.promotes_types),
         _Setting("tf.experimental.dispatch_for_api and its like", settings.dispatchers),
         _Setting("tf.RegisterGradient", settings.gradients),
@@ -130,6 +137,7 @@ def _of_keras() -> list[_Setting]:
         ),
         _Setting("keras.config.set_max_epochs", config.max_epochs, config.set_max_epochs),
         _Setting("keras.config.set_max_steps_per_epoch", config.max_steps_per_epoch, config.set_max_steps_per_epoch),
+        _Setting("what Keras finds by its name", settings.objects_by_name, settings.set_objects_by_name),
         _Setting(
             "Keras's custom objects",
             lambda: dict(keras.saving.get_custom_objects()),

@@ -4,70 +4,140 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 _KINDS = (FunctionType, BuiltinFunctionType, type)
+_METHODS = (property, classmethod, staticmethod)
 _LARGE = ("tensorflow", "keras", "numpy", "tf_keras")
 _PUBLIC = ("tensorflow._api.v2.", "tensorflow.keras", "keras.", "numpy.random", "numpy.linalg")
 _INNER = ("tensorflow.python", "keras.src", "tf_keras.src", "__internal__", ".compat.", "raw_ops", "numpy.")
+_HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # Py_TPFLAGS_HEAPTYPE, Py_TPFLAGS_IMMUTABLETYPE
+
+_values = operator.methodcaller("values")
 
 
-class Patches:
-    """Which function or class stood where, in modules and in the public classes of TensorFlow and Keras.
+class Holder:
+    """A module or a class, and what stood in it.
 
-    Of the large libraries it is what they make public; of all other modules, what a program imports by name: those of Python,
-    and the others' topmost.
+    Args:
+        name: What messages call it.
+        holder: The module or the class.
+
+    Attributes:
+        holder: The same.
+        space: What stands in it now.
+        functions: Its functions and classes then, by name.
+        values: All that stood in it, where it is a class.
     """
-
-    def __init__(self) -> None:
-        holders = {id(holder): (name, holder) for name, holder in _holders()}  # a class is public in many places
-        self._before = [_Holder(name, holder) for name, holder in holders.values()]
-
-    def check(self) -> list[str]:
-        """What stands for something else now."""
-        changed = {name for holder in self._before for name in holder.changed()}
-        return [f"it replaced {', '.join(sorted(changed))}"] if changed else []
-
-
-class _Holder:
-    """A module or a class, and what stood in it."""
 
     def __init__(self, name: str, holder: Any) -> None:
         self._name = name
-        self._holder = holder
-        self._functions = _functions(holder)
-        self._values = tuple(self._functions.values())
-        self._all = operator.itemgetter(*self._functions) if len(self._functions) > 1 else None
-        self._size = len(vars(holder))
+        self.holder = holder
+        self.space: Mapping[str, Any] = vars(holder)
+        self.functions = _functions(holder)
+        self._was = tuple(self.functions.values())
+        self._all = operator.itemgetter(*self.functions) if len(self.functions) > 1 else None
+        self._size = len(self.space)
+        self.values = tuple(self.space.values()) if isinstance(holder, type) else ()
+
+    @property
+    def root(self) -> str:
+        """The topmost package that it is of."""
+        name = self.holder.__module__ if isinstance(self.holder, type) else self.holder.__name__
+        return str(name).partition(".")[0]
+
+    def is_as_it_was(self) -> bool:
+        """Whether it has the same functions and no more things than before; a class, the same things in the same order."""
+        if len(self.space) != self._size:
+            return False
+        return all(map(operator.is_, self.values, self.space.values())) if self.values else self._is_unchanged()
 
     def changed(self) -> list[str]:
         """The functions that are others now; of a class, those too that hide what it inherited."""
-        now = vars(self._holder)
-        if self._is_unchanged(now):
+        if self._is_unchanged():
             return []
-        names = [key for key, was in self._functions.items() if now.get(key) is not was]
-        if isinstance(self._holder, type):
-            names += _functions(self._holder).keys() - self._functions.keys()
+        names = [key for key, was in self.functions.items() if self.space.get(key) is not was]
+        if isinstance(self.holder, type):
+            names += _functions(self.holder).keys() - self.functions.keys()
         return [f"{self._name}.{name}" for name in names]
 
-    def _is_unchanged(self, now: Any) -> bool:
+    def _is_unchanged(self) -> bool:
         """In most nothing at all has changed, which is seen without looking at names."""
-        if isinstance(self._holder, type) and len(now) != self._size:
+        if isinstance(self.holder, type) and len(self.space) != self._size:
             return False
         if self._all is None:
-            return all(now.get(name) is value for name, value in self._functions.items())
+            return all(self.space.get(name) is value for name, value in self.functions.items())
         try:
-            return all(map(operator.is_, self._values, self._all(now)))
+            return all(map(operator.is_, self._was, self._all(self.space)))
         except KeyError:
             return False
+
+
+class Patches:
+    """Which function or class stood where, in modules and in classes.
+
+    Args:
+        holders: Those to look at.
+    """
+
+    def __init__(self, holders: Iterable[Holder]) -> None:
+        holders = list(holders)
+        self._each = [one for one in holders if not isinstance(one.holder, type)]
+        self._watch([one for one in holders if isinstance(one.holder, type)])
+
+    def _watch(self, classes: list[Holder]) -> None:
+        self._steady = classes
+        self._spaces = [one.space for one in classes]
+        self._values = list(chain.from_iterable(one.values for one in classes))
+
+    def check(self) -> list[str]:
+        """What stands for something else now."""
+        if not self._are_steady():  # classes that keep count of something, above all: from now on one by one
+            self._each += [one for one in self._steady if not one.is_as_it_was()]
+            self._watch([one for one in self._steady if one.is_as_it_was()])
+        changed = {name for holder in self._each for name in holder.changed()}
+        return [f"it replaced {', '.join(sorted(changed))}"] if changed else []
+
+    def _are_steady(self) -> bool:
+        """Nothing at all has changed in nearly all classes ever, which is seen in one go."""
+        now = chain.from_iterable(map(_values, self._spaces))
+        return sum(map(len, self._spaces)) == len(self._values) and all(map(operator.is_, self._values, now))
+
+
+def watched(known: Iterable[Holder] = ()) -> list[Holder]:
+    """The modules and classes in which tests exchange functions.
+
+    Of the large libraries it is what they make public; of all other modules, what a program imports by name: those of Python
+    with their classes, and the others' topmost.
+
+    Args:
+        known: Found earlier. They serve again where nothing has changed: what is new is looked at by every collection of
+            garbage, and these are many.
+
+    Returns:
+        How they are now.
+    """
+    holders = {id(holder): (name, holder) for name, holder in _holders()}  # a class is public in many places
+    before = {id(one.holder): one for one in known}
+    return [_again(before.get(key)) or Holder(name, holder) for key, (name, holder) in holders.items()]
+
+
+def _again(known: Holder | None) -> Holder | None:
+    return known if known is not None and known.is_as_it_was() else None
+
+
+def of_large_libraries(holders: Iterable[Holder]) -> Iterator[Holder]:
+    """Those among them that belong to TensorFlow, Keras and NumPy."""
+    return (one for one in holders if one.root in _LARGE)
 
 
 def _functions(holder: Any) -> dict[str, Any]:
     items = list(vars(holder).items())
     if isinstance(holder, type):
-        return {name: value for name, value in items if callable(value) or isinstance(value, property)}
+        return {name: value for name, value in items if callable(value) or isinstance(value, _METHODS)}
     of_numpy = holder.__name__.partition(".")[0] == "numpy"  # whose functions are objects of kinds of their own
     return {name: value for name, value in items if isinstance(value, _KINDS) or (of_numpy and callable(value))}
 
@@ -77,8 +147,15 @@ def _holders() -> Iterator[tuple[str, Any]]:
         if isinstance(module, ModuleType) and _is_watched(name):
             yield name, module
             for key, value in list(vars(module).items()):
-                if isinstance(value, type) and str(value.__module__).partition(".")[0] in _LARGE:
+                if isinstance(value, type) and _can_be_patched(key, value):
                     yield f"{name}.{key}", value
+
+
+def _can_be_patched(key: str, cls: type) -> bool:
+    if not cls.__flags__ & _HEAP or cls.__flags__ & _IMMUTABLE:
+        return False
+    root = str(cls.__module__).partition(".")[0]
+    return root in _LARGE or (root in sys.stdlib_module_names and not key.startswith("_"))
 
 
 def _is_watched(name: str) -> bool:

@@ -12,12 +12,16 @@ from pathlib import Path
 
 from emulate.cluster import HostContext
 from emulate.pool import framework
+from emulate.pool.defaults import Defaults
 from emulate.pool.framework import Framework
 from emulate.pool.interpreter import Interpreter
 from emulate.pool.job import Job
-from emulate.pool.patches import Patches
+from emulate.pool.modules import Modules
+from emulate.pool.patches import Holder, Patches, watched
 from emulate.pool.resources import Resources
+from emulate.pool.switches import Switches
 from emulate.pool.upstream import runtime
+from emulate.pool.variables import Variables
 
 
 class HostState:
@@ -32,14 +36,20 @@ class HostState:
         self._temporary = Path(os.environ["TMPDIR"])
         self._is_first = True
         self._kept: set[str] = set()
+        self._holders: list[Holder] = []
         self.keep()
 
     def keep(self) -> None:
         """What is there now is the host's own."""
+        self._holders = watched(self._holders)
         self._interpreter = Interpreter()
+        self._variables = Variables()
+        self._switches = Switches()
+        self._modules = Modules()
         self._resources = Resources()
         self._framework = Framework()
-        self._patches = Patches()
+        self._defaults = Defaults(self._holders)
+        self._patches = Patches(self._holders)
         self._kept |= {entry.name for entry in self._folder.iterdir()}
 
     @property
@@ -62,8 +72,12 @@ class HostState:
         """Undo what a job did; why that is not enough, one sentence for each reason."""
         reasons: list[str] = []
         for action in (
+            self._variables.restore,
             self._framework.restore,
             self._interpreter.restore,
+            self._switches.restore,
+            self._modules.restore,
+            self._defaults.restore,
             _collect,
             self._clear_folder,
             self._patches.check,

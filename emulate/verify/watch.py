@@ -22,6 +22,7 @@ from emulate.cluster import (
     patience_after,
 )
 from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
 
 if TYPE_CHECKING:
@@ -166,9 +167,13 @@ class Watch:
         how = f"exit code {outcome.code}" if outcome.status == "exited" else f"signal {-(outcome.code or 0)}"
         path = self._folder / f"host-{outcome.host}" / "stderr"
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        said = [line for line in lines if not _LOG_LINE.match(line) and not _STACK_LINE.match(line)][-LAST_LINES:]
+        said = [line for line in lines if _says_something(line)][-LAST_LINES:]
         ended = f"The process of {self._cluster.name(outcome.host)} ended with {how}."
         return "\n".join([ended, *said, *outcome.stack.splitlines()])
+
+
+def _says_something(line: str) -> bool:
+    return bool(NO_THREAD.search(line)) or not (_LOG_LINE.match(line) or _STACK_LINE.match(line))
 
 
 def _patience(cause: HostOutcome) -> float:

@@ -7,6 +7,8 @@ from typing import Any
 
 from emulate.pool.upstream.runtime import context
 
+_NAMED = ("activations", "constraints", "initializers", "losses", "metrics", "optimizers", "regularizers")
+
 
 def is_deterministic() -> bool:
     """Whether operations are asked to be deterministic."""
@@ -71,6 +73,52 @@ def set_summary_writer(writer: Any) -> None:
     from tensorflow.python.ops import summary_ops_v2
 
     summary_ops_v2._summary_state.writer = writer
+
+
+def summary_step() -> tuple[int, Any]:
+    """The step that `tf.summary` writes by default; before it its identity, as a variable is compared by its value."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    step = summary_ops_v2._summary_state.step
+    return id(step), step
+
+
+def set_summary_step(known: tuple[int, Any]) -> None:
+    """Write that one, or none."""
+    from tensorflow.python.ops import summary_ops_v2
+
+    summary_ops_v2._summary_state.step = known[1]
+
+
+def autograph_verbosity() -> tuple[Any, bool]:
+    """How much AutoGraph tells, and whether on the standard output too."""
+    from tensorflow.python.autograph.utils import ag_logging
+
+    return ag_logging.verbosity_level, ag_logging.echo_log_to_stdout
+
+
+def set_autograph_verbosity(known: tuple[Any, bool]) -> None:
+    """Tell so much."""
+    from tensorflow.python.autograph.utils import ag_logging
+
+    ag_logging.verbosity_level, ag_logging.echo_log_to_stdout = known
+
+
+def objects_by_name() -> dict[str, dict[str, Any]]:
+    """What Keras finds by a name, such as `"relu"`: activations, losses and the like."""
+    return {name: dict(objects) for name, objects in _tables_of_names().items()}
+
+
+def set_objects_by_name(known: dict[str, dict[str, Any]]) -> None:
+    """Find exactly these."""
+    for name, objects in _tables_of_names().items():
+        objects.clear()
+        objects.update(known[name])
+
+
+def _tables_of_names() -> dict[str, dict[str, Any]]:
+    modules = {name: sys.modules.get(f"keras.src.{name}") for name in _NAMED}
+    return {name: module.ALL_OBJECTS_DICT for name, module in modules.items() if module is not None}
 
 
 def device_scope() -> str:

@@ -17,6 +17,13 @@ _MISMATCH = re.compile(
     r"|[^\n\"]*another member in the group expected[^\n\"]*",
     re.IGNORECASE,
 )
+NO_THREAD = re.compile(r"[^\n]*(?:pthread_create(?:\(\))? failed|can't start new thread|Thread creation failed)[^\n]*")
+"""What TensorFlow's, gRPC's, Python's and OpenMP's own code says of a thread that the system did not give it."""
+_MORE_THREADS = (
+    "Allow more threads, which the system counts over all processes of the user or the container: `ulimit -u` (limits.conf, "
+    "TasksMax= of systemd), or the pids limit of the container (docker run --pids-limit, podPidsLimit in Kubernetes; "
+    "/sys/fs/cgroup/pids.max). Or verify fewer hosts, or fewer topologies in one call: each host needs tens of threads."
+)
 
 
 def _steps(case: Case) -> dict[int, int]:
@@ -42,6 +49,21 @@ def _gone(outcome: Outcome) -> list[int]:
 
 
 def _search_exited(case: Case) -> Sign | None:
+    return _search_without_threads(case) or _search_left(case)
+
+
+def _search_without_threads(case: Case) -> Sign | None:
+    """The machine let a host start too few threads, which C++ ends the process for; a host without peers too."""
+    outcome, gone = case.outcome, _gone(case.outcome)
+    said = NO_THREAD.search(outcome.failure or "")
+    if said is None or not gone:
+        return None
+    how = numbers(_how(outcome, host) for host in gone)
+    summary = f"Host {numbers(gone)} left ({how}): the system let it start no more threads."
+    return Sign(summary, f"its output says: {said.group().strip()}; {_where(case)}", _MORE_THREADS)
+
+
+def _search_left(case: Case) -> Sign | None:
     outcome, gone = case.outcome, _gone(case.outcome)
     several = case.untouched.topology.num_hosts > 1
     lost_peer = bool(outcome.failure and _LOST_PEER.search(outcome.failure))
@@ -119,7 +141,7 @@ HOST_EXITED = Cause(
     "for ever or until a time limit.",
     evidence="A host's process ended by exit or signal; the live hosts are inside a collective that needs it.",
     fix="Find out why that host left (its output is in the report): sys.exit in a branch of one worker, memory, a "
-    "signal. For hosts that "
+    "limit on threads, a signal. For hosts that "
     "may be lost: tf.distribute.PreemptionCheckpointHandler, and CommunicationOptions(timeout_seconds=...) so that "
     "peers notice.",
     search=_search_exited,

@@ -84,6 +84,26 @@ def leave_patched_module(context: HostContext) -> None:
     os.path.exists = lambda path: True  # type: ignore[assignment, misc]
 
 
+def leave_patched_methods_of_python(context: HostContext) -> None:
+    from unittest import mock
+
+    mock.patch("pathlib.Path.exists").start()
+    mock.patch("pathlib.Path.cwd", classmethod(lambda cls: None)).start()
+    mock.patch("json.JSONEncoder.default", new_callable=mock.PropertyMock).start()
+
+
+def leave_stand_in_and_import(context: HostContext) -> None:
+    import tabnanny
+
+    sys.modules["mine"] = tabnanny.mine = object()  # type: ignore[assignment, attr-defined]
+
+
+def leave_no_faulthandler(context: HostContext) -> None:
+    import faulthandler
+
+    faulthandler.disable()
+
+
 def leave_setting(context: HostContext) -> None:
     import tensorflow as tf
 
@@ -128,6 +148,9 @@ def leave_split(context: HostContext) -> None:
         (leave_patch, r"it replaced keras\.\S*Model\.fit"),
         (leave_patched_functions, r"it replaced keras\S*SGD.update_step, numpy.mean, numpy.random.rand"),
         (leave_patched_module, r"it replaced .*path\.exists"),
+        (leave_patched_methods_of_python, r"it replaced json\S*JSONEncoder.default, pathlib\S*Path.cwd, pathlib\S*Path.exists"),
+        (leave_stand_in_and_import, r"it put stand-ins for modules into sys\.modules: mine"),
+        (leave_no_faulthandler, "it disabled faulthandler, which writes down where a host crashed"),
         (leave_setting, "it changed tf.debugging.enable_check_numerics"),
         (leave_graph_mode, "disable_eager_execution|eager execution is off"),
         (leave_scope, "it changed tf.distribute's strategy"),
@@ -288,9 +311,10 @@ def test_parameter_servers_are_ended_with_their_chief_and_not_used_again(pool: P
 
 def test_modules_that_a_job_imported_keep_their_state(pool: Pool) -> None:
     def count(context: HostContext) -> int:
-        module = sys.modules.setdefault("mine", type(sys)("mine"))
-        module.count = getattr(module, "count", 0) + 1
-        return int(module.count)
+        import tabnanny as module
+
+        vars(module)["count"] = vars(module).get("count", 0) + 1
+        return int(vars(module)["count"])
 
     with pool.lease("1x1") as lease:
         assert [returned(lease.run(count)) for _ in range(3)] == [[1], [2], [3]]

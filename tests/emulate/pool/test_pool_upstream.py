@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -39,12 +40,15 @@ def change_everything(context: HostContext) -> list[str]:
             {"constant_folding": False}
         ),
         "tf.config.experimental.enable_tensor_float_32_execution": lambda: experimental.enable_tensor_float_32_execution(False),
+        "tf.config.experimental.set_synchronous_execution": lambda: experimental.set_synchronous_execution(False),
         "tf.config.experimental.enable_op_determinism": experimental.enable_op_determinism,
         "tf.debugging.set_log_device_placement": lambda: tf.debugging.set_log_device_placement(True),
         "tf.debugging.disable_traceback_filtering": tf.debugging.disable_traceback_filtering,
         "tf.debugging.enable_check_numerics": tf.debugging.enable_check_numerics,
         "tf.data.experimental.enable_debug_mode": tf.data.experimental.enable_debug_mode,
         "tf.summary's writer": lambda: tf.summary.create_file_writer(folder).set_as_default(),
+        "tf.summary.experimental.set_step": lambda: tf.summary.experimental.set_step(tf.Variable(7)),
+        "tf.autograph.set_verbosity": lambda: tf.autograph.set_verbosity(3, alsologtostdout=True),
         "tf.experimental.numpy.experimental_enable_numpy_behavior": lambda: (
             tf.experimental.numpy.experimental_enable_numpy_behavior(dtype_conversion_mode="all")
         ),
@@ -64,6 +68,7 @@ def change_everything(context: HostContext) -> list[str]:
         "keras.config.set_max_epochs": lambda: config.set_max_epochs(2),
         "keras.config.set_max_steps_per_epoch": lambda: config.set_max_steps_per_epoch(2),
         "keras.config.set_dtype_policy": lambda: config.set_dtype_policy("mixed_bfloat16"),
+        "what Keras finds by its name": lambda: sys.modules["keras.src.losses"].ALL_OBJECTS_DICT.update(mine=len),
         "Keras's custom objects": lambda: saving.get_custom_objects().update(mine=len),
         "the default graph": lambda: (kept.append(tf.Graph().as_default()), kept[-1].__enter__()),
         "tf.compat.v1.disable_eager_execution": lambda: None,  # only without a graph
@@ -107,6 +112,8 @@ def change_what_can_be_put_back(context: HostContext) -> None:
     import tensorflow as tf
     from keras import config, saving
 
+    from emulate.pool.upstream.settings import _NAMED
+
     np.seterr(all="raise")
     tf.ones([])
     tf.config.run_functions_eagerly(True)
@@ -114,6 +121,9 @@ def change_what_can_be_put_back(context: HostContext) -> None:
     tf.config.optimizer.set_experimental_options({"constant_folding": False})
     tf.config.experimental.enable_tensor_float_32_execution(False)
     tf.config.experimental.enable_op_determinism()
+    tf.config.experimental.set_synchronous_execution(False)
+    tf.summary.experimental.set_step(tf.Variable(7))
+    tf.autograph.set_verbosity(3, alsologtostdout=True)
     tf.debugging.disable_traceback_filtering()
     tf.summary.create_file_writer(os.environ["TMPDIR"]).set_as_default()
     config.set_floatx("float64")
@@ -121,6 +131,8 @@ def change_what_can_be_put_back(context: HostContext) -> None:
     config.set_image_data_format("channels_first")
     config.set_dtype_policy("mixed_bfloat16")
     saving.get_custom_objects()["mine"] = len
+    for name in _NAMED:
+        sys.modules[f"keras.src.{name}"].ALL_OBJECTS_DICT["mine"] = len
 
 
 def test_what_has_a_way_back_is_put_back(pool: Pool) -> None:

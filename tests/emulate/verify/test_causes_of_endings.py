@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from emulate.cluster import HostOutcome
+from emulate.progress import Silent
+from emulate.topology import Topology
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.framework_limits import LIMITS
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.result import RunResult
+from emulate.verify.watch import Watch
 from tests.emulate.verify.cases import Folder, codes
 
 
@@ -29,6 +37,36 @@ def test_a_host_that_was_killed_is_named_when_a_peer_raises(folder: Folder) -> N
     found = ended(folder, failure="UnavailableError: Connection reset by peer", hosts=hosts, codes=status)
     assert (found.verdict, codes(found)) == ("failed", ["host-exited"])
     assert "Host 1 left (killed by signal 9)" in found.causes[0].summary
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "F0000 00:00:1795504816.516464   22829 env.cc:84] Check failed: ret == 0 (11 vs. 0) "
+            "Thread tf_numa_-1_Eigen creation via pthread_create() failed."
+        ),
+        "E0000 00:00:1795504816.516464   22829 thd.cc:157] pthread_create failed: Resource temporarily unavailable",
+        "libgomp: Thread creation failed: Resource temporarily unavailable",
+    ],
+)
+@pytest.mark.parametrize("topology", ["2x1", "1x4"])
+def test_a_host_that_could_start_no_thread_is_told_with_the_limits_on_them(
+    folder: Folder, tmp_path: Path, topology: str, line: str
+) -> None:
+    (tmp_path / "host-0").mkdir()
+    (tmp_path / "host-0" / "stderr").write_text(f"I0000 00:00:1.2 1 port.cc:153] oneDNN\n{line}\n    @ 0x7f3 abort\n")
+    run = RunResult(topology, Topology.parse(topology), None)
+    cluster: Any = SimpleNamespace(outcomes=[HostOutcome(0, "killed", -6, stack="Aborted")], name=lambda host: f"host {host}")
+    Watch(cluster, run, tmp_path, threading.Event(), Silent()).note_ends()
+    found = ended(folder, topology, failure=run.failure, hosts=run.statuses, codes=run.codes)
+    assert (found.verdict, codes(found)) == ("failed", ["host-exited"])
+    [cause] = found.causes
+    assert cause.summary == "Host 0 left (killed by signal 6): the system let it start no more threads."
+    assert cause.evidence.startswith(f"its output says: {line}; host 0: killed after 0 steps")
+    assert "`ulimit -u`" in cause.fix
+    assert "pids limit of the container" in cause.fix
+    assert "sys.exit" not in cause.fix
 
 
 @pytest.mark.parametrize(
