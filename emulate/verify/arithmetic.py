@@ -67,10 +67,13 @@ class Fit:
         return 0 < self.elements < INFORMATIVE
 
     def are_counts(self, *, in_16_bits: bool) -> bool:
-        """Whether the shares are parts of one count: they add up to the replicas' number, or to 1 where nothing divides by it.
+        """Whether the shares are parts of one count.
 
         Args:
             in_16_bits: Whether anything was rounded to 16 bits.
+
+        Returns:
+            Whether they add up to the replicas' number, or to 1 where nothing divides by it.
         """
         whole, off = sum(self.shares.values()), _OFF_IN_16_BITS if in_16_bits else _OFF
         return any(abs(whole / one - 1) < off for one in (1.0, float(len(self.shares))))

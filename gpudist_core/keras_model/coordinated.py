@@ -17,7 +17,7 @@ from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.parameter_servers.training import CoordinatedTraining
 from gpudist_core.steps import local
-from gpudist_core.upstream import models, optimizers, trainer
+from gpudist_core.upstream import losses, models, optimizers, trainer
 
 _BY_HAND = "Write the loop by gd.CoordinatedTraining."
 
@@ -129,11 +129,13 @@ class _Metrics:
 def _weighed(loss: Any) -> Any:
     """Losses times the rows' weights: Keras divides their sum by the number of rows, not by that of the weights."""
 
-    def losses(targets: Any, y_pred: Any) -> Any:
+    def values_of(targets: Any, y_pred: Any) -> Any:
         values = loss(targets[0], y_pred)
-        return values if len(targets) == 1 else values * local.alongside(tf.cast(targets[1], values.dtype), values)
+        if len(targets) == 1:
+            return values
+        return losses.masked(values * local.alongside(tf.cast(targets[1], values.dtype), values), losses.mask_of(values))
 
-    return losses
+    return values_of
 
 
 def _check(model: Any) -> None:

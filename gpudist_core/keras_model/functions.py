@@ -18,7 +18,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import batch_norm, central_storage, randomness, trainer
+from gpudist_core.upstream import batch_norm, central_storage, randomness, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -128,7 +128,10 @@ class StepFunction:
             raise WrongUse("A step must return a dict of logs", "Return {'loss': loss}, or nothing.", returned=outputs)
         outputs = _flat(outputs)
         self._plan = {name: seen[id(value)][1:] for name, value in outputs.items() if id(value) in seen}
-        return {name: trainer.of_all(value) for name, value in outputs.items() if name not in self._plan}
+        values = {name: value for name, value in outputs.items() if name not in self._plan}
+        for name, value in values.items():
+            whole_numbers.warn_of(name, value)
+        return {name: trainer.of_all(value) for name, value in values.items()}
 
 
 class PredictFunction:

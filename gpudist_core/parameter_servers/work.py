@@ -11,7 +11,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.steps import local
-from gpudist_core.upstream import coordination, losses, models, randomness
+from gpudist_core.upstream import coordination, models, randomness
 
 Part = dict[str, Any]
 """The sums of some rows: `grads` (for each variable a tensor, a pair (values, indices), () for none), `loss`, `weight`; where
@@ -114,7 +114,7 @@ class Work:
         rows = tf.cast(share.rows, tf.float32)
         with tf.GradientTape(persistent=True) as tape:
             y_pred = models.call(self._model, x)
-            loss, total = local.weighted(local.losses_of(self._loss, y, y_pred), weight, losses.mask_of(y_pred))
+            loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
             of_variables, of_inputs = local.separate(self._model, getattr(self._model, "losses", []))
             if of_variables is not None:
                 loss += of_variables * total

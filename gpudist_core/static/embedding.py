@@ -13,6 +13,9 @@ from gpudist_core.static.sharded import ShardedTable, allocate, initialize
 from gpudist_core.static.sources import Source
 from gpudist_core.values import is_whole
 
+# What keras.layers.Embedding calls them.
+OWN_NAMES = {"input_dim": "rows", "output_dim": "dim", "embeddings_initializer": "initializer"}
+
 
 class ShardedEmbedding:
     """A `keras.layers.Layer` that turns ids into rows of a trained table, of which each device holds one slice.
@@ -28,6 +31,10 @@ class ShardedEmbedding:
         initializer: As `gd.shard` takes it; uniform between -0.05 and 0.05 unless given.
         seed: Of the default initializer.
         name: The layer's name.
+        **unknown: Arguments of `keras.layers.Embedding` that it does not have: they are refused.
+
+    Raises:
+        WrongUse: For an argument that it does not have, or that is none it can take.
 
     Example:
         >>> layer = ShardedEmbedding(10, 4, tf.distribute.get_strategy())
@@ -37,14 +44,16 @@ class ShardedEmbedding:
 
     def __new__(
         cls,
-        rows: int,
-        dim: int,
+        rows: int = 0,
+        dim: int = 0,
         strategy: Any = None,
         *,
         initializer: Initializer | None = None,
         seed: int = 0,
         name: str | None = None,
+        **unknown: Any,
     ) -> Any:
+        _check_known(unknown)
         return _layer_class()(rows, dim, strategy, initializer=initializer, seed=seed, name=name)
 
     @classmethod
@@ -58,6 +67,16 @@ class ShardedEmbedding:
             The layer.
         """
         return _layer_class().from_config(config)
+
+
+def _check_known(unknown: dict[str, Any]) -> None:
+    for name, value in unknown.items():
+        own = OWN_NAMES.get(name)
+        raise WrongUse(
+            "A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name",
+            f"Give it as {own}." if own else "Leave it out; regularizers, constraints and masks are of tables in one piece.",
+            **{name: value},
+        )
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import scale as times
+from gpudist_core.steps import pairs
+from gpudist_core.upstream import losses
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,24 @@ def unpack(batch: Any) -> tuple[Any, Any, Any]:
     return x, y, weight[0] if weight else None
 
 
-def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> Any:
-    """A replica's losses.
+def weighted_losses(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, weight: Any) -> tuple[Any, Any]:
+    """What a replica's losses add up to: those that count by the masks of the outputs and of the losses, as in Keras.
+
+    Args:
+        loss: Gives a loss for each row, or several, which may have a mask.
+        y: The targets, of shape (rows, ...).
+        y_pred: The model's outputs, of shape (rows, ...), which may have a mask.
+        weight: Weights of the rows or of each loss; None for ones.
+
+    Returns:
+        The weighted sum and the sum of the weights, as `weighted` has them.
+    """
+    values, mask = losses_of(loss, y, y_pred)
+    return weighted(values, weight, losses.mask_of(y_pred), mask)
+
+
+def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any, Any]:
+    """A replica's losses and their mask.
 
     Args:
         loss: Gives a loss for each row, or several.
@@ -43,7 +61,8 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> Any:
         y_pred: The model's outputs, of shape (rows, ...).
 
     Returns:
-        float32, of shape (rows, ...), or one after the other of shape (rows * n, ...).
+        The losses, float32, of shape (rows, ...), or one after the other of shape (rows * n, ...); the mask that the loss left
+        on them (`ignore_class` does), of their shape, or None.
 
     Raises:
         WrongUse: When the losses are one number, or cannot be those of rows by their shape.
@@ -58,7 +77,8 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> Any:
             "Return the rows' losses, without a mean or a sum over them.",
             loss="one number" if values.shape.rank == 0 else f"shape {tuple(values.shape)}",
         )
-    return values
+    pairs.check(loss, y, y_pred, values)
+    return values, losses.mask_of(given)
 
 
 def _are_of_rows(shape: Any, given: list[Any]) -> bool:
@@ -69,23 +89,22 @@ def _are_of_rows(shape: Any, given: list[Any]) -> bool:
     return any(number is not None and (number == 0 or shape[0] % number == 0) for number in rows)
 
 
-def weighted(values: Any, weight: Any, mask: Any) -> tuple[Any, Any]:
+def weighted(values: Any, *factors: Any) -> tuple[Any, Any]:
     """The weighted sum of a replica's losses and the sum of their weights.
 
     Args:
         values: Losses, float32 of shape (rows, ...).
-        weight: Weights of the rows or of each value, broadcast over what follows; None for ones.
-        mask: Which values count, shape (rows, ...); None for all.
+        *factors: Weights and masks of the rows or of each value, broadcast over what follows; None for ones.
 
     Returns:
         Two float32 scalars; both are 0 without rows.
     """
-    if weight is None and mask is None:
+    given = [factor for factor in factors if factor is not None]
+    if not given:
         return tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32)
     weights = tf.ones_like(values)
-    for factor in (weight, mask):
-        if factor is not None:
-            weights *= alongside(tf.cast(factor, tf.float32), values)
+    for factor in given:
+        weights *= alongside(tf.cast(factor, tf.float32), values)
     return tf.reduce_sum(tf.where(weights == 0, 0.0, values) * weights), tf.reduce_sum(weights)
 
 

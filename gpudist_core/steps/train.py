@@ -264,7 +264,7 @@ class TrainStep:
         """Forward and backward: this replica's sums, and the model's output."""
         with tf.GradientTape() as tape:
             y_pred = models.call(self.model, x)
-            loss, total = local.weighted(local.losses_of(self._loss, y, y_pred), weight, losses.mask_of(y_pred))
+            loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
             of_variables, of_inputs = local.separate(self.model, getattr(self.model, "losses", []))
             if of_variables is not None:
                 loss += of_variables * total

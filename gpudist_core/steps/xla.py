@@ -14,7 +14,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.steps import local
-from gpudist_core.upstream import batch_norm, layer_state, losses, run_state
+from gpudist_core.upstream import batch_norm, layer_state, run_state
 
 
 class CompiledPass:
@@ -69,7 +69,7 @@ class CompiledPass:
             y_pred, changed, own = self._model.stateless_call(trained, changing, x, training=True, return_losses=True)
             if share.num_replicas > 1:
                 self._check_layers_keep_nothing(changing, changed)
-            loss, total = local.weighted(local.losses_of(self._loss, y, y_pred), weight, losses.mask_of(y_pred))
+            loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
             of_variables, of_inputs = local.separate(self._model, own)
             if of_inputs is not None:
                 raise WrongUse(

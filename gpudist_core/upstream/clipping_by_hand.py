@@ -9,36 +9,12 @@ sum over the replicas) is as it would be without. All else they are given they t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients import clipping, reduction
-
-
-class Parts:
-    """What tapes gave one replica in a step: its part of the gradient of each variable."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}
-
-    def remember(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """These are parts of gradients of these; what is no variable is left out."""
-        import keras
-        import tensorflow as tf
-
-        for gradient, variable in zip(gradients, variables, strict=True):
-            if gradient is not None and isinstance(variable, (tf.Variable, keras.Variable)):
-                self._known[id(gradient)] = gradient, variable
-
-    def variables(self, gradients: Sequence[Any]) -> list[Any] | None:
-        """Of which variables they are parts of gradients; None where one is not, or all are None."""
-        known = [self._known.get(id(gradient)) for gradient in gradients if gradient is not None]
-        if not known or None in known:
-            return None
-        found = iter(known)
-        return [None if gradient is None else (next(found) or (None, None))[1] for gradient in gradients]
-
+from gpudist_core.upstream.parts import Parts
 
 Current = Callable[[], tuple[Parts, shares.Share] | None]
 

@@ -46,10 +46,19 @@ def install() -> None:
 
 
 def mask_of(value: Any) -> Any:
-    """The mask that a Keras layer left on its output, or None."""
+    """The mask that a Keras layer left on its output, or a loss on its values, or None."""
     from keras.src import backend
 
     return backend.get_keras_mask(value)
+
+
+def masked(value: Any, mask: Any) -> Any:
+    """A tensor with a mask for those who ask by `mask_of`; None leaves it without."""
+    from keras.src import backend
+
+    if mask is not None:
+        backend.set_keras_mask(value, mask)
+    return value
 
 
 def per_example_function(loss: Any) -> Any:
@@ -68,9 +77,29 @@ def per_example_function(loss: Any) -> Any:
             "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss
         )
     if isinstance(loss, keras.losses.Loss):
+        _check_no_sum(loss)
         return _called_alone(loss)
     _check_takes_two(loss)
     return loss
+
+
+def of_function(loss: Any) -> Any:
+    """The `keras.losses.Loss` that `compile` makes of a function: it gives targets and outputs one rank."""
+    import keras
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    return loss if isinstance(loss, keras.losses.Loss) else LossFunctionWrapper(loss)
+
+
+def _check_no_sum(loss: Any) -> None:
+    if loss.reduction == "sum":
+        raise WrongUse(
+            "A loss must not ask for a sum, as a step takes the mean over the rows of all replicas",
+            "Leave reduction out; where the sum is meant, give a function (y, y_pred) that returns the rows' losses times the "
+            "rows of the global batch.",
+            loss=loss.name,
+            reduction=loss.reduction,
+        )
 
 
 def _check_takes_two(loss: Any) -> None:

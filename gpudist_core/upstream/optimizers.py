@@ -161,7 +161,24 @@ def place_of(optimizer: Any, variable: Any) -> int:
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
     reduce = optimizer._gpudist_reduce or reduction.sum_over_replicas
-    return list(reduce(list(grads), list(variables)))
+    with _meeting():
+        return list(reduce(list(grads), list(variables)))
+
+
+@contextlib.contextmanager
+def _meeting() -> Iterator[None]:
+    """Where replicas have to wait for each other, which threads of one process cannot in a branch or function of the step."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "called while defining a new graph" not in str(error):
+            raise
+        raise WrongUse(
+            "Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet",
+            "To update with several batches, give the optimizer gradient_accumulation_steps, which gd.distributed and Keras "
+            "know, and apply each batch's gradients, or use gd.TrainStep(accumulate=...).",
+            apply="in a tf.cond, tf.while_loop or tf.function",
+        ) from error
 
 
 def _overrides(optimizer: Any, name: str) -> bool:
@@ -216,10 +233,11 @@ class _Base:
                 "Make it of the model's outputs by operations that have gradients: no argmax, rounding or cast to integers.",
                 gradients=f"{len(grads)} times None",
             )
-        if not me.built and trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-            _build_outside(self, trainable_variables)
-        super().apply(grads, trainable_variables=trainable_variables)  # type: ignore[misc]
+        with _meeting():
+            if not me.built and trainable_variables is not None:
+                trainable_variables = list(trainable_variables)
+                _build_outside(self, trainable_variables)
+            super().apply(grads, trainable_variables=trainable_variables)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]

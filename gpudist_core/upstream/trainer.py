@@ -21,7 +21,8 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import clipping_by_hand, losses, run_state
+from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, run_state
+from gpudist_core.upstream.parts import Parts
 
 _means = threading.local()
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
@@ -67,7 +68,7 @@ class _Means:
     def __init__(self, tapes: bool) -> None:
         self.tapes = tapes
         self.of_rows: dict[int, Any] = {}
-        self.parts = clipping_by_hand.Parts()
+        self.parts = Parts()
 
 
 def _current() -> tuple[_Means, shares.Share] | None:
@@ -84,6 +85,7 @@ def install() -> None:
     _install_mean()
     _install_tape()
     clipping_by_hand.install(_current_parts)
+    assigned_by_hand.install(_current_parts)
 
 
 def _install_iterator() -> None:
@@ -218,7 +220,7 @@ def _install_tape() -> None:
     tf.GradientTape.gradient = gradient
 
 
-def _current_parts() -> tuple[clipping_by_hand.Parts, shares.Share] | None:
+def _current_parts() -> tuple[Parts, shares.Share] | None:
     """Of a step that others wrote, on several replicas."""
     current = _current()
     if current is None or not current[0].tapes or current[1].num_replicas == 1:
@@ -287,7 +289,7 @@ def single_loss(model: Any) -> Any:
     loss = keras.losses.get(compiled._user_loss)
     if isinstance(loss, keras.losses.Loss) and loss.reduction not in ("sum_over_batch_size", "mean"):
         return None
-    return losses.per_example_function(loss)
+    return losses.per_example_function(losses.of_function(loss))
 
 
 def has_metrics(model: Any) -> bool:

@@ -54,6 +54,61 @@ def clipped_by_hand(run: Run) -> dict[str, Any]:
     return run.fit(model, x, x[:, 0] % 5)
 
 
+def ascending_first(run: Run) -> dict[str, Any]:
+    """Sharpness-aware minimisation: the weights go up the gradient by a norm of one's own, and back after the second one."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def gradients(self, x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            return loss, tape.gradient(loss, self.trainable_variables)
+
+        def train_step(self, data: Any) -> Any:
+            variables, (loss, grads) = self.trainable_variables, self.gradients(*data)
+            norm = tf.norm(tf.stack([tf.norm(gradient) for gradient in grads]))
+            steps = [gradient * (0.5 / (norm + 1e-12)) for gradient in grads]
+            for variable, step in zip(variables, steps, strict=True):
+                variable.assign_add(step)
+            _, grads = self.gradients(*data)
+            for variable, step in zip(variables, steps, strict=True):
+                variable.assign_sub(step)
+            self.optimizer.apply(grads, variables)
+            return {"loss": loss}
+
+    x = words(75)
+    with run.scope():
+        layers = [keras.layers.Embedding(27, 6), keras.layers.Flatten(), keras.layers.Dense(5)]
+        model = run.ours(Own([keras.Input(x.shape[1:], dtype="int64"), *layers]))
+        model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return run.fit(model, x, x[:, 0] % 5)
+
+
+def updated_by_hand(run: Run) -> dict[str, Any]:
+    """Steps of one's own that make the weights of gradients: as the tape gave them, clipped, summed; then of weights."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            variables = self.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            grads = tape.gradient(loss, variables)
+            clipped, _ = tf.clip_by_global_norm(grads, 0.1)
+            sums = tf.distribute.get_replica_context().all_reduce("SUM", grads)
+            for each in zip(variables, grads, clipped, sums, strict=True):
+                variable, gradient, short, total = each
+                variable.assign(0.99 * variable - 0.1 * gradient)
+                variable.assign_sub(0.1 * tf.square(gradient) + short + 0.1 * total)
+                variable.assign(tf.clip_by_value(variable, -0.2, 0.2))
+            return {"loss": loss}
+
+    return run.fit(run.sequential(hidden, kind=Own, metrics=lambda: None), *digits(76))
+
+
 def of_pairs(run: Run) -> dict[str, Any]:
     """A batch is two views, and the model, which nobody has built, takes both."""
     import keras

@@ -111,4 +111,23 @@ def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are
         "A layer must assign its variables outside of loops and branches of the graph, where replicas cannot agree on a value. "
         "Received: variable='mean'. Each replica keeps the value of its own rows. Choose by keras.ops.where instead."
     )
+    by_hand = (
+        "What a step of one's own assigns to a variable that is trained must be the same on all replicas. Received: "
+        "variable='kernel', made of the gradients of each replica's own rows. From here on each replica has its own weights. "
+    )
+    advice = {
+        "step in a branch": "Assign outside of loops, branches and functions of the graph, where replicas cannot meet.",
+        "step without a graph": "Leave run_eagerly out: in a graph what is assigned is made of the gradients of all replicas.",
+    }
+    for case, what_to_do in advice.items():
+        [text] = seen["warned"].pop(case)
+        assert re.sub("'[^']*/kernel'", "'kernel'", text) == by_hand + what_to_do, case
+    assert seen["warned"].pop("clipping without a graph") == []
+    [count] = seen["warned"].pop("count")
+    assert count == (
+        "A number in the logs of a step must be a mean over the rows, as logs have the mean of all replicas by their rows. "
+        "Received: rows, dtype='int32'. It is taken for such a mean: a count of a replica's rows becomes the rows of one "
+        "replica. For a count over all replicas update a keras.metrics.Sum and return its result; what is the same on all "
+        "replicas return by tf.cast(value, tf.float32)."
+    )
     assert seen["warned"] == {"distributed": [alone], "step": [alone], "within": [], "one device": []}

@@ -33,6 +33,13 @@ EXPECTED = {
     "replica has. Received: loss='tversky'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
     "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
     "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
+    "an update in a branch": "WrongUse: Gradients must be applied outside of branches, loops and functions of a step, where "
+    "replicas cannot meet. Received: apply='in a tf.cond, tf.while_loop or tf.function'. To update with several batches, give "
+    "the optimizer gradient_accumulation_steps, which gd.distributed and Keras know, and apply each batch's gradients, or use "
+    "gd.TrainStep(accumulate=...).",
+    "weights of what a variable keeps": "WrongUse: What a step of one's own assigns to a variable that is trained must be made "
+    "of its gradients by operations without a state, so that it can be made of those of all replicas. Received: "
+    "operation='ReadVariableOp'. Make it of their sum: tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
     "a loss that is one number, with weights": "WrongUse: A loss must return one value for each row where rows have weights "
     "or a mask. Received: shape=(), sample_weight_shape=(6,). Leave out its mean.",
     "fewer rows than replicas": "WrongUse: A global batch has at least one row for each replica (the last of an epoch may "

@@ -35,6 +35,27 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         def train_step(self, data: Any) -> Any:
             return tf.constant(1.0)
 
+    class Branching(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            gradients = _gradients(self, data)
+
+            def apply() -> Any:
+                self.optimizer.apply(gradients, self.trainable_variables)
+                return 0
+
+            tf.cond(self.optimizer.iterations % 2 == 0, apply, lambda: 0)
+
+    class Keeping(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            for variable, gradient in zip(self.trainable_variables, _gradients(self, data), strict=True):
+                kept = self.kept[variable.path]
+                kept.assign(0.9 * kept + gradient)
+                variable.assign_sub(0.1 * kept)
+
+        def build(self, *args: Any) -> None:
+            super().build(*args)
+            self.kept = {v.path: keras.Variable(tf.zeros(v.shape), trainable=False) for v in self.trainable_variables}
+
     def made(**compiled: Any) -> Any:
         return run.sequential(**compiled)
 
@@ -59,10 +80,21 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         "a loss over all rows": lambda: made(loss=keras.losses.Dice()),
         "a loss over all rows by name": lambda: made(loss="tversky"),
         "a step that returns a number": lambda: run.sequential(kind=Returning).fit(x, y, verbose=0),
+        "an update in a branch": lambda: run.sequential(kind=Branching).fit(x, y, verbose=0),
+        "weights of what a variable keeps": lambda: run.sequential(kind=Keeping).fit(x, y, verbose=0),
         "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
             x, y, sample_weight=np.ones(12), verbose=0
         ),
     }
+
+
+def _gradients(model: Any, data: Any) -> Any:
+    import tensorflow as tf
+
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+    return tape.gradient(loss, model.trainable_variables)
 
 
 def _within(where: Any, call: Callable[[Any], Any], model: Any) -> Any:

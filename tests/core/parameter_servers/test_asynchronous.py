@@ -98,6 +98,7 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "timeout": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, timeout_seconds=-1)),
         "short": _message(lambda: lock_step.train([], 2)),
         "schedule": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, schedule="bulk")),
+        "a sum": _message(lambda: gd.CoordinatedTraining(model, optimizer, keras.losses.MeanSquaredError("sum"))),
         "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
         "state": _message(lambda: lock_step.restore({"pending": 3, "sums": {}})),
         "parts": _message(lambda: gd.PartitionedEmbedding(3, 2, parts=4)),
@@ -159,6 +160,7 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["timeout"].startswith("A time limit must be a positive number of seconds. Received: timeout_seconds=-1.")
     assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")
     assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'. Choose one of them."
+    assert wrong["a sum"].startswith("A loss must not ask for a sum, as a step takes the mean over the rows of all replicas.")
     assert wrong["accumulate"].startswith(
         "The number of batches that make one update must be a positive integer. Received: accumulate=0."
     )

@@ -30,6 +30,19 @@ def _masked(keras: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     return keras.Sequential(layers), compiled, {"epochs": 2, "class_weight": {0: 0.5, 1: 2.0}}
 
 
+def _ignoring(keras: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A class that does not count, and weights of rows."""
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    fitted = {"epochs": 2, "sample_weight": np.linspace(0, 2, len(data()[1]))}
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]), {"optimizer": "sgd", "loss": loss}, fitted
+
+
+def _of_a_function(keras: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Targets of shape (rows,) and outputs of shape (rows, 1), which Keras gives one shape."""
+    compiled = {"optimizer": "sgd", "loss": lambda y, y_pred: keras.ops.square(y - y_pred)}
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)]), compiled, {"epochs": 2}
+
+
 def _fit(build: Any, strategy: Any) -> dict[str, Any]:
     """Fit with the strategy's servers, or by Keras alone where there is no strategy."""
     import contextlib
@@ -45,7 +58,7 @@ def _fit(build: Any, strategy: Any) -> dict[str, Any]:
     with strategy.scope() if strategy else contextlib.nullcontext():
         model, compiled, fitted = build(keras)
         model = gd.distributed(model, draws="row") if strategy else model
-        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled)
+        model.compile(**{"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiled})
     history = model.fit(x, y, batch_size=8, shuffle=False, verbose=0, **fitted).history
     return {
         "history": history,
@@ -77,9 +90,9 @@ def _check(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def test_fit_is_that_of_one_device(on_hosts: OnHosts) -> None:
-    found = on_hosts("2x1+1ps", _on_chief, [_weighted, _masked])[0]
-    for build in ("_weighted", "_masked"):
-        _check(*found[build])
+    found = on_hosts("2x1+1ps", _on_chief, [_weighted, _masked, _ignoring, _of_a_function])[0]
+    for results in found.values():
+        _check(*results)
     assert len(found["_weighted"][0]["history"]["loss"]) == 2, "it was stopped early"
 
 

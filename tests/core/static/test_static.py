@@ -140,6 +140,12 @@ REFUSALS = {
     "by their numbers alone, so that each device makes its own slice. Received: initializer='Zeros'. Take gpudist_core.",
     "inside": "WrongUse: A table is made once, for all replicas. Received: inside='Strategy.run'. Make it before Strategy.run.",
     "a copy inside": "WrongUse: A replicated tensor is made once, for all replicas. Received: inside='Strategy.run'. Make it",
+    "a name of Keras": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
+    "embeddings_initializer='uniform'. Give it as initializer.",
+    "names of Keras": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
+    "input_dim=10. Give it as rows.",
+    "what it lacks": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
+    "mask_zero=True. Leave it out; regularizers, constraints and masks are of tables in one piece.",
     "half a row": "WrongUse: rows must be a positive whole number. Received: rows=10.5. Give 1 or more.",
     "strings": "WrongUse: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",
     "too few": "WrongUse: Chunks must have as many rows as shape says. Received: rows=4, shape=(11, 6). They have fewer.",

@@ -46,6 +46,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         model, optimizer = make(), keras.optimizers.SGD(0.1)
         normalized = keras.Sequential([keras.Input((64,)), keras.layers.BatchNormalization(), keras.layers.Dense(10)])
         keeping = keras.Sequential([keras.Input((64,)), keras.layers.SpectralNormalization(keras.layers.Dense(10))])
+        single = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
         active = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10, activity_regularizer="l2")])
     beside_values = keras.metrics.Mean(name="mean")
     foreign = tf.Variable(1.0, name="foreign")
@@ -109,6 +110,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "no optimizer of Keras": lambda: TrainStep(model, tf.compat.v1.train.GradientDescentOptimizer(0.1), loss),
         "nothing to train": lambda: TrainStep(model, optimizer, loss, variables=[])(batch),
         "one number": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(loss(y, y_pred)))(batch),
+        "a sum": lambda: TrainStep(model, optimizer, keras.losses.MeanSquaredError("sum", name="squares")),
+        "rows twice": lambda: TrainStep(single, optimizer, lambda y, y_pred: tf.cast(y, "float32") - y_pred)(batch),
         "counted once": lambda: tf.function(lambda: TrainStep(model, optimizer, loss, accumulate=2)(batch))(),
         "another accumulation": lambda: step.restore({"pending": 3, "accumulators": {}}),
     }
@@ -195,6 +198,12 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Set trainable=True on a layer, or give variables=[...].",
         "one number": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. Received: "
         "loss='one number'. Return the rows' losses, without a mean or a sum over them.",
+        "a sum": "A loss must not ask for a sum, as a step takes the mean over the rows of all replicas. Received: "
+        "loss='squares', reduction='sum'. Leave reduction out; where the sum is meant, give a function (y, y_pred) that "
+        "returns the rows' losses times the rows of the global batch.",
+        "rows twice": "per_example_loss gives losses of each row, not of each row with every other one, as broadcasting makes "
+        "them. Received: y_shape=(6,), y_pred_shape=(6, 1), losses_shape=(6, 6). Give y and y_pred one shape in the loss: "
+        "tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
         "counted once": "A step that accumulates counts its calls, which a tf.function around it makes once for all. Received: "
         "accumulate=2. Leave the tf.function out; step.several takes several batches in one call of a compiled function.",
         "another accumulation": "The state must come from a step that accumulates as many batches. Received: pending=3, "

@@ -1,0 +1,92 @@
+"""What a step of the user's own assigns to variables that are trained: of the gradients of all replicas.
+
+A step that makes the weights of gradients itself (`w.assign_sub(rate * gradient)`, the ascent of sharpness-aware minimisation)
+has a replica's part of them, and would give each replica other weights. What it assigns is made once more of the gradients of
+all replicas. What is not made of gradients (weights that are clipped, averages of weights) stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.gradients import reduction
+from gpudist_core.upstream.parts import Parts
+
+Current = Callable[[], tuple[Parts, shares.Share] | None]
+
+
+def install(current: Current) -> None:
+    """Teach Keras's variables.
+
+    Args:
+        current: As in `clipping_by_hand.install`.
+    """
+    import tensorflow as tf
+    from keras.src import backend
+
+    assign = backend.Variable._direct_assign
+
+    @functools.wraps(assign)
+    def direct_assign(self: Any, value: Any) -> Any:
+        now = current()
+        if now is not None and now[0] and not reduction.is_sharded(self):
+            value = _of_all(*now, self, tf.convert_to_tensor(value))
+        return assign(self, value)
+
+    backend.Variable._direct_assign = direct_assign
+    for name in ("all_reduce", "all_gather", "merge_call"):
+        setattr(tf.distribute.ReplicaContext, name, _meeting(current, getattr(tf.distribute.ReplicaContext, name)))
+
+
+def _meeting(current: Current, original: Any) -> Any:
+    """What replicas got where they met is no part."""
+
+    @functools.wraps(original)
+    def meet(self: Any, *args: Any, **kwargs: Any) -> Any:
+        value, now = original(self, *args, **kwargs), current()
+        if now is not None:
+            now[0].remember_same(value)
+        return value
+
+    return meet
+
+
+def _of_all(parts: Parts, share: shares.Share, variable: Any, value: Any) -> Any:
+    import tensorflow as tf
+
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    if tf.executing_eagerly():
+        if variable.trainable:
+            _compare(share, variable, value)
+    elif parts.descends(value):
+        if not variable.trainable:  # it may add up parts for an optimizer
+            parts.remember_keeper(variable._value)
+        elif share.can_meet():
+            return parts.whole(value)
+        else:
+            _warn(variable, "Assign outside of loops, branches and functions of the graph, where replicas cannot meet.")
+    return value
+
+
+def _compare(share: shares.Share, variable: Any, value: Any) -> None:
+    """Without a graph nobody knows what a value is made of: whether it is that of the first replica."""
+    import tensorflow as tf
+
+    is_first = tf.equal(share.replica, 0)
+    of_first = reduction.all_reduce(tf.where(is_first, value, tf.zeros_like(value)))
+    if not is_first and bool(tf.reduce_any((of_first != value) & ~(tf.math.is_nan(of_first) & tf.math.is_nan(value)))):
+        _warn(variable, "Leave run_eagerly out: in a graph what is assigned is made of the gradients of all replicas.")
+
+
+def _warn(variable: Any, advice: str) -> None:
+    warnings.warn(
+        "What a step of one's own assigns to a variable that is trained must be the same on all replicas. Received: "
+        f"variable={variable.path!r}, made of the gradients of each replica's own rows. From here on each replica has its own "
+        f"weights. {advice}",
+        stacklevel=2,
+    )

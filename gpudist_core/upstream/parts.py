@@ -1,0 +1,195 @@
+"""What tapes gave one replica in a step of the user's own: its part of each gradient, and what else is made of such parts.
+
+A tape gives a replica its part of the gradient of all rows; the optimizer adds up the parts. What is made of a part before
+that, and is no gradient for an optimizer (a norm, a step that the weights are to take), is another one on each replica. Here
+such a value is made once more, of the gradients of all replicas: the operations between the parts and the value are repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.gradients import reduction
+
+Key = tuple[int, str]
+
+
+class Parts:
+    """The parts of one replica's trace; made where the step begins."""
+
+    def __init__(self) -> None:
+        import tensorflow as tf
+
+        self._graph = id(tf.compat.v1.get_default_graph())
+        self._graphs: dict[int, Any] = {}  # kept, so that none has the id of one that is gone
+        self._known: dict[int, tuple[Any, Any]] = {}
+        self._groups: list[tuple[list[Any], list[Any]]] = []
+        self._group_of: dict[Key, int] = {}
+        self._same: dict[Key, Any] = {}
+        self._whole: dict[Key, Any] = {}
+        self._descends: dict[Key, bool] = {}
+        self._keepers: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    def remember(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """These are parts of gradients of these; what is no variable is left out."""
+        import keras
+        import tensorflow as tf
+
+        pairs = [
+            (gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is not None and isinstance(variable, (tf.Variable, keras.Variable))
+        ]
+        if not pairs:
+            return
+        self._known |= {id(gradient): (gradient, variable) for gradient, variable in pairs}
+        for gradient, _ in pairs:
+            if tf.is_symbolic_tensor(reduction.values_of(gradient)):
+                self._group_of[_key(reduction.values_of(gradient))] = len(self._groups)
+        self._groups.append(([gradient for gradient, _ in pairs], [variable for _, variable in pairs]))
+
+    def remember_same(self, value: Any) -> None:
+        """This is the same on all replicas, whatever it was made of: a sum over them, or what they got where they met."""
+        import tensorflow as tf
+
+        for one in tf.nest.flatten(value, expand_composites=True):
+            if tf.is_symbolic_tensor(one):
+                self._same[_key(one)] = one
+
+    def remember_keeper(self, variable: Any) -> None:
+        """This variable of TensorFlow keeps from here on what is made of parts."""
+        self._keepers.append(variable.handle)
+
+    def variables(self, gradients: Sequence[Any]) -> list[Any] | None:
+        """Of which variables they are parts of gradients; None where one is not, or all are None."""
+        known = [self._known.get(id(gradient)) for gradient in gradients if gradient is not None]
+        if not known or None in known:
+            return None
+        found = iter(known)
+        return [None if gradient is None else (next(found) or (None, None))[1] for gradient in gradients]
+
+    def descends(self, value: Any) -> bool:
+        """Whether a tensor of a graph is made of parts; in a function or branch, also whether it may be."""
+        self._graphs[id(value.graph)] = value.graph
+        self._look_at(value)
+        return self._descends[_key(value)]
+
+    def whole(self, value: Any) -> Any:
+        """What a tensor would be, made of the gradients of all replicas; where they can meet.
+
+        Args:
+            value: A tensor of the graph of the step.
+
+        Returns:
+            Of its shape and dtype.
+
+        Raises:
+            WrongUse: Where it is made of the parts by operations that cannot be repeated.
+        """
+        self._look_at(value)
+        waiting = [value]
+        while waiting:
+            one = waiting[-1]
+            inputs = [] if _key(one) in self._whole or not self._descends[_key(one)] else self._inputs(one)
+            missing = [each for each in inputs if self._descends[_key(each)] and _key(each) not in self._whole]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if _key(one) not in self._whole and self._descends[_key(one)]:
+                self._make_whole(one)
+        return self._whole.get(_key(value), value)
+
+    def _make_whole(self, value: Any) -> None:
+        group = self._group_of.get(_key(value))
+        if group is None:
+            inputs = [self._whole.get(_key(one), one) for one in value.op.inputs]
+            made = _repeated(value.op, inputs)
+            self._whole |= {_key(old): new for old, new in zip(value.op.outputs, made, strict=True)}
+            return
+        gradients, variables = self._groups[group]
+        for part, total in zip(gradients, reduction.sum_over_replicas(gradients, variables), strict=True):
+            self._whole |= {_key(old): new for old, new in zip(_tensors(part), _tensors(total), strict=True)}
+
+    def _look_at(self, value: Any) -> None:
+        """Find out of a tensor, and of all it is made of, whether it is made of parts."""
+        waiting = [value]
+        while waiting:
+            one = waiting[-1]
+            inputs = [] if _key(one) in self._descends else self._inputs(one)
+            missing = [each for each in inputs if _key(each) not in self._descends]
+            if missing:
+                waiting += missing
+                continue
+            waiting.pop()
+            if _key(one) not in self._descends:
+                self._descends[_key(one)] = self._may_be_a_part(one) or any(self._descends[_key(each)] for each in inputs)
+
+    def _inputs(self, value: Any) -> list[Any]:
+        """What a tensor is made of; nothing where it is a part, the same on all replicas or a resource."""
+        if _key(value) in self._group_of or _key(value) in self._same or not _has_numbers(value):
+            return []
+        outer = _captured(value)
+        return list(value.op.inputs) if outer is None else [outer]
+
+    def _may_be_a_part(self, value: Any) -> bool:
+        if _key(value) in self._same:
+            return False
+        return _key(value) in self._group_of or (_has_numbers(value) and self._comes_from_elsewhere(value))
+
+    def _comes_from_elsewhere(self, value: Any) -> bool:
+        """Whether a variable kept it, it is an argument of a function within the step, or what one with a tape returned."""
+        if not value.dtype.is_floating:
+            return False
+        if value.op.type == "ReadVariableOp":
+            return any(_captured(value.op.inputs[0]) is handle for handle in self._keepers)
+        here = id(value.graph)
+        if value.op.type == "Placeholder":
+            return here != self._graph and _captured(value) is None
+        calls = any(attribute.HasField("func") for attribute in value.op.node_def.attr.values())
+        return calls and any(graph != here for graph, _ in self._group_of)
+
+
+def _key(value: Any) -> Key:
+    return id(value.graph), value.name
+
+
+def _tensors(gradient: Any) -> list[Any]:
+    return [gradient.values, gradient.indices] if hasattr(gradient, "indices") else [gradient]
+
+
+def _has_numbers(value: Any) -> bool:
+    import tensorflow as tf
+
+    return value.dtype not in (tf.resource, tf.variant, tf.string)
+
+
+def _captured(value: Any) -> Any:
+    """What stands outside of a function for a tensor in it; None where it is no such."""
+    captures = getattr(value.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is value), None) if value.op.type == "Placeholder" else None
+
+
+def _repeated(operation: Any, inputs: list[Any]) -> list[Any]:
+    """The results of an operation of other inputs."""
+    if operation.op_def.is_stateful:
+        raise WrongUse(
+            "What a step of one's own assigns to a variable that is trained must be made of its gradients by operations "
+            "without a state, so that it can be made of those of all replicas",
+            "Make it of their sum: tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
+            operation=operation.type,
+        )
+    copy = operation.graph.create_op(
+        operation.type,
+        inputs,
+        [output.dtype for output in operation.outputs],
+        attrs=dict(operation.node_def.attr),
+        op_def=operation.op_def,
+        name=f"{operation.name.split('/')[-1]}_of_all",
+    )
+    return list(copy.outputs)
