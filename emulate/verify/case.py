@@ -280,6 +280,10 @@ class Case:
             self._explanation = explain(self.base)
         return self._explanation
 
+    def are_counts(self, fit: Fit) -> bool:
+        """Whether the replicas' weights in a fit are parts of one count, as far as this program's rounding tells."""
+        return fit.are_counts(in_16_bits=bool(self.facts.casts))
+
     def switched(self, switch: str, *, alone: bool = False) -> Comparison | None:
         """Run again with one more suspect switched off.
 

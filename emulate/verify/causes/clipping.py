@@ -172,7 +172,7 @@ def _by_hand(case: Case) -> Sign | None:
     """Without a clipping that is known: the losses agree, and each replica's gradient was changed for itself."""
     first = case.base.first_step("gradient")
     found = case.explanation
-    by_weights = [fit for fit in found.weighted if not fit.are_counts(in_16_bits=bool(case.facts.casts))]
+    by_weights = [fit for fit in found.weighted if not case.are_counts(fit)]
     if first is None or not (by_weights or any(step == first for _, step in found.unexplained)):
         return None
     objectives = [point for point in case.base.objectives if point.step == first]

@@ -12,7 +12,7 @@ def _search(case: Case) -> Sign | None:
     if first is None or case.facts.clips:
         return None
     found = case.explanation
-    weighted = [fit for fit in found.weighted if not fit.are_counts(in_16_bits=bool(case.facts.casts))]
+    weighted = [fit for fit in found.weighted if not case.are_counts(fit)]
     if not any(fit.step == first for fit in weighted) and not any(step == first for _, step in found.unexplained):
         return None
     before = case.base.exceeding[0]

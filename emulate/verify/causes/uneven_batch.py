@@ -45,7 +45,7 @@ def _search_weighted(case: Case) -> Sign | None:
     case.explain_fits(fits)
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
-    if not first.are_counts(in_16_bits=bool(case.facts.casts)):
+    if not case.are_counts(first):
         return Sign(
             "Each replica's gradient has a factor of its own that no count gives: a function of the replica's own loss (a "
             "root, a logarithm, a ratio), where one device has that of the whole batch.",
@@ -72,9 +72,7 @@ def _cure(case: Case) -> str | None:
 
 def _behind(case: Case) -> Sign | None:
     """A part of the loss, where no other part reaches: in a tensor's gradient that a weight for each replica makes right."""
-    parts = {
-        name: fit for name, fit in case.parts.items() if _is_apart(fit) and fit.are_counts(in_16_bits=bool(case.facts.casts))
-    }
+    parts = {name: fit for name, fit in case.parts.items() if _is_apart(fit) and case.are_counts(fit)}
     if not parts:
         return None
     fit = max(parts.values(), key=lambda one: one.before)
