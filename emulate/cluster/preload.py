@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import linecache
 import os
 import pickle
 import select
@@ -102,6 +103,7 @@ def _import_all(modules: tuple[str, ...]) -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     gc.enable()
+    linecache.clearcache()  # decorators that read their function's source: 5 MB that every host would have
     gc.freeze()
     system.release_clean_file_pages()
     assert not is_runtime_initialized(), "importing TensorFlow initialised its runtime"

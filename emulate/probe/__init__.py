@@ -1,7 +1,7 @@
 """What is recorded while a program runs, and the trace it leaves."""
 
 from emulate.probe.intact import check_intact
-from emulate.probe.plan import IN_32_BITS, SWITCHES, ProbePlan, Replay
+from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
@@ -11,6 +11,7 @@ __all__ = [
     "FORMAT",
     "IN_32_BITS",
     "SWITCHES",
+    "TAPES_JOINED",
     "Probe",
     "ProbePlan",
     "Pulse",

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 IN_32_BITS = "in-32-bits"
-SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization", IN_32_BITS)
+TAPES_JOINED = {"sum": "tapes-summed", "mean": "tapes-averaged"}
+"""What a tape makes on each replica is put together over all of them at once, by how it is put together otherwise."""
+SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization", IN_32_BITS, *TAPES_JOINED.values())
 MIB = 1 << 20
 
 

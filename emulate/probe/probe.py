@@ -85,6 +85,7 @@ class Probe:
             "drawn": {},
             "held": {},
             "of_first": [],
+            "shared": [],
             "bfloat16": [],
             "float16": [],
             "distributed": [],
@@ -257,9 +258,18 @@ class Probe:
         # What a layer assigns is recorded with the weights, before the step's own assignments.
         others = self._trained | ({id(upstream.tf_variable(one)) for one in self.untrained(body)} - self._by_hand)
         state = [variable for key, variable in known.items() if key not in others and self._is_left_by(body, variable)]
+        self._note_shared(state)
         if state and body.is_here():
             tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
             self.recorder.hand_over("state", {"replica": body.replica}, tensors)
+
+    def _note_shared(self, state: list[Any]) -> None:
+        """Which of what a step assigns is one variable for several replicas."""
+        if self.recording.local_replicas == 1:
+            return
+        names = [self.names.of(variable) for variable in state if len(upstream.local_copies(variable)) == 1]
+        self.facts["shared"] += [name for name in names if name not in self.facts["shared"]]
+        self.write_facts()
 
     def _is_left_by(self, body: Body, variable: Any) -> bool:
         """Whether nobody on this host assigns it after this replica: of one that all replicas share, the last leaves it."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import replay, upstream
+from emulate.probe.plan import TAPES_JOINED
 from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def install(probe: Probe) -> None:
             result = _joined_over_shares(body, probe, sources, result)
         if body is not None and body.is_here():
             _remember(body, probe, target, sources, result)
-        return result
+        return result if body is None else _joined_over_replicas(probe, sources, result)
 
     cls.gradient = gradient
 
@@ -44,6 +45,22 @@ def _joined_over_shares(body: bodies.Body, probe: Probe, sources: Any, result: A
     if plan is None or not plan.taped or body.share is None or not _are_variables(sources):
         return result
     return tf.nest.pack_sequence_as(result, replay.taped(plan, body, tf.nest.flatten(result)))
+
+
+def _joined_over_replicas(probe: Probe, sources: Any, result: Any) -> Any:
+    """Where a run is to put the replicas' gradients together at once: whatever is made of them is made of those of all."""
+    import tensorflow as tf
+
+    asked = [how for how, switch in TAPES_JOINED.items() if switch in probe.plan.switches]
+    context = tf.distribute.get_replica_context()
+    if not asked or context is None or context.num_replicas_in_sync == 1 or not _are_variables(sources):
+        return result
+    flat = tf.nest.flatten(result)
+    places = [place for place, gradient in enumerate(flat) if gradient is not None]
+    joined = context.all_reduce(asked[0].upper(), [tf.convert_to_tensor(flat[place]) for place in places])
+    for place, gradient in zip(places, joined, strict=True):
+        flat[place] = gradient
+    return tf.nest.pack_sequence_as(result, flat)
 
 
 def _are_variables(sources: Any) -> bool:

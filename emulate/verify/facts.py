@@ -22,6 +22,7 @@ _NAMES = (
     "casts",
     "distributed",
     "of_first",
+    "shared",
 )
 
 
@@ -49,6 +50,7 @@ class Facts:
         compiled: Whether a Keras model is trained by a loss that it was compiled with.
         train_steps: Whether the program makes steps of gpudist_core's.
         of_first: Names of single numbers that a step assigns and that are those of the first replica.
+        shared: Names of variables that a step assigns and that several replicas of a host have one of together.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
@@ -70,6 +72,7 @@ class Facts:
     casts: tuple[str, ...] = ()
     distributed: tuple[str, ...] = ()
     of_first: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
     asynchronous: bool = False
     compiled: bool = False
     train_steps: bool = False

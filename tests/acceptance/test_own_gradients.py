@@ -105,6 +105,34 @@ def step(x, y):
 )
 
 
+ADAM_OF_ITS_OWN = (
+    """
+import numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+draws = np.random.default_rng(0)
+x = draws.normal(size=(96, 6)).astype("float32")
+y = x.sum(1, keepdims=True)
+BATCH = 16
+def average(value):
+    return tf.Variable(value, aggregation=tf.VariableAggregation.MEAN)
+with strategy.scope():
+    weights = [average(draws.normal(size=shape).astype("float32")) for shape in ((6, 5), (5, 1))]
+    momenta, deviations = ([average(tf.zeros(w.shape)) for w in weights] for _ in range(2))
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((tf.tanh(x @ weights[0]) @ weights[1] - y) ** 2) / BATCH
+    grads = tape.gradient(loss, weights)
+    # put together
+    for weight, momentum, deviation, grad in zip(weights, momenta, deviations, grads):
+        momentum.assign(0.9 * momentum + 0.1 * grad)
+        deviation.assign(0.99 * deviation + 0.01 * grad**2)
+        weight.assign_sub(0.01 * momentum / (tf.sqrt(deviation) + 1e-6))
+    return loss
+"""
+    + LOOP
+)
+
+
 def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run, str]:
     (folder / "train.py").write_text(program)
     verdict = emulate.verify(folder / "train.py", "1x2", preload=preload)
@@ -123,6 +151,28 @@ def test_rows_that_meet_on_a_replica_are_found_behind_gradients_that_the_program
 ) -> None:
     run, text = verified(tmp_path, preload, program)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["in-batch-negatives"]), text
+
+
+def test_updates_that_replicas_make_of_their_own_gradients_and_variables_average_are_gradients_that_are_not_added_up(
+    tmp_path: Path, preload: Preload
+) -> None:
+    run, text = verified(tmp_path, preload, ADAM_OF_ITS_OWN)
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["missing-all-reduce"]), text
+    assert "the variables average what the replicas assign" in run.causes[0].summary
+    cure = "\n".join(line for line in run.causes[0].fix.splitlines() if line.startswith("    "))
+    run, text = verified(tmp_path, preload, ADAM_OF_ITS_OWN.replace("    # put together", cure))
+    assert run.verdict == "equivalent", text
+
+
+def test_what_an_update_by_hand_keeps_outside_of_the_scope_is_a_variable_that_every_replica_assigns(
+    tmp_path: Path, preload: Preload
+) -> None:
+    program = ADAM_OF_ITS_OWN.replace("    momenta,", "momenta,").replace(
+        "# put together", 'grads = tf.distribute.get_replica_context().all_reduce("SUM", grads)'
+    )
+    run, text = verified(tmp_path, preload, program)
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["variable-aggregation"]), text
+    assert "kept once for all replicas of a host" in run.causes[0].summary
 
 
 def test_replicas_that_take_the_same_rows_by_themselves_are_found_by_their_gradients(tmp_path: Path, preload: Preload) -> None:

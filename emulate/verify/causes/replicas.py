@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
 from emulate.verify.arithmetic import factor_of_updates
@@ -83,7 +84,7 @@ def _search_missing_sum(case: Case) -> Sign | None:
         return None
     if apart is not None and apart.optimizer is not None and not case.has("initial-weights"):
         return _each_its_own(case, apart)
-    return _all_follow_one(case)
+    return _all_follow_one(case) or _averages_updates(case)
 
 
 def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
@@ -125,6 +126,42 @@ def _all_follow_one(case: Case) -> Sign | None:
                 f"gradient in {known[replica]:.1%} of the elements in which that and the sum have opposite signs",
             )
     return None
+
+
+def _averages_updates(case: Case) -> Sign | None:
+    """The replicas agree, and each has made an update by hand of its own gradient: the variables average what is assigned.
+
+    That is right for what is linear in the gradients alone, so one factor says nothing; with the gradients of all replicas put
+    together where the tapes make them it is gone.
+    """
+    k, early = case.base.first_step("weight"), case.base.first_step("gradient", "initial-weight", "variable")
+    if k is None or case.facts.clips or case.facts.clipped_by or (early is not None and early < k):
+        return None
+    out = [p for p in case.base.exceeding if p.step == k and p.measure.key.kind in ("gradient", "weight")]
+    if any(p.measure.key.kind == "gradient" or p.measure.key.optimizer != "tape" for p in out):
+        return None
+    again = case.switched(TAPES_JOINED[case.base.runs.how("tape")])
+    later = None if again is None else again.first_step("initial-weight", "gradient", "weight", "variable")
+    if again is None or not again.points or (later is not None and later <= k):
+        return None
+    first = next(p for p in out if p.measure.key.kind == "weight")
+    case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind in ("weight", "variable")))
+    return Sign(
+        "Gradients are not added up over the replicas: each replica makes an update of its own, and the variables average what "
+        "the replicas assign.",
+        f"Step {k}: the local gradients add up to the reference's, and {first.measure.key.tensor} is {first.ratio:.0f} times "
+        "the noise floor away; with the gradients of all replicas put together where the tape makes them "
+        + ("everything agrees" if later is None else f"it agrees up to step {later - 1}"),
+        _OF_UPDATES.format(how=case.base.runs.how("tape").upper()),
+    )
+
+
+_OF_UPDATES = (
+    "Put the gradients together before anything is made of them that is no sum (a square root, as Adam's, a norm, a sign): "
+    "variables that average what the replicas assign (VariableAggregation.MEAN) are too late for that.\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    grads = context.all_reduce(tf.distribute.ReduceOp.{how}, grads)"
+)
 
 
 def _share(trace: Trace, optimizer: str, k: int, updated: int, source: int) -> float | None:
@@ -224,12 +261,12 @@ INITIAL_WEIGHTS = Cause(
 MISSING_ALL_REDUCE = Cause(
     code="missing-all-reduce",
     title="gradients are not added up",
-    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is "
-    "bypassed "
-    "(assigning variables by hand, an optimizer made outside of the scope, ON_READ or ONLY_FIRST_REPLICA variables).",
-    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local "
-    "gradient; or all "
-    "agree and follow one replica's.",
+    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is bypassed "
+    "(assigning variables by hand, an optimizer made outside of the scope, ON_READ or ONLY_FIRST_REPLICA variables). Or each "
+    "makes an update of its own, and variables average what the replicas assign (MEAN).",
+    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local gradient; "
+    "or all agree and follow one replica's; or they agree with one device once the gradients are put together where a tape "
+    "makes them.",
     fix="Apply with a Keras optimizer made in strategy.scope(), or add up first:\n"
     "    g = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, g)",
     search=_search_missing_sum,

@@ -26,9 +26,13 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     first = [point for point in points if point.step == step]
     trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not _is_assigned(case, point)]
     early = min((point.measure.step for point in trained), default=None)
-    # A counter follows from no gradient; all else may.
-    if early is not None and (early < step or (early == step and not all(_counts(case, point) for point in first))):
+    # A counter follows from no gradient; all else may, and what an optimizer by hand keeps does from those of the same step.
+    at_once = [point.measure.key.kind for point in trained if point.step == step]
+    is_of_all = any(point.measure.key.tensor in case.facts.shared for point in first) and "gradient" not in at_once
+    if early is not None and (early < step or (early == step and not (is_of_all or all(_counts(case, p) for p in first)))):
         return None
+    if is_of_all and at_once:
+        return _of_shared(case, first)
     names = [point.measure.key.tensor for point in first]
     factor = _factor(case, first)
     if early is not None:
@@ -47,6 +51,22 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     return Sign(
         f"What the replicas assign to {names_in_words(names)} is not what one device assigns, from step {step} on.",
         f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f} times the noise floor",
+    )
+
+
+def _of_shared(case: Case, points: list[Point]) -> Sign:
+    """What an update is made of is kept in a variable that all replicas share: each of them moves it on."""
+    out = [point for point in points if point.measure.key.tensor in case.facts.shared]
+    step, m = out[0].step, out[0].measure
+    name = names_in_words([point.measure.key.tensor for point in out])
+    case.cut(step + 1, f"{name} and the weights differ from step {step} on")
+    case.explain(lambda point: _is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
+    return Sign(
+        f"What is kept in {name} is kept once for all replicas of a host: each of them assigns it in turn, from what the one "
+        "before it left there.",
+        f"In step {step} the gradients agree; {m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device, and the "
+        "weights that are made of it differ",
+        _IN_THE_SCOPE,
     )
 
 
@@ -94,6 +114,12 @@ def _is_of_replicas(case: Case, scale: float) -> bool:
     return any(abs(scale / one - 1) < ROUND for one in (float(case.num_replicas), 1 / case.num_replicas))
 
 
+_IN_THE_SCOPE = (
+    "Make the variable in the strategy's scope, so that each replica has one, and assign it the same on all (of gradients, "
+    "those that all replicas have added up):\n"
+    "    with strategy.scope():\n"
+    "        v = tf.Variable(..., trainable=False, aggregation=tf.VariableAggregation.MEAN)"
+)
 _COUNT_ALL = (
     "Make it the same on all replicas before it is assigned: rows, tokens or losses of all of them, not of the replica:\n"
     "    context = tf.distribute.get_replica_context()\n"
