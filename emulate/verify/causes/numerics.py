@@ -15,13 +15,19 @@ from emulate.verify.measure import complete
 
 def _search_empty(case: Case) -> Sign | None:
     lost = _lost(case)
-    without = [replica for replica, count in enumerate((lost and lost.rows) or ()) if count == 0]
-    if lost is None or not without or (lost.whose and not set(without) & set(lost.whose)):
+    if lost is None:
+        return None
+    without = [replica for replica, count in enumerate(lost.rows or ()) if count == 0]
+    where, fix = f"step {lost.point.step}", None
+    if not without and lost.is_reported_alone:
+        runs = case.base.runs.topology.of("evaluation")
+        without = sorted({int(event["replica"]) for _, event in runs if not event["rows"]})
+        where, fix = "an evaluation", _OF_EVALUATION
+    if not without or (lost.whose and not set(without) & set(lost.whose)):
         return None
     lost.cut(case)
     who = f"replica {without[0]} has" if len(without) == 1 else f"replicas {numbers(without)} have"
-    summary = f"In step {lost.point.step} {who} no rows, and what is made of none is not a number: {lost.what}"
-    return Sign(summary, lost.evidence)
+    return Sign(f"In {where} {who} no rows, and what is made of none is not a number: {lost.what}", lost.evidence, fix)
 
 
 def _search_nan(case: Case) -> Sign | None:
@@ -39,6 +45,11 @@ class _Lost:
     point: Point
     whose: list[int]
     rows: list[int] | None
+
+    @property
+    def is_reported_alone(self) -> bool:
+        """Whether it is a number that the program reports, and no gradient of that step is lost."""
+        return self.point.measure.key.kind in _REPORTED and not self.whose
 
     @property
     def what(self) -> str:
@@ -66,7 +77,7 @@ class _Lost:
 
 
 def _lost(case: Case) -> _Lost | None:
-    first = next((point for point in case.base.exceeding if point.measure.non_finite), None)
+    first = next((point for point in case.left() if point.measure.non_finite), None)
     return None if first is None else _Lost(first, *_whose(case, first))
 
 
@@ -87,13 +98,20 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
 
 
 _REPORTED = ("loss", "metric")
+_OF_EVALUATION = (
+    "Add up losses and rows, and divide once, after the last batch:\n"
+    "    total += strategy.reduce(tf.distribute.ReduceOp.SUM, sums_of_losses, axis=None)\n"
+    "    rows += strategy.reduce(tf.distribute.ReduceOp.SUM, numbers_of_rows, axis=None)\n"
+    "or keep them in a keras.metrics.Mean that is made in strategy.scope() and updated with a loss for each row."
+)
 
 EMPTY_SHARD = Cause(
     code="empty-shard",
     title="a replica without rows",
     meaning="The rest of a batch does not go round: a replica gets no row, its mean is 0 / 0, and with the sum over the "
     "replicas the model is lost.",
-    evidence="The first value that is not finite where the reference's is, in a step in which a replica has no rows.",
+    evidence="The first value that is not finite where the reference's is, in a step or an evaluation in which a replica has no "
+    "rows.",
     fix="Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
     "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True).",

@@ -458,6 +458,26 @@ def test_a_report_that_is_lost_takes_nothing_of_the_training_with_it(folder: Fol
     assert "rows per replica" not in found.causes[0].evidence  # those of the step are not those of the evaluation
 
 
+def test_a_report_that_an_evaluation_without_rows_loses_is_an_empty_shard(folder: Folder) -> None:
+    def topology(made: Made, k: int) -> None:
+        for r in range(4):
+            rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
+            made.step(k, {"w": LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=0.25)
+            made.event({"event": "evaluation", "replica": r, "rows": ROWS[r : r + 1] if r < 3 else []})
+        made.report("loss", "test/reduce", k, float("nan") if k == 1 else 0.5)
+
+    def reference(made: Made, k: int) -> None:
+        gradient = LOCALS[k].sum(axis=0, dtype="f4")
+        made.step(k, {"w": gradient}, {"w": weights_after(k)}, rows=ROWS[8 * k : 8 * k + 8], objective=1.0)
+        made.event({"event": "evaluation", "replica": 0, "rows": ROWS[:3]})
+        made.report("loss", "test/reduce", k, 0.5)
+
+    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x4"), topology)))
+    assert codes(found) == ["empty-shard"]
+    assert found.causes[0].summary.startswith("In an evaluation replica 3 has no rows, and what is made of none is not")
+    assert "divide once, after the last batch" in found.causes[0].fix
+
+
 def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:
     def without(made: Made, k: int) -> None:
         made.step(k, {"w": LOCALS[k].sum(axis=0)}, {"w": weights_after(k)}, objective=1.0)
