@@ -110,8 +110,8 @@ EMPTY_SHARD = Cause(
     title="a replica without rows",
     meaning="The rest of a batch does not go round: a replica gets no row, its mean is 0 / 0, and with the sum over the "
     "replicas the model is lost.",
-    evidence="The first value that is not finite where the reference's is, in a step or an evaluation in which a replica has no "
-    "rows.",
+    evidence="The first value that is not finite where the reference's is, in a step or an evaluation in which a replica has "
+    "no rows.",
     fix="Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
     "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True).",
