@@ -39,7 +39,7 @@ def _sharded() -> Iterator[Figure]:
         peak, _, _, table = _peak()
     finally:
         del os.environ["TF_ONEDNN_USE_SYSTEM_ALLOCATOR"]
-    yield _gigabytes("sharded_memory_system_allocator", peak, table, None)
+    yield _gigabytes("sharded_memory_system_allocator", peak, table, 1.3)
     with Preload(imports=False) as fresh:
         peak, _, _, _ = _peak(fresh)
         with Cluster("1x4", preload=fresh) as cluster:
