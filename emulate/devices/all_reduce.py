@@ -1,5 +1,7 @@
 """How replicas are summed: one that works on logical CPUs and runs every program that GPUs would run.
 
+It runs some more too, which refused_on_gpus.py tells.
+
 TensorFlow's default, a collective, fails on logical CPUs inside `cond` and `while` (`steps_per_execution`, an optimizer
 built inside a tf.function), and one failed collective poisons the process. On GPUs that are whole TensorFlow and the program
 choose; slices of GPUs are treated as CPUs are, because NCCL refuses two ranks on one GPU.
@@ -13,6 +15,7 @@ from typing import Any
 from emulate.devices import upstream
 from emulate.devices.caller import calling_module
 from emulate.devices.plan import DevicePlan, Note
+from emulate.devices.refused_on_gpus import RefusedOnGpus
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
@@ -45,6 +48,9 @@ class AllReduceChoice:
     Args:
         plan: What the host was given, with the user's wish.
         note: Says where a program's own choice cannot be had.
+
+    Attributes:
+        refused: Tells what TensorFlow's own choice would refuse on whole GPUs.
     """
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
@@ -52,6 +58,7 @@ class AllReduceChoice:
         self._is_nccl_possible = plan.gpus is not None and not plan.gpus.is_sliced
         self._why_not = _why_not(plan)
         self._note = note
+        self.refused = RefusedOnGpus(note)
 
     @property
     def replaces(self) -> bool:
@@ -64,6 +71,8 @@ class AllReduceChoice:
             if self._wish not in ("auto", "ring"):
                 by = {"ring": "a ring", "nccl": "NCCL"}[_collective(extended)]
                 self._say(f"several hosts are summed by {by}: --all-reduce {self._wish} holds on one host only")
+            if self.replaces:
+                self.refused.see_collectives(extended._cross_device_ops)
             _remember(_collective(extended))
             return
         chosen = self.on_one_host(None, len(extended.worker_devices))
@@ -112,7 +121,7 @@ class AllReduceChoice:
             if isinstance(asked, ops.NcclAllReduce):
                 self._say(f"NcclAllReduce {self._why_not}: ReductionToOneDevice is used here")
                 return ops.ReductionToOneDevice()
-            return asked or ops.ReductionToOneDevice()
+            return asked or self.refused.see_reduction(ops.ReductionToOneDevice())
         if asked is not None and not getattr(asked, "chosen_automatically", False):
             self._say(f"the program asks for {type(asked).__name__}: --all-reduce {self._wish} is used instead")
         if self._wish == "hierarchical" and num_devices % 2:

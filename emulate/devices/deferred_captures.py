@@ -8,13 +8,18 @@ branch is never fed one: `You must feed a value for placeholder tensor 'cond/els
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from emulate.devices import upstream
 
 
-def defer_past_control_flow() -> None:
-    """Change TensorFlow's graphs of functions; call once in a process."""
+def defer_past_control_flow(tell: Callable[[], None]) -> None:
+    """Change TensorFlow's graphs of functions; call once in a process.
+
+    Args:
+        tell: Called whenever a program needs it.
+    """
     cls = upstream.function_graph_class()
     real = cls.capture_call_time_value
 
@@ -23,6 +28,8 @@ def defer_past_control_flow() -> None:
         graph = self
         while getattr(graph, "is_control_flow_graph", False):
             graph = graph.outer_graph
+        if graph is not self:
+            tell()
         with graph.as_default():
             return real(graph, *args, **kwargs)
 

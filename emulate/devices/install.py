@@ -58,7 +58,8 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
         leave_datasets_untuned()
     if choice.replaces:
         choice.without_nccl()
-        defer_past_control_flow()
+        choice.refused.install()
+        defer_past_control_flow(choice.refused.say_in_a_branch)
     if plan.all_reduce == "ring":
         sum_in_one_order()
 

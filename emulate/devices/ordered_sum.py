@@ -32,11 +32,13 @@ def sum_in_one_order() -> None:
 def _gather_and_add(launcher: Any, tensor: Any, control_input: Any, options: Any) -> Any:
     import tensorflow as tf
 
+    # Nothing gathers 16 bits of bfloat16; float32 has all of its numbers, and the values are added as what they are.
+    wide = tf.float32 if tensor.dtype == tf.bfloat16 else tensor.dtype
     with tf.device(launcher._device), tf.control_dependencies([] if control_input is None else [control_input]):
-        row = tf.reshape(tensor, [1, -1])
+        row = tf.cast(tf.reshape(tensor, [1, -1]), wide)
     gathered = launcher._all_gather(row, options)
     with tf.device(launcher._device):
-        rows = _sorted(tf.unstack(tf.reshape(gathered, [launcher._group_size, -1])))
+        rows = _sorted(tf.unstack(tf.cast(tf.reshape(gathered, [launcher._group_size, -1]), tensor.dtype)))
         total = functools.reduce(tf.add, rows)
         return tf.ensure_shape(tf.reshape(total, tf.shape(tensor)), tensor.shape)
 

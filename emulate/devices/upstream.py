@@ -42,6 +42,29 @@ def function_graph_class() -> Any:
     return func_graph.FuncGraph
 
 
+def concrete_function_class() -> Any:
+    """One trace of a tf.function; `_call_flat` calls it, in a graph that is being built too."""
+    from tensorflow.python.eager.polymorphic_function import concrete_function
+
+    return concrete_function.ConcreteFunction
+
+
+def function_being_built() -> Any:
+    """The graph of the function that is being traced, a branch or a loop's body for one; None outside of functions."""
+    from tensorflow.python.framework import ops
+
+    graph = ops.get_default_graph()
+    return graph if graph.building_function else None
+
+
+def reduced_values(values: Any) -> list[Any]:
+    """What a cross-device operation is given: a value of each replica, or pairs of those with where their sums are to be."""
+    from tensorflow.python.distribute import values as lib
+
+    given = [pair[0] for pair in values] if isinstance(values, list | tuple) else [values]
+    return [value.values[0] if isinstance(value, lib.DistributedValues) else value for value in given]
+
+
 def device_util() -> Any:
     """The module through which strategies complete device names."""
     from tensorflow.python.distribute import device_util as module

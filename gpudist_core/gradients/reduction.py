@@ -76,14 +76,15 @@ def _all_reduced(context: Any, values: list[Any]) -> list[Any]:
 
 
 def _summed_in(dtype: Any) -> Any:
-    """Half, float, double, int32 and int64 (and what is neither, complex numbers say) as they are."""
+    """Half, float, double and int64 (and what is no number of these kinds, complex ones say) as they are.
+
+    Collectives on GPUs refuse int32, whose tensors TensorFlow keeps in the host's memory.
+    """
     import tensorflow as tf
 
     if dtype == tf.bfloat16:
         return tf.float32
-    if dtype == tf.bool or (dtype.is_integer and dtype.size < 4):
-        return tf.int32
-    return tf.int64 if dtype in (tf.uint32, tf.uint64) else dtype
+    return tf.int64 if dtype == tf.bool or dtype.is_integer else dtype
 
 
 def gathered(value: Any) -> Any:

@@ -83,7 +83,7 @@ LIMITS = (
         "compile(..., jit_compile=False), or jit_compile only functions that touch no variables.",
     ),
     Limit(
-        (r"You must feed a value for placeholder tensor 'cond",),
+        (r"You must feed a value for placeholder tensor '(cond|while)",),
         "The strategy's collective all-reduce cannot run inside a condition or loop (an optimizer that makes its "
         "variables inside the "
         "tf.function, steps_per_execution).",

@@ -297,10 +297,16 @@ def of_any_dtype(all_reduce: str) -> dict[str, list[Any]]:
 
     where = gd.make_strategy(all_reduce=all_reduce)
     found: dict[str, list[Any]] = {}
+    summed: set[str] = set()
     for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "int16", "uint32", "bool"):
         table = gd.shard(np.arange(20).reshape(10, 2) % 2, where, dtype=dtype)
-        rows = tf.function(lambda table=table: where.run(lambda: table.lookup([1, 7])))()
+        look_up = tf.function(lambda table=table: where.run(lambda: table.lookup([1, 7])))
+        rows = look_up()
+        made = look_up.get_concrete_function().graph.get_operations()
+        summed |= {one.get_attr("T").name for one in made if one.type == "CollectiveReduceV2"}
         looked_up = [np.asarray(one) for one in where.experimental_local_results(rows)]
         assert all(one.dtype == tf.as_dtype(dtype).as_numpy_dtype for one in looked_up)
         found[dtype] = [one.astype(int).tolist() for one in looked_up]
+    assert not summed & {"int32", "bool", "bfloat16"}, "collectives refuse these on GPUs"
+    assert bool(summed) == (all_reduce == "ring")
     return found

@@ -84,6 +84,61 @@ def test_an_optimizer_and_a_loop_inside_a_traced_function_work(run: Hosts, all_r
     assert one_host == pytest.approx([two_hosts[0][1]] * 2, rel=1e-5)
 
 
+IN_A_BRANCH, INT32, BFLOAT16 = "called in a condition or a loop", "datatype DT_INT32", "datatype DT_BFLOAT16"
+
+
+@pytest.mark.parametrize(
+    ("build", "steps_per_call", "told"), [(True, 1, []), (True, 4, []), (False, 1, [IN_A_BRANCH]), (False, 4, [IN_A_BRANCH])]
+)
+@pytest.mark.parametrize(("name", "hosts"), [("MirroredStrategy", 0), ("MultiWorkerMirroredStrategy", 2)])
+def test_a_sum_that_collectives_would_lose_in_a_branch_is_told(
+    run: Hosts, name: str, hosts: int, build: bool, steps_per_call: int, told: list[str]
+) -> None:
+    def program() -> Any:
+        return train(name, build=build, steps_per_call=steps_per_call)
+
+    run(program, devices=2, hosts=hosts)
+    notes = {text for _, text in run.notes}
+    assert [part for part in (IN_A_BRANCH, INT32, BFLOAT16) for text in notes if part in text] == told
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "told"),
+    [("MirroredStrategy", 0, {BFLOAT16}), ("MultiWorkerMirroredStrategy", 2, {INT32, BFLOAT16})],
+)
+def test_sums_of_dtypes_that_collectives_refuse_on_gpus_are_told(run: Hosts, name: str, hosts: int, told: set[str]) -> None:
+    def program() -> list[float]:
+        import tensorflow as tf
+
+        strategy = getattr(tf.distribute, name)()
+
+        def total(dtype: str) -> float:
+            def step() -> Any:
+                return tf.distribute.get_replica_context().all_reduce("sum", tf.ones([], dtype))
+
+            return float(strategy.experimental_local_results(tf.function(lambda: strategy.run(step))())[0])
+
+        return [total(dtype) for dtype in ("float32", "int64", "int32", "bfloat16")]
+
+    totals = run(program, devices=2, hosts=hosts)
+    assert totals == ([[4.0] * 4] * 2 if hosts == 2 else [2.0] * 4)
+    assert {part for part in (INT32, BFLOAT16) for _, text in run.notes if part in text} == told
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_the_ring_sums_floats_of_any_kind(run: Hosts, dtype: str) -> None:
+    def program() -> list[float]:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        total = tf.function(
+            lambda: strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.ones([3], dtype)))
+        )()
+        return [float(one[0]) for one in strategy.experimental_local_results(total)]
+
+    assert run(program, devices=4, all_reduce="ring") == [4.0] * 4
+
+
 @pytest.mark.parametrize(
     ("all_reduce", "used"),
     [("auto", "one-device"), ("ring", "ring"), ("hierarchical", "hierarchical"), ("one-device", "one-device")],

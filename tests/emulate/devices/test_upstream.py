@@ -40,6 +40,7 @@ def signature_of(expression: str) -> list[str]:
         ),
         ("upstream.replica_launcher_class().all_reduce", ["self", "input_tensor", "control_input", "options"]),
         ("upstream.replica_launcher_class()._all_gather", ["self", "input_tensor", "options"]),
+        ("upstream.concrete_function_class()._call_flat", ["self", "tensor_inputs", "captured_inputs"]),
         ("upstream.communication_options().__init__", ["self", "bytes_per_pack", "timeout_seconds", "implementation"]),
         (
             "upstream.server_class().__init__",
