@@ -112,8 +112,11 @@ class Watch:
             return self._counters[replica]
 
     def _site(self, name: str) -> int:
+        """Number a place that has a collective: in each graph anew, of those that run as they are called the first."""
+        import tensorflow as tf
+
         with self._lock:
-            if name not in self._sites:
+            if name not in self._sites or not tf.executing_eagerly():
                 self._listener.send({"event": "site", "name": name})
             self._sites.append(name)
             return len(self._sites) - 1

@@ -54,7 +54,7 @@ class Outcome:
         codes: Exit codes, negative for a signal, of hosts that ended by themselves.
         stacks: Python stacks of the hosts that hung.
         reference_failure: The reference's traceback where it raised too.
-        collectives: By host the collectives that its program has.
+        collectives: By host the collectives that its program has, each as often as it has it.
         saved: By checkpoint or model that was written, the hosts that did.
         cut: Hosts, of either run, whose process ended before what they had recorded was written.
     """

@@ -162,7 +162,7 @@ def _has_workers_with_data(case: Case) -> bool:
     return case.topology.topology.num_ps > 0 and not case.topology.applies_sums
 
 
-_OF_ROWS = ("samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
+_OF_ROWS = ("batch-size", "samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
 """What is no mistake of workers that go over data of their own."""
 _OWN_ROWS = (
     "data: workers go over data of their own, other rows in a step than a single worker has; gradients and weights were "

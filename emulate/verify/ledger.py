@@ -86,7 +86,7 @@ class Ledger:
 
     def _goes_on_alike(self, step: int) -> bool:
         """Whether all steps are as large, and no row comes twice in one: those from this one on are of other epochs."""
-        sizes = {_together(one).total() for one in self.topology}
+        sizes = set(map(_size, self.topology))
         return step >= _SURE and len(sizes) == 1 and not self.repeated_in_step
 
     @property
@@ -114,10 +114,35 @@ class Ledger:
     @property
     def rows_in_all(self) -> tuple[int, int]:
         """How many rows all recorded steps took, of the topology and of the reference."""
-        return sum(_together(step).total() for step in self.topology), sum(map(len, self.reference))
+        return sum(map(_size, self.topology)), sum(map(len, self.reference))
 
     def _joined(self, at: int, count: int) -> Counter[str]:
         return Counter(row for rows in self.reference[at : at + count] for row in rows)
+
+    @cached_property
+    def times_as_large(self) -> int:
+        """How often the batch is larger where rows come in another order too: the number of hosts, or replicas, else 1."""
+        if not self.is_known or self.grows or self.repeated_in_step:
+            return 1
+        ours, theirs = max(map(_size, self.topology)), max(map(len, self.reference))
+        full = sum(_size(step) == ours for step in self.topology)
+        times, rest = divmod(ours, theirs or 1)
+        known = {len(self.hosts), len(set(self.hosts.values()))} - {1}
+        is_steady = 2 * full > len(self.topology) and sum(len(rows) == theirs for rows in self.reference) * 2 > len(
+            self.reference
+        )
+        return times if not rest and times in known and is_steady and self._goes_round else 1
+
+    @cached_property
+    def _goes_round(self) -> bool:
+        """Whether no row comes a second time before all others have come once, but for those that fill no step."""
+        everything = set(itertools.chain(*self.reference, *(_together(step) for step in self.topology)))
+        seen: set[str] = set()
+        for step in map(_together, self.topology):
+            if step.keys() & seen:
+                return len(everything) - len(seen) < step.total()
+            seen |= step.keys()
+        return True
 
     @property
     def num_steps(self) -> int:
@@ -256,6 +281,10 @@ class Ledger:
     def empty(self) -> tuple[tuple[int, int], ...]:
         """(step, replica) of each shard without a row."""
         return tuple((k, replica) for k in range(len(self.topology)) for replica, n in self.counts(k).items() if n == 0)
+
+
+def _size(step: Mapping[int, Rows]) -> int:
+    return sum(map(len, step.values()))
 
 
 def _together(step: Mapping[int, Rows]) -> Counter[str]:

@@ -37,7 +37,7 @@ from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERE
 from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
-from emulate.verify.causes.samples import MISSING, REORDERED, REPEATED
+from emulate.verify.causes.samples import BATCH_SIZE, MISSING, REORDERED, REPEATED
 from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
@@ -57,6 +57,7 @@ _CAUSES: tuple[Cause, ...] = (
     PYTHON_DEADLOCK,
     REPLICAS_MISSING,
     UNSEEDED,
+    BATCH_SIZE,  # before what it looks like
     REPEATED,
     MISSING,
     REORDERED,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 from emulate.verify.case import Case, Outcome
@@ -96,11 +97,12 @@ def _search_unequal(case: Case) -> Sign | None:
 
 
 def _search_order(case: Case) -> Sign | None:
-    """The hosts met in collectives of different shapes, each of which all of them have."""
+    """The hosts met in collectives of different shapes, each of which all of them have, and no host has one more."""
     said = _MISMATCH.search(case.outcome.failure or "")
     shapes = set(re.findall(r"shape (\[[\d, ]*\])", said.group())) if said else set()
-    known = [{_shape(name) for name in names} for names in case.outcome.collectives.values()]
-    by_error = len(shapes) > 1 and bool(known) and all(shapes <= one for one in known)
+    known = list(case.outcome.collectives.values())
+    are_alike = bool(known) and all(Counter(one) == Counter(known[0]) for one in known)
+    by_error = len(shapes) > 1 and are_alike and shapes <= set(map(_shape, known[0]))
     if case.outcome.suspect != "collective-order" and not by_error:
         return None
     every = f"every host has collectives of the shapes {numbers(sorted(shapes))}; " if by_error else ""

@@ -145,9 +145,15 @@ def _sums(case: Case) -> tuple[str, ...]:
 
 
 def explains_a_sum(case: Case, step: int) -> bool:
-    """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients."""
+    """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients.
+
+    Not where it does not matter which rows are together: then no row's loss depends on another row.
+    """
+    if not is_possible(case):
+        return False
     ways = itertools.product(_SUMS, _of_first_alone(case))
-    return is_possible(case) and any(explains_up_to(_apart(case, switch, step, one), step, case.base) for switch, one in ways)
+    found = next((way for way in ways if explains_up_to(_apart(case, way[0], step, way[1]), step, case.base)), None)
+    return found is not None and not _explains(case, f"{found[0]}-regrouped", step, found[1])
 
 
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:

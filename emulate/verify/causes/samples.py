@@ -38,8 +38,23 @@ def _apart(case: Case) -> Ledger | None:
     return None if unusable or case.has("unseeded-randomness") or case.has("replicas-missing") else ledger
 
 
+def _search_batches(case: Case) -> Sign | None:
+    ledger = _apart(case)
+    if ledger is None or ledger.times_as_large == 1 or ledger.lost > 0:
+        return None
+    seen, expected = ledger.sizes(0)
+    return Sign(
+        f"Every step has {ledger.times_as_large} times as many rows as on one device, and they come in another order.",
+        f"Step 0 has {seen} rows, {expected} on one device; no row comes a second time before all others have come. Ledger: "
+        f"one device {ledger.rows_in_all[1]} rows in {len(ledger.reference)} steps, this run {ledger.rows_in_all[0]} in "
+        f"{len(ledger.topology)}",
+    )
+
+
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
+    if case.has(BATCH_SIZE.code):
+        return None
     if ledger is None:
         return _alike(case) if case.ledger is None else None
     if ledger.repeated_in_step:
@@ -128,7 +143,7 @@ _TOO_FEW_STEPS = (
 
 def _search_reordered(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or ledger.repeated_in_step or ledger.lost > 0:
+    if ledger is None or ledger.repeated_in_step or ledger.lost > 0 or case.has(BATCH_SIZE.code):
         return None
     if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
@@ -150,6 +165,22 @@ def _four_numbers(ledger: Ledger) -> str:
         f"{n.missing} missing, {n.repeated} seen too often"
     )
 
+
+BATCH_SIZE = Cause(
+    code="batch-size",
+    title="batches that are too large",
+    meaning="Every host, or every replica, makes batches of as many rows as the global batch has: a step has as many times the "
+    "rows as there are hosts, an epoch that much fewer steps.",
+    evidence="The rows of every step: as many times those of one device, in another order, while each row comes once an epoch. "
+    "(Where they are those of one device's next steps, the batch grows by intent: that is compared with one device on as large "
+    "a batch, and a note says so.)",
+    fix="A function for distribute_datasets_from_function makes the batches of one host: give each replica its part,\n"
+    "    dataset.shard(context.num_input_pipelines, context.input_pipeline_id)\n"
+    "    .batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))\n"
+    "while experimental_distribute_dataset takes dataset.batch(GLOBAL_BATCH_SIZE). Where a batch that grows with the replicas "
+    "is meant, shuffle the rows before they are shared out, with one seed on all hosts.",
+    search=_search_batches,
+)
 
 REPEATED = Cause(
     code="samples-repeated",

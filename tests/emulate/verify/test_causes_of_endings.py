@@ -83,6 +83,17 @@ def test_tensorflows_own_word_of_a_mismatch_is_quoted(folder: Folder, failure: s
     assert found.causes[0].evidence.startswith(f"TensorFlow says: {failure}; host 0: raised after ")
 
 
+@pytest.mark.parametrize(("more", "code"), [([], "collective-order"), (["all_reduce float32[1]"], "collective-mismatch")])
+def test_hosts_are_in_another_order_only_where_each_has_as_many_collectives(folder: Folder, more: list[str], code: str) -> None:
+    both = ["all_reduce float32[131]", "all_reduce float32[1]"]
+    said = (
+        "Shape mismatch in the collective instance 7. Op at device CPU:0 expected shape [1] but another expected shape [131]."
+    )
+    hosts = {0: "raised", 1: "raised"}
+    found = ended(folder, failure=f"InvalidArgumentError: {said}", hosts=hosts, collectives={0: [*both, *more], 1: both})
+    assert codes(found) == [code]
+
+
 def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
     found = ended(folder, "1x4", failure="Traceback ...\nValueError: wrong", hosts={0: "raised"})
     assert (found.verdict, codes(found)) == ("failed", [])

@@ -411,6 +411,24 @@ def test_rows_in_other_steps_are_reordered(folder: Folder) -> None:
     assert codes(judge(hand_made(folder, topology))) == ["samples-reordered"]
 
 
+def test_batches_that_are_larger_and_in_another_order_are_not_called_reordered(folder: Folder) -> None:
+    order = np.random.default_rng(1).permutation(24)
+
+    def reference(made: Made, k: int) -> None:
+        made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, rows=ROWS[4 * k : 4 * k + 4], objective=1.0)
+
+    def topology(made: Made, k: int) -> None:
+        for r in range(2):
+            rows = [ROWS[j] for j in order[8 * (k % 3) + 4 * r : 8 * (k % 3) + 4 * r + 4]]
+            made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
+
+    one, two = loop(folder.made(), reference, steps=6), loop(folder.made("1x2"), topology, steps=6)
+    found = judge(Case(one, two))
+    assert codes(found) == ["batch-size"]
+    assert "2 times as many rows" in found.causes[0].summary
+    assert "get_per_replica_batch_size" in found.causes[0].fix
+
+
 def test_a_number_that_a_replica_without_rows_loses_is_an_empty_shard(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         for r in range(4):
