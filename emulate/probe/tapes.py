@@ -57,7 +57,7 @@ def _joined_over_replicas(probe: Probe, sources: Any, result: Any) -> Any:
         return result
     flat = tf.nest.flatten(result)
     places = [place for place, gradient in enumerate(flat) if gradient is not None]
-    joined = context.all_reduce(asked[0].upper(), [tf.convert_to_tensor(flat[place]) for place in places])
+    joined = context.all_reduce(asked[0].upper(), [flat[place] for place in places])
     for place, gradient in zip(places, joined, strict=True):
         flat[place] = gradient
     return tf.nest.pack_sequence_as(result, flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import threading
 import time
@@ -192,10 +193,15 @@ class Runner:
         """Run the program as it is, nothing recorded, for at most so many seconds."""
         return self._pool.submit(self._run_unprobed, label, topology, max(seconds, UNPROBED_SECONDS))
 
+    @property
+    def sets_tf_config(self) -> bool:
+        """Whether the reference has a TF_CONFIG, of one worker: where one of the topologies has several hosts."""
+        return self._settings.tf_config
+
     def start_plain(self, seconds: float) -> Future[RunResult]:
         """Run the program without emulation and recording, as Python alone would, for at most so many seconds.
 
-        Its status is `hung` where it was ended then without having failed.
+        It has the reference's TF_CONFIG, where that has one. Its status is `hung` where it was ended then without having failed.
         """
         return self._pool.submit(self._run_plain, max(seconds, PLAIN_SECONDS))
 
@@ -206,7 +212,7 @@ class Runner:
         folder.mkdir(parents=True, exist_ok=True)
         self._use_fresh()
         entry = replace(self._entry(None, True), seed=None, device="cpu")  # TF32 stays as it is
-        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, tf_config=False, environment={})
+        plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, environment={})
         self._follow(result, self._fresh or self._preload, plan, seconds)
         self._progress.run_ended(result.label, "ended" if result.status == "hung" else result.status)
         return result
@@ -229,6 +235,12 @@ class Runner:
         outcome = "stopped"
         try:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
+            if (crash := _crash(result)) and not self._settings.faults:
+                with self._lock:
+                    self._notes[f"The run '{label}' was made once more: {crash}."] = None
+                remove_tree(plan.trace)
+                result = RunResult(label, topology, None)
+                self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             result.trace = Trace(plan.trace)
             if left := {host for host, status in result.statuses.items() if status == "exited"}:
                 result.cut = left - {host for host, _ in result.trace.of("end")}
@@ -311,6 +323,17 @@ class Runner:
             "versions": dict(settings.versions),
         }
         Trace.describe(plan.trace, about)
+
+
+def _crash(result: RunResult) -> str | None:
+    """What crashed, where a host was ended by a fault of memory: one of TensorFlow's own may not come again."""
+    for host, code in sorted(result.codes.items()):
+        if result.statuses.get(host) == "killed" and code in _FAULTS_OF_MEMORY:
+            return f"host {host} was ended by {signal.Signals(-code).name}, a crash of TensorFlow or another library in C"
+    return None
+
+
+_FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 
 def _goes_on(cluster: RunningCluster, result: RunResult) -> bool:

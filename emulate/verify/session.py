@@ -32,6 +32,10 @@ _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
 )
+_WITH_TF_CONFIG = (
+    "The run on one device had a TF_CONFIG of one worker, as the topologies of several hosts need it. Those of one host have "
+    "none: verify them in a call of their own, where the run on one device has none either."
+)
 _OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
 
 
@@ -112,7 +116,8 @@ class Session:
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged = [self._without_reference(run.result(), reference) for run in runs]
-            return self._summary(reference, None), judged, self._without_us(reference)
+            is_mixed = self._runner.sets_tf_config and not all(topology.has_several_hosts for topology in topologies)
+            return self._summary(reference, None), judged, self._without_us(reference) + [_WITH_TF_CONFIG] * is_mixed
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
@@ -171,13 +176,15 @@ class Session:
         if plain.status != "failed":
             how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
             what = "what gpudist emulates" if self._runner.precision == "float32" else "--precision, or what it emulates,"
-            return [f"Without gpudist, on this machine as it is, the program {how}: {what} makes it fail."]
+            with_it = ", with the TF_CONFIG of one worker" if self._runner.sets_tf_config else ""
+            return [f"Without gpudist, on this machine as it is{with_it}, the program {how}: {what} makes it fail."]
         ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
         if ours.startswith("EOFError"):
             return []  # it had no standard input there either
         is_same = re.sub(_COUNTED, "", ours) == re.sub(_COUNTED, "", theirs)
         error = "the same error as on one device" if is_same else f"another error: {theirs}"
-        return [f"Without gpudist the program fails too, with {error}."]
+        where = ", with the TF_CONFIG of one worker," if self._runner.sets_tf_config else ""
+        return [f"Without gpudist{where} the program fails too, with {error}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]

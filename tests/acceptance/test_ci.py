@@ -8,12 +8,11 @@ import runpy
 import stat
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.emulate.devices.made_gpus import gpu, inventory
+from tests.emulate.devices.made_gpus import gpus
 
 CI = Path(__file__).parents[2] / "ci"
 LIMIT = 200
@@ -80,14 +79,15 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
     assert done.stdout.endswith("On GPUs, all of it.\n")
 
 
-def test_a_runner_is_told_of_gpus_whose_kernels_the_driver_has_to_compile() -> None:
-    to_compile = runpy.run_path(str(CI / "see_gpus.py"))["to_compile"]
-    machine = inventory(gpu(0), gpu(1), replace(gpu(2, name="L4"), capability=(8, 9)))
-    [line] = to_compile(machine, ["sm_60", "sm_89", "compute_90"])
+def test_a_runner_whose_driver_cannot_compile_the_kernels_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = {"gpus": [{}], "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
+    monkeypatch.setattr("emulate.devices.find_gpus", lambda: gpus(1))
+    monkeypatch.setattr("emulate.devices.what_tensorflow_says", lambda: old)
+    [line] = runpy.run_path(str(CI / "see_gpus.py"))["complaints"]()
     assert line.startswith(
-        "H100 (compute capability 9.0): TensorFlow has no kernels for it and the driver (570.1) compiles them"
+        "TensorFlow must have kernels for every GPU. Received: TensorFlow has no kernels for H100 (compute capability 9.0), "
+        "and the driver (570.1), which is of CUDA 12.4, cannot compile them"
     )
-    assert to_compile(machine, ["sm_89", "sm_90"]) == []
 
 
 def test_a_verdict_that_the_cpu_gave_fails_the_job(tmp_path: Path) -> None:

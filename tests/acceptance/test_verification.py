@@ -229,6 +229,46 @@ def test_a_program_that_raises_everywhere_is_also_run_without_gpudist(preload: P
     assert "Without gpudist the program fails too, with the same error as on one device." in verdict.notes
 
 
+def test_a_program_that_raises_with_a_tf_config_is_told_what_had_one(preload: Preload, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import os\nif 'TF_CONFIG' in os.environ:\n    raise KeyError('mine')")
+    verdict = emulate.verify(script, ["2x1", "1x2"], preload=preload)
+    same = "Without gpudist, with the TF_CONFIG of one worker, the program fails too, with the same error as on one device."
+    assert same in verdict.notes
+    assert [note for note in verdict.notes if "verify them in a call of their own" in note]
+
+
+CRASHES = """
+import os, signal, sys
+import numpy as np, tensorflow as tf, keras
+keras.utils.set_random_seed(1)
+strategy = tf.distribute.MirroredStrategy()
+x = np.random.default_rng(0).normal(size=(96, 6)).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+model.fit(x, x[:, :1], batch_size=12, verbose=0)
+try:
+    os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    pass
+else:
+    os.kill(os.getpid(), signal.SIGSEGV)
+model.fit(x, x[:, :1], batch_size=12, verbose=0)
+"""
+
+
+def test_a_run_that_crashes_in_c_once_is_made_again_and_that_is_said(preload: Preload, tmp_path: Path) -> None:
+    (tmp_path / "program").mkdir()
+    script = tmp_path / "program" / "train.py"
+    script.write_text(CRASHES)
+    verdict = emulate.verify(script, "1x2", steps=None, args=[str(tmp_path / "crashed")], preload=preload)
+    assert verdict.runs[0].verdict == "equivalent", render(verdict)
+    assert verdict.runs[0].steps == 16
+    [note] = [note for note in verdict.notes if "was made once more" in note]
+    assert "host 0 was ended by SIGSEGV" in note
+
+
 def test_another_error_on_one_device_is_shown_too(preload: Preload, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

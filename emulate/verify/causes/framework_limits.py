@@ -142,7 +142,7 @@ LIMITS = (
     Limit(
         (r"destinations can ?not be empty",),
         "The strategy's reduction finds no destination for a value without a device.",
-        "Reduce tensors that were computed inside strategy.run, in replica context.",
+        "Reduce and gather tensors that were computed inside strategy.run, in replica context; of an input tf.identity(x).",
     ),
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import factor_of_updates
+from emulate.verify.arithmetic import ROUND, factor_of_updates
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
@@ -221,7 +221,7 @@ def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
         ]
         for tensor in names_of(step)
     )
-    if factor is None:
+    if factor is None or abs(factor - 1) < ROUND:
         return ""
     return f"; in that step every weight changes by {factor:.4g} times as much on replica {other} as on replica {one}"
 
@@ -280,7 +280,7 @@ REPLICAS_DISAGREE = Cause(
     evidence="Bits of every trainable variable on every replica after every step.",
     fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
     "first. (aggregation=tf.VariableAggregation.MEAN does that for a mean of even shards, and for nothing that is no mean of "
-    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights "
-    "that a callback puts back) must be set on all hosts, by a number that is reduced over all of them.",
+    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights that a callback puts back, an "
+    "optimizer's state that the chief alone restores) must be set on all hosts, by a number that is reduced over all of them.",
     search=_search_disagree,
 )
