@@ -201,7 +201,8 @@ class Runner:
     def start_plain(self, seconds: float) -> Future[RunResult]:
         """Run the program without emulation and recording, as Python alone would, for at most so many seconds.
 
-        It has the reference's TF_CONFIG, where that has one. Its status is `hung` where it was ended then without having failed.
+        It has the reference's TF_CONFIG, where that has one. Its status is `hung` where it was ended then without having
+        failed.
         """
         return self._pool.submit(self._run_plain, max(seconds, PLAIN_SECONDS))
 
