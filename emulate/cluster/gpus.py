@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol
 
 from emulate.cluster.plan import ClusterPlan
-from emulate.devices import GpuLease, GpuShare, find_gpus, share_out
+from emulate.cluster.views import outermost
+from emulate.devices import (
+    PATIENCE,
+    Allotment,
+    Gpu,
+    GpuLease,
+    GpuShare,
+    about_compiling,
+    ask_until,
+    find_gpus,
+    is_short,
+    kernel_folder,
+    share_out,
+    what_tensorflow_says,
+)
 
 
 class KeepsGpus(Protocol):
@@ -41,25 +58,44 @@ def _ask_keepers() -> None:
 
 @dataclass(frozen=True)
 class GpuHold:
-    """What a cluster has of this machine's GPUs.
+    """What a cluster has of this machine's GPUs."""
 
-    Attributes:
-        shares: One for each host that trains.
-        text: What the user should know about it.
-    """
-
-    shares: tuple[GpuShare, ...]
-    text: str
+    _plan: ClusterPlan
+    _allotment: Allotment
+    _gpus: tuple[Gpu, ...]
     _lease: GpuLease
+
+    @functools.cached_property
+    def shares(self) -> tuple[GpuShare, ...]:
+        """One for each host that trains."""
+        return tuple(replace(share, kernels=str(self._kernels or "")) for share in self._allotment.hosts)
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What the user should know about it."""
+        compiling = about_compiling(self._gpus, what_tensorflow_says())
+        return f"{self._allotment.text} {self._about_first_use(compiling)}" if compiling else self._allotment.text
+
+    @functools.cached_property
+    def _kernels(self) -> Path | None:
+        views = outermost(self._plan.views)
+        hidden = [] if Path("/") in views else views  # the root folder gets no view
+        return kernel_folder(hidden, {**os.environ, **self._plan.environment})
+
+    def _about_first_use(self, compiling: str) -> str:
+        kept = f"they are kept in {self._kernels}" if self._kernels else "no folder keeps them for later runs (CUDA_CACHE_PATH)"
+        return f"{compiling}; {kept}. Until then runs need a longer --timeout (in pytest --gpudist-deadline)."
 
     @property
     def kind(self) -> str:
         """What devices are: `gpu` or `gpu slice`."""
-        return "gpu slice" if self.shares[0].is_sliced else "gpu"
+        return "gpu slice" if self._allotment.is_sliced else "gpu"
 
     @classmethod
     def take(cls, plan: ClusterPlan) -> GpuHold:
         """Wait for the GPUs, count their free memory, and share them out.
+
+        Where they are short only because memory is in use, it may be that of a cluster that has just ended: some seconds more.
 
         Args:
             plan: What is to run on them.
@@ -72,11 +108,13 @@ class GpuHold:
         """
         lease = GpuLease([gpu.uuid for gpu in find_gpus().gpus], ask=_ask_keepers)
         try:
-            allotment = share_out(find_gpus(), plan.topology)
+            there = ask_until(find_gpus, lambda found: not is_short(found, plan.topology), PATIENCE)
+            allotment = share_out(there, plan.topology)
         except BaseException:
             lease.close()
             raise
-        return cls(allotment.hosts, allotment.text, lease)
+        chosen = {uuid for share in allotment.hosts for uuid in share.visible}
+        return cls(plan, allotment, tuple(gpu for gpu in there.gpus if gpu.uuid in chosen), lease)
 
     def adopt(self) -> None:
         """The calling thread runs the cluster from now on."""

@@ -1,17 +1,20 @@
 """A host's CPU as emulated GPUs, so that a program that was written for GPUs just works."""
 
 from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
-from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device
+from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says
 from emulate.devices.install import forget_program, install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
+from emulate.devices.kernels import about_compiling, kernel_folder, why_not_compiled
 from emulate.devices.lease import GpuLease
 from emulate.devices.machine import describe_machine
 from emulate.devices.plan import ALL_REDUCE, DevicePlan, Note
-from emulate.devices.sharing import Allotment, GpuShare, share_out
+from emulate.devices.released import PATIENCE, ask_until
+from emulate.devices.sharing import Allotment, GpuShare, is_short, share_out
 
 __all__ = [
     "ALL_REDUCE",
     "DEVICES",
+    "PATIENCE",
     "Allotment",
     "DeviceChoice",
     "DevicePlan",
@@ -20,13 +23,19 @@ __all__ = [
     "GpuShare",
     "Inventory",
     "Note",
+    "about_compiling",
     "all_reduce_in_use",
+    "ask_until",
     "check_device",
     "choose_device",
     "describe_machine",
     "find_gpus",
     "forget_program",
     "install",
+    "is_short",
+    "kernel_folder",
     "share_out",
     "strategies_made",
+    "what_tensorflow_says",
+    "why_not_compiled",
 ]

@@ -55,7 +55,7 @@ class AllReduceChoice:
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
         self._wish = plan.all_reduce
-        self._is_nccl_possible = plan.gpus is not None and not plan.gpus.is_sliced
+        self._is_nccl_possible = plan.gpus is not None and not plan.gpus.may_share_gpus
         self._why_not = _why_not(plan)
         self._note = note
         self.refused = RefusedOnGpus(note)
@@ -142,7 +142,7 @@ def forget_all_reduce() -> None:
 def _why_not(plan: DevicePlan) -> str:
     if plan.gpus is None:
         return "runs on GPUs only"
-    return "refuses two ranks on one GPU" if plan.gpus.is_sliced else "gives way to --all-reduce ring"
+    return "refuses two ranks on one GPU" if plan.gpus.may_share_gpus else "gives way to --all-reduce ring"
 
 
 def _collective(extended: Any) -> str:

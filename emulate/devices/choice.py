@@ -12,19 +12,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from emulate.devices.inventory import Inventory, find_gpus
+from emulate.devices.kernels import why_not_compiled
 from emulate.devices.lease import is_leased
-from emulate.devices.sharing import distinct, share_out, usable
+from emulate.devices.released import ask_until, patience_now
+from emulate.devices.sharing import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
 from emulate.errors import Unavailable, WrongUse
 from emulate.topology import Topology
 
 DEVICES = ("cpu", "gpu", "auto")
 _LIMIT_SECONDS = 120
 _ASK_TENSORFLOW = """
+import ctypes
 import json
 import tensorflow as tf
+build = tf.sysconfig.get_build_info()
+known = ctypes.c_int()
+try:
+    refused = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(known))
+except (OSError, AttributeError):
+    refused = True
 gpus = [{"name": d.name, **{k: str(v) for k, v in tf.config.experimental.get_device_details(d).items()}}
         for d in tf.config.list_physical_devices("GPU")]
-print("\\n" + json.dumps({"tensorflow": tf.__version__, "with_cuda": tf.test.is_built_with_cuda(), "gpus": gpus}))
+print("\\n" + json.dumps({
+    "tensorflow": tf.__version__,
+    "with_cuda": tf.test.is_built_with_cuda(),
+    "gpus": gpus,
+    "built_for": list(build.get("cuda_compute_capabilities", [])),
+    "cuda": build.get("cuda_version"),
+    "driver_cuda": None if refused else f"{known.value // 1000}.{known.value % 1000 // 10}",
+}))
 """
 
 
@@ -47,7 +63,8 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
     """Decide what computes on this machine: one kind for all topologies, and for the reference.
 
     Args:
-        device: `cpu`, `gpu`, or `auto`: GPUs where each device of every topology can have one of its own.
+        device: `cpu`, `gpu`, or `auto`: GPUs where each device of every topology can have one of its own, with 80 % of its
+            memory free.
         topologies: What is to run, at least one.
 
     Returns:
@@ -64,10 +81,14 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
     check_device(device)
     if device == "cpu":
         return DeviceChoice("cpu")
+    there = ask_until(_to_be_had, lambda found: not _is_short(device, topologies, found), patience_now())
+    return decide(device, topologies, there, what_tensorflow_says)
+
+
+def _to_be_had() -> Inventory:
+    """Clusters wait for each other's GPUs, so what one of them uses now does not count; for other programs nobody waits."""
     there = find_gpus()
-    # Clusters wait for each other's GPUs, so what one of them uses now does not count; for other programs nobody waits.
-    theirs = {gpu.uuid for gpu in there.gpus if is_leased(gpu.uuid)}
-    return decide(device, topologies, there.idle(theirs), what_tensorflow_says)
+    return there.idle({gpu.uuid for gpu in there.gpus if is_leased(gpu.uuid)})
 
 
 def check_device(device: str) -> None:
@@ -104,8 +125,10 @@ def decide(
     if device == "auto":
         why = blind or _why_too_few(inventory, topologies)
         if why:
-            return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}." if inventory.gpus else "")
-        return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {len(inventory.gpus)}.")
+            are_there = bool(inventory.gpus or inventory.left_out)
+            return DeviceChoice("cpu", f"device auto: the CPU computes, because {why}." if are_there else "")
+        has = f"{len(inventory.gpus)}{inventory.beside}"
+        return DeviceChoice("gpu", f"device auto: this machine's GPUs compute, it has {has}.")
     if blind:
         numbers = ", ".join(f"{topology} ({_count(topology.num_replicas, 'device')})" for topology in topologies)
         raise Unavailable(
@@ -125,21 +148,31 @@ def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:
         return f"TensorFlow cannot be asked ({answer['tensorflow_error']})"
     number, parts = len(inventory.gpus), any(gpu.is_part for gpu in inventory.gpus)
     if len(answer["gpus"]) >= (1 if parts else number):
-        return ""
+        return why_not_compiled(inventory.gpus, answer, inventory.driver)
     cure = "install tensorflow[and-cuda]" if answer.get("with_cuda") else "this TensorFlow was built without CUDA"
-    return f"the driver has {number} GPUs and TensorFlow sees {len(answer['gpus'])} of them ({cure})"
+    seen = f"TensorFlow sees {len(answer['gpus'])} of them ({cure})"
+    return f"the driver has {_count(number, 'GPU')} and {seen}{inventory.beside}"
 
 
 def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
-    there = usable(inventory.gpus)
+    there = mostly_free(inventory.gpus)
     for topology in topologies:
         if not distinct(there, topology):
             free = f"{'there is' if len(there) == 1 else 'there are'} {_count(len(there), 'GPU')}"
             if len(there) < len(inventory.gpus):
-                free += f" with enough free memory, of {len(inventory.gpus)}"
-            hint = " (--device gpu splits what there is)" if there else ""
-            return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}"
+                free += f" of {len(inventory.gpus)} with {MOSTLY_FREE:.0%} of the memory free"
+            if parts := sum(gpu.is_part for gpu in there):
+                free += f", {parts} of them MIG instances, of which a host has one"
+            hint = " (--device gpu takes and splits what there is)" if usable(inventory.gpus) else ""
+            return f"{topology} has {_count(topology.num_replicas, 'device')}, and {free}{hint}{inventory.beside}"
     return ""
+
+
+def _is_short(device: str, topologies: Sequence[Topology], inventory: Inventory) -> bool:
+    """Whether the answer would be another if nobody used the GPUs."""
+    if device == "auto":
+        return bool(_why_too_few(inventory, topologies)) and not _why_too_few(inventory.idle(), topologies)
+    return any(is_short(inventory, topology) for topology in topologies)
 
 
 def _count(number: int, what: str) -> str:
@@ -158,7 +191,8 @@ def what_tensorflow_says() -> dict[str, Any]:
     """TensorFlow's version and the GPUs it sees, in a process of its own, or why it could not be asked.
 
     Returns:
-        `tensorflow` (its version, or None with `tensorflow_error`), `with_cuda`, and `gpus`, dictionaries with a name.
+        `tensorflow` (its version, or None with `tensorflow_error`), `with_cuda`, `gpus` (dictionaries with a name), `built_for`
+        (`sm_89`, and `compute_90` for PTX), `cuda` (the version it was built with) and `driver_cuda` (that of the driver).
     """
     return dict(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")))
 

@@ -12,6 +12,10 @@ import psutil
 
 MIB = 1 << 20
 _TF32_SINCE = (8, 0)
+_PROHIBITED = ", whose compute mode is prohibited: `nvidia-smi -c DEFAULT` as root changes that"
+_NO_INSTANCE = (
+    ", in MIG mode without an instance: `nvidia-smi mig -cgi PROFILE -C` as root makes one, `nvidia-smi -mig 0` ends the mode"
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Gpu:
         capability: CUDA's compute capability.
         is_part: Whether it is a MIG instance, of which CUDA shows one to a process.
         is_exclusive: Whether it takes one process at a time (compute mode EXCLUSIVE_PROCESS, which many clusters set).
+        unusable: Why nothing can run on it; empty where it can.
     """
 
     index: int
@@ -37,6 +42,7 @@ class Gpu:
     capability: tuple[int, int] = (0, 0)
     is_part: bool = False
     is_exclusive: bool = False
+    unusable: str = ""
 
     @property
     def has_tf32(self) -> bool:
@@ -52,19 +58,27 @@ class Inventory:
         gpus: In the order of CUDA_VISIBLE_DEVICES, else of the driver.
         driver: The driver's version; None where there is none.
         why: Why there is no GPU; empty where there is one.
+        left_out: Each GPU that is there and cannot be used, with the reason.
     """
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     why: str = ""
+    left_out: tuple[str, ...] = ()
 
-    def idle(self, uuids: Collection[str]) -> Inventory:
-        """As it would be if nobody used these GPUs."""
-        return replace(self, gpus=tuple(replace(gpu, free=gpu.total) if gpu.uuid in uuids else gpu for gpu in self.gpus))
+    def idle(self, uuids: Collection[str] | None = None) -> Inventory:
+        """As it would be if nobody used these GPUs; None: any."""
+        freed = [replace(gpu, free=gpu.total) if uuids is None or gpu.uuid in uuids else gpu for gpu in self.gpus]
+        return replace(self, gpus=tuple(freed))
+
+    @property
+    def beside(self) -> str:
+        """What is to be said of those that are left out beside those that are not; empty where there are none."""
+        return f"; left out: {', '.join(self.left_out)}" if self.gpus and self.left_out else ""
 
 
 def find_gpus() -> Inventory:
-    """Ask the driver, and leave out what CUDA_VISIBLE_DEVICES hides.
+    """Ask the driver, and leave out what CUDA_VISIBLE_DEVICES hides and what nothing can run on.
 
     Returns:
         The GPUs, or why there is none.
@@ -82,7 +96,7 @@ def find_gpus() -> Inventory:
         return Inventory(why=f"no NVIDIA driver answers: {error}")
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
-        found = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _gpus_at(pynvml, index)]
+        found = [gpu for index in range(pynvml.nvmlDeviceGetCount()) for gpu in _told(pynvml, index)]
     except pynvml.NVMLError as error:
         return Inventory(why=f"the NVIDIA driver cannot say which GPUs there are: {error}")
     finally:
@@ -92,10 +106,14 @@ def find_gpus() -> Inventory:
 
 
 def _shown(found: Sequence[Gpu], driver: str, wanted: str | None) -> Inventory:
-    gpus = visible(found, wanted)
+    shown = visible(found, wanted)
     if not found:
         return Inventory((), driver, "the NVIDIA driver finds no GPU")
-    return Inventory(gpus, driver, "" if gpus else f"CUDA_VISIBLE_DEVICES={wanted!r} hides all {len(found)}")
+    if not shown:
+        return Inventory((), driver, f"CUDA_VISIBLE_DEVICES={wanted!r} hides all {len(found)}")
+    gpus = tuple(gpu for gpu in shown if not gpu.unusable)
+    left_out = tuple(f"GPU {gpu.index} ({gpu.name}{gpu.unusable})" for gpu in shown if gpu.unusable)
+    return Inventory(gpus, driver, "" if gpus else f"no GPU can be used: {', '.join(left_out)}", left_out)
 
 
 def visible(gpus: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
@@ -128,27 +146,47 @@ def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
     return matching[0] if len(matching) == 1 else None
 
 
+def _told(nvml: Any, index: int) -> list[Gpu]:
+    """What the driver tells of one GPU; one that it cannot tell of (it fell off the bus) takes no other along."""
+    try:
+        return list(_gpus_at(nvml, index))
+    except nvml.NVMLError as error:
+        return [Gpu(index, "", "", 0, 0, unusable=f"of which the driver cannot tell more: {error}")]
+
+
 def _gpus_at(nvml: Any, index: int) -> Iterator[Gpu]:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
     name, capability = _text(nvml.nvmlDeviceGetName(device)), tuple(nvml.nvmlDeviceGetCudaComputeCapability(device))
-    mode = nvml.nvmlDeviceGetComputeMode(device)
-    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+    mode, is_split = _compute_mode(nvml, device), _is_in_mig_mode(nvml, device)
+    parts = list(_mig_instances(nvml, device)) if is_split else [device]
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED or not parts:
+        why = _NO_INSTANCE if is_split else _PROHIBITED
+        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(device)), name, 0, 0, capability, unusable=why)
         return
     exclusive = mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-    instances = list(_mig_instances(nvml, device))
-    for part in instances or [device]:
+    for part in parts:
         total, free = _memory(nvml, part)
-        shown = f"{name} (MIG)" if instances else name
-        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, bool(instances), exclusive)
+        shown = f"{name} (MIG)" if is_split else name
+        yield Gpu(index, _text(nvml.nvmlDeviceGetUUID(part)), shown, total, free, capability, is_split, exclusive)
+
+
+def _compute_mode(nvml: Any, device: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetComputeMode(device))
+    except nvml.NVMLError_NotSupported:  # a GPU of a virtual machine
+        return int(nvml.NVML_COMPUTEMODE_DEFAULT)
+
+
+def _is_in_mig_mode(nvml: Any, device: Any) -> bool:
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(device)
+    except nvml.NVMLError_NotSupported:
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _mig_instances(nvml: Any, device: Any) -> Iterator[Any]:
-    try:
-        current, _ = nvml.nvmlDeviceGetMigMode(device)
-        number = nvml.nvmlDeviceGetMaxMigDeviceCount(device) if current == nvml.NVML_DEVICE_MIG_ENABLE else 0
-    except nvml.NVMLError_NotSupported:
-        return
-    for i in range(number):
+    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(device)):
         with contextlib.suppress(nvml.NVMLError_NotFound):
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, i)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
 
+from emulate.devices.released import gpus_let_go
 from emulate.errors import Unavailable
 
 _POLL_SECONDS = 0.02
@@ -49,6 +50,8 @@ class GpuLease:
 
     def close(self) -> None:
         """Let others have them."""
+        if self._held:
+            gpus_let_go()
         while self._held:
             uuid, held = self._held.pop()
             _mine.pop(uuid, None)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
 from emulate.devices.choice import what_tensorflow_says
 from emulate.devices.inventory import MIB, Gpu, Inventory, find_gpus
+from emulate.devices.kernels import about_compiling, why_not_compiled
 from emulate.devices.sharing import share_out
 from emulate.errors import Unavailable
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, Topology
@@ -40,32 +42,44 @@ def describe_machine() -> dict[str, Any]:
         "memory_bytes": {"total": memory.total, "available": memory.available},
         "tensorflow": tensorflow["tensorflow"],
         **error,
-        "gpus": describe_gpus(find_gpus(), len(tensorflow["gpus"])),
+        "gpus": describe_gpus(find_gpus(), tensorflow),
         "emulation": {"devices_per_host": MAX_DEVICES_PER_HOST, "hosts": _hosts_in(memory.available)},
     }
 
 
-def describe_gpus(inventory: Inventory, seen: int) -> dict[str, Any]:
+def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[str, Any]:
     """What GPUs there are, and which topologies can run on them.
 
     Args:
         inventory: The GPUs.
-        seen: How many of them TensorFlow sees.
+        tensorflow: What `what_tensorflow_says` answered.
 
     Returns:
         `available` and, where there are none, `why`; else `driver`, `seen_by_tensorflow`, `found` (each with `name`,
-        `memory_bytes`, `compute_capability`, `tf32`, `uuid`), `topologies` (`one_gpu_each`, `slices`, `too_large`) and `nccl`.
+        `memory_bytes`, `compute_capability`, `tf32`, `uuid`), `left_out` (those that cannot be used), `kernels` (where the
+        driver has to compile them), `topologies` (`one_gpu_each`, `slices`, `too_large`) and `nccl`.
     """
     if not inventory.gpus:
         return {"available": False, "why": inventory.why}
+    cannot = why_not_compiled(inventory.gpus, tensorflow, inventory.driver)
+    compiled = cannot or about_compiling(inventory.gpus, tensorflow)
     topologies = _topologies(inventory)
     return {
         "driver": inventory.driver,
-        "seen_by_tensorflow": seen,
+        "seen_by_tensorflow": len(tensorflow["gpus"]),
         "found": [_about(gpu) for gpu in inventory.gpus],
+        **({"left_out": list(inventory.left_out)} if inventory.left_out else {}),
+        **({"kernels": compiled} if compiled else {}),
         "topologies": topologies,
-        "nccl": _where_nccl_sums([Topology.parse(name) for name in topologies["one_gpu_each"]]),
+        "nccl": _where_nccl_sums([one for one in SHOWN_TOPOLOGIES if _may_use_nccl(inventory, one)]),
     }
+
+
+def _may_use_nccl(inventory: Inventory, topology: Topology) -> bool:
+    try:
+        return not share_out(inventory, topology).hosts[0].may_share_gpus
+    except Unavailable:
+        return False
 
 
 def _where_nccl_sums(whole: list[Topology]) -> str:
@@ -73,10 +87,10 @@ def _where_nccl_sums(whole: list[Topology]) -> str:
     one_host = [str(one) for one in whole if one.num_replicas > 1 and not one.has_several_hosts]
     hosts = [str(one) for one in whole if one.has_several_hosts]
     if not one_host + hosts:
-        return "refuses slices of one GPU"
+        return "refuses slices and MIG instances of one GPU"
     asked = [f"on {', '.join(hosts)} where MultiWorkerMirroredStrategy is told to use it"] if hosts else []
     by_itself = [f"on {', '.join(one_host)} with MirroredStrategy"] if one_host else []
-    return f"sums {', '.join(by_itself + asked)}; slices of a GPU are summed without it"
+    return f"sums {', '.join(by_itself + asked)}; parts of a GPU are summed without it"
 
 
 def _about(gpu: Gpu) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.gpus import VISIBLE, EmulatedGpus
+from emulate.devices.kernels import keep_kernels_in
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.sharing import GpuShare
 from emulate.errors import Unavailable
@@ -74,6 +75,7 @@ class PhysicalGpus(EmulatedGpus):
         assert plan.gpus is not None, "a host on GPUs has a share of them"
         self._share = plan.gpus
         shown = ",".join(self._share.visible)
+        keep_kernels_in(self._share.kernels)
         super().__init__(plan, note, shown)
         self._real = _find_gpus(shown)
         if len(self._real) != len(self._share.visible):

@@ -13,6 +13,8 @@ from emulate.topology import Topology
 LEAST_RESERVE, MOST_RESERVE = 768 * MIB, 2048 * MIB
 GPU_RESERVE = 256 * MIB
 LEAST_SLICE = 256 * MIB
+MOSTLY_FREE = 0.8
+_WITHOUT_NCCL = "NCCL, which refuses two ranks on one GPU, is not what ran"
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,24 @@ class GpuShare:
     Attributes:
         visible: UUIDs of the physical ones, in the order in which TensorFlow will number them.
         slices: For each of them the MiB of every logical GPU that is made of it; empty: it stays whole.
+        are_parts: Whether a host of the topology has a MIG instance, so that two may be on one physical GPU.
+        kernels: The folder in which CUDA keeps the kernels that it compiles; empty: CUDA decides.
     """
 
     visible: tuple[str, ...]
     slices: tuple[tuple[int, ...], ...] = ()
+    are_parts: bool = False
+    kernels: str = ""
 
     @property
     def is_sliced(self) -> bool:
         """Whether the devices are parts of GPUs."""
         return bool(self.slices)
+
+    @property
+    def may_share_gpus(self) -> bool:
+        """Whether two devices may be on one physical GPU, which NCCL refuses."""
+        return self.is_sliced or self.are_parts
 
     @property
     def num_devices(self) -> int:
@@ -76,10 +87,15 @@ def usable(gpus: Iterable[Gpu]) -> list[Gpu]:
     return [gpu for gpu in gpus if gpu.free >= process_reserve(gpu) + GPU_RESERVE + LEAST_SLICE]
 
 
+def mostly_free(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """Those that other programs do not fill: most of their memory is free."""
+    return [gpu for gpu in usable(gpus) if gpu.free >= MOSTLY_FREE * gpu.total]
+
+
 def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     """Give each device of a topology a GPU of its own where there are enough, else an equal slice of one.
 
-    GPUs of one model are preferred, and those with the most free memory.
+    GPUs that other programs do not fill are preferred, then those of one model, then those with the most free memory.
 
     Args:
         inventory: What there is.
@@ -92,7 +108,7 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
         Unavailable: When there is too little.
     """
     enough = usable(inventory.gpus)
-    chosen = distinct(enough, topology)
+    chosen = distinct(mostly_free(enough), topology) or distinct(enough, topology)
     if chosen:
         return Allotment(_whole(chosen, topology), _about_whole(chosen, topology))
     cut = max((_sliced(group, topology) for group in _prefixes(enough)), key=lambda one: one.rank, default=None)
@@ -101,10 +117,22 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
     return Allotment(_slices(cut, topology), _about_slices(cut, topology))
 
 
+def is_short(inventory: Inventory, topology: Topology) -> bool:
+    """Whether a topology is refused, or gets slices, only because GPUs are in use."""
+    return _grade(inventory, topology) < _grade(inventory.idle(), topology)
+
+
+def _grade(inventory: Inventory, topology: Topology) -> int:
+    try:
+        return 1 if share_out(inventory, topology).is_sliced else 2
+    except Unavailable:
+        return 0
+
+
 def distinct(gpus: Sequence[Gpu], topology: Topology) -> list[Gpu]:
     """A GPU for each device, hosts one after the other; empty where there are too few."""
-    if any(gpu.is_part for gpu in gpus) and topology.num_devices > 1:  # CUDA shows a process one MIG instance
-        return []
+    if topology.num_devices > 1:  # CUDA shows a process one MIG instance, and no whole GPU beside it
+        gpus = [gpu for gpu in gpus if not gpu.is_part]
     number = topology.num_replicas
     groups = [*_alike(gpus), list(gpus)]  # of several models only where none suffices
     enough = [sorted(group, key=_most_free)[:number] for group in groups if len(group) >= number]
@@ -152,7 +180,8 @@ def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> i
 
 def _whole(gpus: Sequence[Gpu], topology: Topology) -> tuple[GpuShare, ...]:
     each = topology.num_devices
-    return tuple(GpuShare(tuple(gpu.uuid for gpu in gpus[at : at + each])) for at in range(0, len(gpus), each))
+    uuids, are_parts = [gpu.uuid for gpu in gpus], any(gpu.is_part for gpu in gpus)
+    return tuple(GpuShare(tuple(uuids[at : at + each]), are_parts=are_parts) for at in range(0, len(gpus), each))
 
 
 def _slices(cut: _Cut, topology: Topology) -> tuple[GpuShare, ...]:
@@ -160,15 +189,16 @@ def _slices(cut: _Cut, topology: Topology) -> tuple[GpuShare, ...]:
     shares = []
     for at in range(0, topology.num_replicas, each):
         owned = [(owner, len(list(same))) for owner, same in groupby(cut.owners[at : at + each])]
-        shares.append(GpuShare(tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)))
+        uuids, slices = tuple(cut.gpus[owner].uuid for owner, _ in owned), tuple((size,) * n for _, n in owned)
+        shares.append(GpuShare(uuids, slices, any(gpu.is_part for gpu in cut.gpus)))
     return tuple(shares)
 
 
 def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
     """GPUs of one model together, the larger groups first."""
-    models: dict[tuple[str, tuple[int, int]], list[Gpu]] = {}
+    models: dict[tuple[str, tuple[int, int], bool], list[Gpu]] = {}
     for gpu in gpus:
-        models.setdefault((gpu.name, gpu.capability), []).append(gpu)
+        models.setdefault((gpu.name, gpu.capability, gpu.is_part), []).append(gpu)
     return sorted(models.values(), key=lambda group: -sum(gpu.free for gpu in group))
 
 
@@ -185,14 +215,14 @@ def _most_free(gpu: Gpu) -> tuple[int, int]:
 
 def _about_whole(gpus: Sequence[Gpu], topology: Topology) -> str:
     mixed = " They are of several models, which round differently." if len({gpu.name for gpu in gpus}) > 1 else ""
-    return f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device.{mixed}"
+    without = f": {_WITHOUT_NCCL}" if topology.num_replicas > 1 and any(gpu.is_part for gpu in gpus) else ""
+    return f"{topology} ran on {_count(len(gpus))} ({_models(gpus)}), one for each device{without}.{mixed}"
 
 
 def _about_slices(cut: _Cut, topology: Topology) -> str:
     return (
         f"{topology} ran on {_count(len(cut.gpus))} ({_models(cut.gpus)}) in {topology.num_replicas} slices of "
-        f"{cut.size / (1 << 30):.1f} GiB, one for each device: NCCL, which refuses two ranks on one GPU, is not what ran, and "
-        "times say nothing."
+        f"{cut.size / (1 << 30):.1f} GiB, one for each device: {_WITHOUT_NCCL}, and times say nothing."
     )
 
 
@@ -201,7 +231,7 @@ def _too_little(inventory: Inventory, topology: Topology) -> str:
         f"{gpu.name} with {gpu.free // MIB} MiB free{', for one process at a time' if gpu.is_exclusive else ''}"
         for gpu in inventory.gpus
     ]
-    has = f"{_count(len(there))} ({', '.join(there)})" if there else f"no GPU ({inventory.why})"
+    has = f"{_count(len(there))} ({', '.join(there)}{inventory.beside})" if there else f"no GPU ({inventory.why})"
     return (
         f"Each device is a GPU, or a slice of one with at least {LEAST_SLICE // MIB} MiB beside {GPU_RESERVE // MIB} MiB and, "
         f"by the GPU's size, {LEAST_RESERVE // MIB} to {MOST_RESERVE // MIB} MiB for each process. "

@@ -74,8 +74,8 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
     ran = [line.removeprefix("ran: ") for line in done.stdout.splitlines() if line.startswith("ran: ")]
     assert ran[:2] == ["ci/see_gpus.py", "-m emulate devices"]
     assert any("custom_loop_cnn.py" in line for line in ran)  # a convolution, whose kernels are others
-    assert "-m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict" in ran
-    assert all("--device gpu" in line for line in ran if "emulate verify" in line)
+    assert "-m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict --gpudist-deadline 3600" in ran
+    assert all("--device gpu" in line and "--timeout 3600" in line for line in ran if "emulate verify" in line)
     assert done.stdout.endswith("On GPUs, all of it.\n")
 
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulate.devices import DevicePlan, GpuShare
+from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.ordered_sum import _network
 from tests.emulate.devices.hosts import Hosts
 
@@ -234,6 +236,14 @@ def test_on_whole_gpus_a_collective_is_called_what_it_is(
         return all_reduce_in_use(), notes
 
     assert run(program, devices=2) == (used, noted)
+
+
+@pytest.mark.parametrize("share", [GpuShare(("GPU-a",), ((500, 500),)), GpuShare(("MIG-a",), are_parts=True)])
+def test_devices_that_may_share_a_gpu_are_summed_without_nccl(share: GpuShare) -> None:
+    choice = AllReduceChoice(DevicePlan(share.num_devices, 2, gpus=share), lambda code, text: None)
+    assert choice.replaces
+    assert choice._why_not == "refuses two ranks on one GPU"
+    assert not AllReduceChoice(DevicePlan(1, 2, gpus=GpuShare(("GPU-a",))), lambda code, text: None).replaces
 
 
 def test_a_program_may_ask_for_any_sum(run: Hosts) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ def test_enough_gpus_are_taken() -> None:
 
 @pytest.fixture
 def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
-    """A machine with four GPUs of which somebody has taken almost all memory."""
+    """A machine with four GPUs of which somebody has taken almost all memory, long ago."""
+    monkeypatch.setattr("emulate.devices.released.PATIENCE", 0)
     found = gpus(4, free=600)
     monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: found)
     monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
@@ -75,7 +77,7 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> Inventory:
 def test_gpus_that_other_programs_fill_are_not_taken(filled: Inventory) -> None:
     assert choose_device("auto", [FOUR]) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 2x2 has 4 devices, and there are 0 GPUs with enough free memory, of 4.",
+        "device auto: the CPU computes, because 2x2 has 4 devices, and there are 0 GPUs of 4 with 80% of the memory free.",
     )
     with pytest.raises(Unavailable, match="H100 with 600 MiB free"):
         choose_device("gpu", [FOUR])
@@ -92,8 +94,63 @@ def test_too_few_gpus_are_sliced_only_when_they_are_asked_for() -> None:
     assert decide("gpu", [FOUR], gpus(1), sees(1)) == DeviceChoice("gpu")
     assert decide("auto", [ONE, FOUR], gpus(1), sees(1)) == DeviceChoice(
         "cpu",
-        "device auto: the CPU computes, because 2x2 has 4 devices, and there is 1 GPU (--device gpu splits what there is).",
+        "device auto: the CPU computes, because 2x2 has 4 devices, and there is 1 GPU (--device gpu takes and splits what "
+        "there is).",
     )
+
+
+def test_auto_leaves_gpus_to_others_who_have_more_than_a_fifth_of_the_memory() -> None:
+    total = 81_920
+    assert decide("auto", [Topology(1, 2)], gpus(2, free=total * 8 // 10), sees(2)).kind == "gpu"
+    assert decide("auto", [Topology(1, 2)], gpus(2, free=total * 8 // 10 - 1), sees(2)) == DeviceChoice(
+        "cpu",
+        "device auto: the CPU computes, because 1x2 has 2 devices, and there are 0 GPUs of 2 with 80% of the memory free "
+        "(--device gpu takes and splits what there is).",
+    )
+
+
+def test_auto_says_why_mig_instances_do_not_suffice() -> None:
+    parts = inventory(gpu(0, is_part=True), gpu(1, is_part=True))
+    assert "and there are 2 GPUs, 2 of them MIG instances, of which a host has one" in (
+        decide("auto", [Topology(1, 2)], parts, sees(1)).why
+    )
+
+
+def test_gpus_that_are_left_out_are_named_whatever_computes() -> None:
+    machine = replace(gpus(1), left_out=("GPU 3 (lost)",))
+    assert decide("auto", [ONE], machine, sees(1)).why == (
+        "device auto: this machine's GPUs compute, it has 1; left out: GPU 3 (lost)."
+    )
+    assert decide("auto", [FOUR], machine, sees(1)).why.endswith("; left out: GPU 3 (lost).")
+    with pytest.raises(Unavailable, match=r"TensorFlow sees 0 of them \(install .*\); left out: GPU 3 \(lost\)\. Use"):
+        decide("gpu", [ONE], machine, sees(0))
+    none = Inventory((), "570.1", "no GPU can be used: GPU 3 (lost)", ("GPU 3 (lost)",))
+    assert decide("auto", [ONE], none, sees(0)).why == (
+        "device auto: the CPU computes, because no GPU can be used: GPU 3 (lost)."
+    )
+
+
+def test_a_driver_that_cannot_compile_the_kernels_is_refused_before_anything_runs() -> None:
+    def old() -> dict[str, Any]:
+        return {**sees(1)(), "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
+
+    with pytest.raises(
+        Unavailable, match=r"Received: device='gpu' for 1x1 \(1 device\), and TensorFlow has no kernels for H100"
+    ):
+        decide("gpu", [ONE], gpus(1), old)
+    choice = decide("auto", [ONE], gpus(1), old)
+    assert choice.kind == "cpu"
+    assert "cannot compile them: that takes a driver of CUDA 12.5 or newer" in choice.why
+
+
+def test_memory_that_a_cluster_gives_back_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([gpus(4, free=600), gpus(4, free=600), gpus(4)])
+    monkeypatch.setattr("emulate.devices.choice.find_gpus", lambda: next(answers))
+    monkeypatch.setattr("emulate.devices.choice.what_tensorflow_says", sees(4))
+    monkeypatch.setattr("emulate.devices.released._PAUSE", 0)
+    monkeypatch.setattr("emulate.devices.released.PATIENCE", 600)
+    GpuLease(["made-up-late"]).close()
+    assert choose_device("auto", [FOUR]).kind == "gpu"
 
 
 def test_auto_without_gpus_asks_nobody() -> None:

@@ -63,10 +63,12 @@ def test_tf32_is_there_from_ampere_on() -> None:
 class Driver:
     """NVML's functions, answered from a list of GPUs: what is free, and the MIG instances."""
 
-    compute_mode = pynvml.NVML_COMPUTEMODE_DEFAULT
+    compute_mode: int | None = pynvml.NVML_COMPUTEMODE_DEFAULT
 
     def __init__(self, *found: tuple[int, list[int]]) -> None:
         self._found = found
+        self.lost: set[int] = set()
+        self.in_mig_mode = {index for index, (_, instances) in enumerate(found) if instances}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, answer in vars(type(self)).items():
@@ -86,8 +88,10 @@ class Driver:
         return len(self._found)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any:  # noqa: N802
+        if index in self.lost:
+            raise pynvml.NVMLError_GpuIsLost
         free, instances = self._found[index]
-        return SimpleNamespace(uuid=f"GPU-{index}", free=free, instances=instances)
+        return SimpleNamespace(uuid=f"GPU-{index}", free=free, instances=instances, is_split=index in self.in_mig_mode)
 
     def nvmlDeviceGetName(self, device: Any) -> str:  # noqa: N802
         return "A100"
@@ -96,13 +100,15 @@ class Driver:
         return 8, 0
 
     def nvmlDeviceGetComputeMode(self, device: Any) -> int:  # noqa: N802
+        if self.compute_mode is None:
+            raise pynvml.NVMLError_NotSupported
         return int(self.compute_mode)
 
     def nvmlDeviceGetUUID(self, device: Any) -> str:  # noqa: N802
         return str(device.uuid)
 
     def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:  # noqa: N802
-        return [int(bool(device.instances)), 0]
+        return [int(device.is_split), 0]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:  # noqa: N802
         return 7
@@ -145,7 +151,43 @@ def test_gpus_for_one_process_at_a_time_are_known_and_those_for_none_are_left_ou
     driver.compute_mode = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
     assert [one.is_exclusive for one in find_gpus().gpus] == [True]
     driver.compute_mode = pynvml.NVML_COMPUTEMODE_PROHIBITED
-    assert find_gpus().why == "the NVIDIA driver finds no GPU"
+    assert find_gpus().why == (
+        "no GPU can be used: GPU 0 (A100, whose compute mode is prohibited: `nvidia-smi -c DEFAULT` as root changes that)"
+    )
+
+
+def test_a_gpu_of_which_the_driver_cannot_tell_is_named_and_takes_no_other_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver((10, []), (20, []), (30, []))
+    driver.install(monkeypatch)
+    driver.lost = {1}
+    found = find_gpus()
+    assert [one.uuid for one in found.gpus] == ["GPU-0", "GPU-2"]
+    assert found.left_out == ("GPU 1 (of which the driver cannot tell more: GPU is lost)",)
+    assert found.beside == f"; left out: {found.left_out[0]}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    assert (len(find_gpus().gpus), find_gpus().left_out) == (2, ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert find_gpus().why == "no GPU can be used: GPU 1 (of which the driver cannot tell more: GPU is lost)"
+
+
+def test_a_gpu_whose_compute_mode_is_not_told_takes_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver((10, []))
+    driver.install(monkeypatch)
+    driver.compute_mode = None
+    assert [one.is_exclusive for one in find_gpus().gpus] == [False]
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_left_out_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver((10, []), (20, []))
+    driver.install(monkeypatch)
+    driver.in_mig_mode = {0}
+    found = find_gpus()
+    assert [one.uuid for one in found.gpus] == ["GPU-1"]
+    [said] = found.left_out
+    assert said == (
+        "GPU 0 (A100, in MIG mode without an instance: `nvidia-smi mig -cgi PROFILE -C` as root makes one, "
+        "`nvidia-smi -mig 0` ends the mode)"
+    )
 
 
 def test_a_gpu_that_shares_the_processors_memory_has_that_memory(monkeypatch: pytest.MonkeyPatch) -> None:

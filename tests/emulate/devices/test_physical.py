@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,17 @@ def test_a_program_that_shows_one_whole_gpu_has_that_one(run: Hosts) -> None:
     told, shown, _ = run(on_made_up_gpus, 2, WHOLE, lambda made, names: (made.show(made.physical[1:]), made.num_logical)[1])
     assert told == [("set_visible_devices", ["GPU:1"], "GPU")]
     assert shown == 1
+
+
+def test_cuda_is_told_where_kernels_are_kept_before_it_is_asked_for_gpus(run: Hosts) -> None:
+    def look(made: Any, names: Any) -> Any:
+        import os
+
+        return os.environ.get("CUDA_CACHE_PATH"), os.environ.get("CUDA_CACHE_MAXSIZE")
+
+    share = replace(WHOLE, kernels="/kept")
+    assert run(on_made_up_gpus, 2, share, look)[1] == ("/kept", str(4 << 30))
+    assert run(on_made_up_gpus, 2, share, look, {"CUDA_CACHE_PATH": "/mine"})[1][0] == "/mine"
 
 
 def test_memory_growth_is_told_of_whole_gpus_only(run: Hosts) -> None:

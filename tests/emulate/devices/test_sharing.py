@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emulate.devices import Allotment, Gpu, Inventory, share_out
 from emulate.devices.inventory import MIB
-from emulate.devices.sharing import GPU_RESERVE, LEAST_SLICE, process_reserve, usable
+from emulate.devices.sharing import GPU_RESERVE, LEAST_SLICE, is_short, process_reserve, usable
 from emulate.errors import Unavailable
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory
@@ -137,6 +137,46 @@ def test_gpus_of_one_model_are_preferred_and_a_mixture_is_said() -> None:
     )
 
 
+def test_mig_instances_are_left_out_where_a_host_has_several_devices() -> None:
+    machine = inventory(*(gpu(index) for index in range(4)), gpu(8, is_part=True), gpu(9, is_part=True))
+    for topology in (Topology(1, 2), Topology(1, 4), Topology(2, 2)):
+        allotment = share_out(machine, topology)
+        assert not allotment.is_sliced
+        assert not {"GPU-0008", "GPU-0009"} & {uuid for share in allotment.hosts for uuid in share.visible}
+        assert not any(share.may_share_gpus for share in allotment.hosts)
+
+
+def test_hosts_on_mig_instances_have_one_each_and_nccl_is_said_not_to_run() -> None:
+    parts = inventory(gpu(0, name="H100 (MIG)", is_part=True), gpu(1, name="H100 (MIG)", is_part=True))
+    allotment = share_out(parts, Topology(2, 1))
+    assert not allotment.is_sliced
+    assert all(share.may_share_gpus for share in allotment.hosts)
+    assert allotment.text == (
+        "2x1 ran on 2 GPUs (H100 (MIG)), one for each device: NCCL, which refuses two ranks on one GPU, is not what ran."
+    )
+    assert "NCCL" not in share_out(parts, Topology(1, 1)).text
+
+
+def test_a_host_on_a_whole_gpu_does_without_nccl_where_another_has_a_mig_instance() -> None:
+    mixed = share_out(inventory(gpu(0), gpu(1, name="H100 (MIG)", is_part=True)), Topology(2, 1))
+    assert [share.may_share_gpus for share in mixed.hosts] == [True, True]
+
+
+def test_gpus_that_others_fill_are_left_alone_though_there_are_more_of_them() -> None:
+    machine = inventory(*(gpu(index, name="L4", free=40_000) for index in range(4)), gpu(8), gpu(9))
+    assert share_out(machine, Topology(1, 2)).hosts[0].visible == ("GPU-0008", "GPU-0009")
+    assert share_out(machine, Topology(1, 4)).hosts[0].visible == ("GPU-0000", "GPU-0001", "GPU-0002", "GPU-0003")
+
+
+@given(st.one_of(MACHINES, MIG_MACHINES), TOPOLOGIES)
+def test_a_topology_is_short_where_memory_in_use_keeps_it_from_what_it_would_have(
+    machine: Inventory, topology: Topology
+) -> None:
+    now, idle = given_out(machine, topology), given_out(machine.idle(), topology)
+    would_be_better = bool(idle) and (not now or (now[0].is_sliced and not idle[0].is_sliced))
+    assert is_short(machine, topology) == would_be_better
+
+
 def test_a_chief_and_parameter_servers_need_no_gpu() -> None:
     assert len(share_out(gpus(2), Topology(2, 1, 2)).hosts) == 2
 
@@ -167,6 +207,12 @@ def test_too_little_memory_is_unavailable_with_the_numbers() -> None:
         "MiB free). "
         "Ask for fewer devices, free the GPUs, or use --device cpu."
     )
+
+
+def test_a_gpu_that_is_left_out_is_named_where_the_others_do_not_suffice() -> None:
+    machine = replace(inventory(gpu(0, free=1_500)), left_out=("GPU 3 (lost)",))
+    with pytest.raises(Unavailable, match=r"this machine has 1 GPU \(H100 with 1500 MiB free; left out: GPU 3 \(lost\)\)\."):
+        share_out(machine, Topology(1, 8))
 
 
 def test_no_gpu_is_unavailable_with_the_reason() -> None:

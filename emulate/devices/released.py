@@ -1,0 +1,40 @@
+"""Memory that comes back late: the driver may take some seconds to free what a process had of a GPU when it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from emulate.devices.inventory import Inventory
+
+PATIENCE = 5.0
+_PAUSE = 0.25
+_let_go_at = float("-inf")
+
+
+def gpus_let_go() -> None:
+    """A cluster of this process has ended, and had GPUs."""
+    global _let_go_at
+    _let_go_at = time.monotonic()
+
+
+def patience_now() -> float:
+    """For how many seconds memory may still come back from a cluster that this process had."""
+    return max(0.0, _let_go_at + PATIENCE - time.monotonic())
+
+
+def ask_until(ask: Callable[[], Inventory], suffices: Callable[[Inventory], bool], patience: float) -> Inventory:
+    """Ask which GPUs there are, and again while they do not suffice.
+
+    Args:
+        ask: `find_gpus`.
+        suffices: Whether it is needless to wait.
+        patience: For how many seconds.
+
+    Returns:
+        The last answer.
+    """
+    until = time.monotonic() + patience
+    while not suffices(found := ask()) and time.monotonic() < until:
+        time.sleep(_PAUSE)
+    return found
