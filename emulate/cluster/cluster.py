@@ -285,8 +285,9 @@ def _value(running: RunningCluster, outcome: HostOutcome) -> Any:
 def _hung(follower: Follower, what: str, reason: str) -> Hung:
     running = follower.cluster
     stacks, explained = running.stacks(), explain_hang(follower)
+    waits = f"{running.first_use}. " if running.first_use and reason == "timeout" else ""
     return Hung(
-        f"A function must end in time on every host. Received: {what}, topology={str(running.plan.topology)!r}. "
+        f"A function must end in time on every host. Received: {what}, topology={str(running.plan.topology)!r}. {waits}"
         f"Give it more time, or see where each host was:\n{explained}",
         reason=reason,
         stacks=stacks,

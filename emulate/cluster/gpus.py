@@ -73,8 +73,12 @@ class GpuHold:
     @functools.cached_property
     def text(self) -> str:
         """What the user should know about it."""
-        compiling = about_compiling(self._gpus, what_tensorflow_says())
-        return f"{self._allotment.text} {self._about_first_use(compiling)}" if compiling else self._allotment.text
+        return f"{self._allotment.text} {self._about_first_use(self.compiling)}" if self.compiling else self._allotment.text
+
+    @functools.cached_property
+    def compiling(self) -> str:
+        """What the first use of them waits for; empty where TensorFlow has kernels for all."""
+        return about_compiling(self._gpus, what_tensorflow_says())
 
     @functools.cached_property
     def _kernels(self) -> Path | None:

@@ -49,6 +49,7 @@ class RunningCluster:
         roles: The role of each host.
         outcomes: How the hosts ended that have, in the order in which they did.
         notes: What the user should know about the isolation.
+        first_use: What a run that takes too long may be waiting for, on GPUs that are used for the first time; empty elsewhere.
         device: What the devices of hosts that train are: `emulated`, `gpu` or `gpu slice`.
         isolation: What isolation is in force, in words.
     """
@@ -62,6 +63,7 @@ class RunningCluster:
         self.notes: list[str] = [gpus.text] if gpus else []
         self.isolation = ""
         self.device = gpus.kind if gpus else "emulated"
+        self.first_use = gpus.compiling if gpus else ""
         self._gpus = gpus
         self._log = log
         self._lock = threading.RLock()

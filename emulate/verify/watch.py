@@ -135,8 +135,14 @@ class Watch:
         result.reason = "hang" if hang is not None else "timeout"
         expected = "".join(f"It was to be expected: {fired}. " for fired in self._cluster.fired_now)
         result.cause = None if hang is None or expected else hang.code
-        result.where = expected + (f"no end after {seconds:g} s" if hang is None else hang.description)
+        result.where = expected + (self._late(seconds) if hang is None else hang.description)
         result.stacks = self._cluster.stacks()
+
+    def _late(self, seconds: float) -> str:
+        told = f"no end after {seconds:g} s"
+        if not self._cluster.first_use or any("step" in known for known in self._result.hosts.values()):
+            return told
+        return f"{told}, and no step. {self._cluster.first_use}: give the first run a longer --timeout, the next one finds them"
 
     def note_ends(self) -> None:
         """How each host ended; the first that raised, or left with an error, is the run's failure."""

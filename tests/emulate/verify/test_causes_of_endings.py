@@ -69,6 +69,19 @@ def test_a_host_that_could_start_no_thread_is_told_with_the_limits_on_them(
     assert "sys.exit" not in cause.fix
 
 
+@pytest.mark.parametrize(("step", "told"), [(None, True), (3, False)])
+def test_a_run_that_makes_no_step_in_time_on_a_new_gpu_is_told_what_it_may_be_waiting_for(
+    tmp_path: Path, step: int | None, told: bool
+) -> None:
+    run = RunResult("1x2", Topology.parse("1x2"), None)
+    cluster: Any = SimpleNamespace(fired_now=[], stacks=dict, first_use="The driver compiles kernels")
+    watch = Watch(cluster, run, tmp_path, threading.Event(), Silent())
+    run.hosts[0] = {} if step is None else {"step": step}
+    watch._hangs(None, 300)
+    assert run.where.startswith("no end after 300 s")
+    assert ("The driver compiles kernels: give the first run a longer --timeout" in run.where) == told
+
+
 @pytest.mark.parametrize(
     "failure",
     [
