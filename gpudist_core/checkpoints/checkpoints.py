@@ -52,7 +52,12 @@ class Checkpoints(CallbackMethods):
 
     In a loop of one's own, `restore` first and `after_step` after each step. In Keras's `fit`, it is a callback and does both
     by itself; it saves at the end of each epoch, or every so many batches where `fit` was given a Pipeline, whose position it
-    can keep.
+    can keep. Other data are gone through again, in `fit` of a `gd.distributed` model: one seeded shuffle at once, generators,
+    sequences and epochs of `steps_per_epoch` by reading over what was read. Where that is not possible, it warns.
+
+    Of the other callbacks it keeps what Keras's have from epoch to epoch (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint,
+    SwapEMAWeights) and the state of those with `state()` and `restore(state)`, as it is on the first host; it warns of others
+    that had one. A `History` begins where `fit` goes on. A `fit` that a callback has stopped is not trained on.
 
     When the process is sent SIGTERM on any host, all hosts save after the same step and raise `Preempted`, which ends the
     process with exit code 75. A second signal, later than five seconds after the first, ends the process at once.
@@ -285,14 +290,25 @@ class Checkpoints(CallbackMethods):
         self.close()
 
     def set_model(self, model: Any) -> None:
+        from gpudist_core.upstream import callbacks
+
+        callbacks.install()
         self._fit = Fit(self, self._run, model)
 
     def set_params(self, params: Any) -> None:
         if self._fit is not None:
-            self._fit.batches = (params or {}).get("steps")
+            self._fit.batches, self._fit.epochs = (params or {}).get("steps"), (params or {}).get("epochs")
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._in_fit().begin()
+
+    def all_begun(self, callbacks: list[Any]) -> None:
+        """Told by the list of callbacks once each has had its `on_train_begin`.
+
+        Args:
+            callbacks: All of them, this one included.
+        """
+        self._in_fit().all_begun(callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._in_fit().begin_epoch(epoch)
@@ -394,6 +410,8 @@ class Checkpoints(CallbackMethods):
         return (None, ", ".join(told)) if told else (opened, "")
 
     def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
+        if self._fit is not None:
+            self._fit.read_over(opened)
         self._run.restore(opened, items)
         self._last = self._saved = opened.manifest.step
         if self._fit is not None:
@@ -409,8 +427,8 @@ class Checkpoints(CallbackMethods):
         hosts = self._claim()
         self._settle()
         self._run.build()
-        position = None if self._fit is None else self._fit.position()
-        snapshot = self._run.snapshot(step, reason, position)
+        position, others = (None, None) if self._fit is None else (self._fit.position(), self._fit.others())
+        snapshot = self._run.snapshot(step, reason, position, others)
         self._failure = None
         self._writing = step
         self._background.start(lambda: saving.write(snapshot, self._folder, hosts.writing, self._keep))

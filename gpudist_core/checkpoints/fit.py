@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from gpudist_core.checkpoints import again
+from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.run import Run
 from gpudist_core.errors import WrongUse
@@ -40,6 +42,7 @@ class Fit:
 
     Attributes:
         batches: How many an epoch has, as far as Keras knows.
+        epochs: How many `fit` was asked for.
     """
 
     def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
@@ -47,8 +50,12 @@ class Fit:
         self._trained = 0
         self._first_batch = self._batch = 0
         self.batches: int | None = None
+        self.epochs: int | None = None
         self._epoch, self._in_epoch = 0, False
+        self._read = 0
         self._from: Opened | None = None
+        self._taken: Opened | None = None
+        self._others = Others([])
 
     def position(self) -> dict[str, Any]:
         """Where `fit` stands: the epoch that is under way, after how many of its batches, or the one that comes next.
@@ -57,8 +64,31 @@ class Fit:
         (its validation, its line in the history) is then not done again.
         """
         if self._in_epoch and self.batches is not None and self._batch >= self.batches:
-            return {"epoch": self._epoch + 1, "in_epoch": False, "batch": 0}
-        return {"epoch": self._epoch, "in_epoch": self._in_epoch, "batch": self._batch if self._in_epoch else 0}
+            return {"epoch": self._epoch + 1, "in_epoch": False, "batch": 0, "left_at_end": True}
+        return {
+            "epoch": self._epoch,
+            "in_epoch": self._in_epoch,
+            "batch": self._batch if self._in_epoch else 0,
+            "epochs_read": self._read,
+            "stopped": not self._in_epoch and bool(getattr(self._model, "stop_training", False)),
+        }
+
+    def others(self) -> dict[str, Any]:
+        """What the other callbacks keep."""
+        return self._others.state()
+
+    def read_over(self, opened: Opened) -> None:
+        """Bring data without a position to where a checkpoint was saved; before its random states are restored."""
+        kept = opened.state("fit")
+        epoch = int(kept["epoch"])
+        self._read = int(kept.get("epochs_read", epoch))
+        epochs = getattr(self._model, "_gpudist_epochs", None)
+        if self._run.pipeline is not None or epoch == 0:
+            return
+        if epochs is None:
+            again.warn_of_unknown(opened.path.name, epoch)
+        else:
+            again.read_over(epochs, self._read, opened.path.name)
 
     def taken(self, opened: Opened) -> None:
         """Go on from a checkpoint."""
@@ -66,8 +96,21 @@ class Fit:
 
         kept = opened.state("fit")
         self._trained, self._epoch = opened.manifest.step, int(kept["epoch"])
-        self._from = opened if kept["in_epoch"] else None
-        run_state.begin_at(self._model, self._epoch)
+        self._from, self._taken = (opened if kept["in_epoch"] else None), opened
+        has_stopped = bool(kept.get("stopped"))
+        run_state.begin_at(self._model, max(self._epoch, self.epochs or 0) if has_stopped else self._epoch)
+        if has_stopped and self._epoch < (self.epochs or 0):
+            warnings.warn(
+                f"fit was stopped by a callback, and its end alone is made again. Received: checkpoint={opened.path.name!r}, "
+                f"epochs made={self._epoch}, epochs={self.epochs}. To train on, name another folder.",
+                stacklevel=2,
+            )
+        if kept.get("left_at_end"):
+            warnings.warn(
+                "What fit does at the end of an epoch was not done: the run was told to leave right before. Received: "
+                f"checkpoint={opened.path.name!r}, epoch={self._epoch - 1}. Callbacks miss its validation and its logs.",
+                stacklevel=2,
+            )
         epochs = getattr(self._model, "_gpudist_epochs", None)
         if epochs is not None and epochs.steps_per_epoch is not None:  # else the pipeline's position says it
             epochs.first_step = int(kept.get("batch", 0))
@@ -91,6 +134,18 @@ class Fit:
                 )
         self._checkpoints._begin_fit(run.pipeline is not None)
 
+    def all_begun(self, callbacks: list[Any]) -> None:
+        """All callbacks have begun the training, which resets some: what they keep is put back.
+
+        Args:
+            callbacks: The list of them; what others do at the end of an epoch comes first from now on.
+        """
+        callbacks.sort(key=lambda callback: callback is self._checkpoints)
+        self._others = Others([callback for callback in callbacks if callback is not self._checkpoints])
+        if self._taken is not None:
+            self._others.restore(self._taken.state("callbacks"), self._taken.path.name)
+            self._taken = None
+
     def begin_epoch(self, epoch: int) -> None:
         self._epoch, self._in_epoch = epoch, False
         if self._from is not None:
@@ -108,12 +163,15 @@ class Fit:
         self._in_epoch = True
         if self._checkpoints._is_time_to_leave():
             self._checkpoints._leave(self._trained, save=self._run.pipeline is not None)
-        self._checkpoints._save_if_due(self._trained)
+        if self._batch != self.batches:  # after the last batch callbacks have something to do yet
+            self._checkpoints._save_if_due(self._trained)
 
     def end_epoch(self, epoch: int) -> None:
         self._epoch, self._in_epoch = epoch + 1, False
+        self._read += 1
         if self._checkpoints._is_time_to_leave():
             self._checkpoints._leave(self._trained)
+        self._checkpoints._save_if_due(self._trained)
         self._checkpoints._save_epoch(self._trained)
 
     def end(self) -> None:

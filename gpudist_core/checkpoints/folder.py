@@ -38,9 +38,9 @@ class Folder:
         return self.path / f"{_BEGUN}{step:08}"
 
     def begin(self, step: int) -> Path:
-        """Make an empty folder to write a checkpoint into."""
+        """Make an empty folder to write a checkpoint into; what could not be removed of one that failed goes first."""
+        self.clean()
         path = self.begun(step)
-        shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 

@@ -103,7 +103,7 @@ class Run:
         more = [variable for variable in trained if not any(variable is one for one in known)]
         groups["trained"] = collector.of_others("trained", more)
         for name, value in sorted(self.extra.items()):
-            if not _has_state(value):
+            if not states.has_state(value):
                 groups[f"extra/{name}"] = collector.of_others(f"extra/{name}", [value])
         return [item for group in groups.values() for item in group]
 
@@ -113,17 +113,18 @@ class Run:
 
     def stateful(self) -> dict[str, Any]:
         """The objects with `state()` and `restore(state)`, by name."""
-        found = {"pipeline": self.pipeline, "step": self.step if _has_state(self.step) else None}
-        found |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if _has_state(value)}
+        found = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
+        found |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
         return {name: value for name, value in found.items() if value is not None}
 
-    def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None) -> Snapshot:
+    def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None, callbacks: Mapping[str, Any] | None) -> Snapshot:
         """Copy everything out of the way of the training; all hosts do it at the same step.
 
         Args:
             step: The step's number.
             reason: Why it is saved.
             fit: Where Keras's `fit` stands, None outside.
+            callbacks: What its other callbacks keep, None outside.
 
         Returns:
             This host's part.
@@ -141,6 +142,8 @@ class Run:
         }
         if fit is not None:
             kept["fit"] = dict(fit)
+        if callbacks is not None:
+            kept["callbacks"] = states.encode(callbacks, "state/callbacks", keep(replicas.host == 0))
         own = states.encode({"random": random_state.state()}, f"random/{replicas.host}", keep(True))
         return Snapshot(step, held, kept, own, self._info(replicas, reason))
 
@@ -165,10 +168,6 @@ class Run:
             },
             "versions": _versions(),
         }
-
-
-def _has_state(value: Any) -> bool:
-    return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
 
 
 def _versions() -> dict[str, str]:

@@ -60,6 +60,11 @@ def decode(value: Any, array: Callable[[str], np.ndarray[Any, Any]]) -> Any:
     return [decode(inner, array) for inner in value] if isinstance(value, list) else value
 
 
+def has_state(value: Any) -> bool:
+    """Whether an object says its state, and takes it: `state()` and `restore(state)`."""
+    return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
+
+
 def _text(key: Any, name: str) -> str:
     if not isinstance(key, str):
         raise WrongUse("The keys of a state must be texts", "Give another form of it in state().", place=name, key=key)

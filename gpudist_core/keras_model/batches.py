@@ -90,6 +90,14 @@ def _value(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
+def leaves_of(batch: Any) -> list[Any]:
+    """The dense tensors of a batch that is not distributed, those of ragged and sparse ones included."""
+    import tensorflow as tf
+
+    values = tf.nest.map_structure(_value, batch)
+    return [leaf for leaf in tf.nest.flatten(values, expand_composites=True) if leaf is not None]
+
+
 def _rows(leaf: Any) -> int:
     if len(leaf.shape) == 0:
         raise WrongUse("All parts of a batch must have rows along their first axis", "Mend the data.", shape=())

@@ -12,6 +12,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
+from gpudist_core.pipelines.alike import Alike, digest_of
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
@@ -115,7 +116,10 @@ class FromAdapter:
 
     def epoch(self) -> Iterator[Any]:
         """The batches, on the replicas."""
-        return (batches.distributed(self._strategy, batch) for batch in self._dataset)
+        if replicas_of(self._strategy).num_hosts == 1 or not trainer.is_made_in_python(self._adapter):
+            return (batches.distributed(self._strategy, batch) for batch in self._dataset)
+        known = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self._dataset)
+        return Alike(known, self._strategy, type(self._adapter).__name__)
 
     def begin(self) -> None:
         """An epoch begins."""

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.alike import Alike
 from gpudist_core.pipelines.caching import RowCache
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper
 from gpudist_core.pipelines.placing import placed
 from gpudist_core.pipelines.plan import Plan, Share
-from gpudist_core.pipelines.position import Position, restored, state_of
-from gpudist_core.pipelines.sources.access import Rows
+from gpudist_core.pipelines.position import Position, check_together, identity_of, restored, state_of
+from gpudist_core.pipelines.sources.access import Rows, digest
 from gpudist_core.pipelines.weighting import label_component
 from gpudist_core.replicas import per_replica, replicas_of
 
@@ -114,6 +115,11 @@ class Distributed:
         """The number of the epoch that the next batch belongs to."""
         return self._position.epoch
 
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether other hosts take their shares of the same batches."""
+        return self._replicas.num_hosts > 1
+
     def state(self) -> dict[str, Any]:
         """The position as plain values: see `Pipeline.state`."""
         return state_of(self._plan, self._position)
@@ -141,8 +147,10 @@ class Distributed:
         self._latest = weakref.ref(epoch)
         return epoch
 
-    def epoch_batches(self, epoch: int = 0, start: int = 0) -> LookAhead[Any]:
+    def epoch_batches(self, epoch: int = 0, start: int = 0) -> LookAhead[Any] | Alike:
         """The batches of one epoch, without a change to the position: for an evaluation, which sees the same rows each time.
+
+        Of a stream, which every host reads, all hosts take a batch together: that they have the same rows is looked at.
 
         Args:
             epoch: The number of the epoch.
@@ -152,10 +160,17 @@ class Distributed:
             An iterator over them; `close()` ends its threads, and so does dropping it.
         """
         shares = self._plan.shares(self._replicas, epoch, start)
-        tasks = (partial(self._made, share) for share in shares)
         # One thread is enough to copy; several may be in the user's functions and files.
-        workers = self._plan.ahead if self._plan.stages or not hasattr(self._plan.source, "parts") else 1
-        return LookAhead(tasks, self._plan.ahead, min(workers, max(1, os.cpu_count() or 1)))
+        wished = self._plan.ahead if self._plan.stages or not hasattr(self._plan.source, "parts") else 1
+        workers = min(wished, max(1, os.cpu_count() or 1))
+        if self._plan.at_random or not self.has_several_hosts:
+            return LookAhead((partial(self._made, share) for share in shares), self._plan.ahead, workers)
+        known = LookAhead((partial(self._known, share) for share in shares), self._plan.ahead, workers)
+        return Alike(known, self.strategy, digest(*identity_of(self._plan).values(), epoch))
+
+    def _known(self, share: Share) -> tuple[str, Any]:
+        """A batch, and what tells it from others."""
+        return share.digest, self._made(share)
 
     def _made(self, share: Share) -> Any:
         import tensorflow as tf
@@ -174,6 +189,7 @@ class Epoch:
     """
 
     def __init__(self, distributed: Distributed, position: Position) -> None:
+        check_together(position)
         position.turn += 1
         self._distributed = distributed
         self._position = position
@@ -191,8 +207,9 @@ class Epoch:
             raise StopIteration
         try:
             batch = self._next()
-        except BaseException:
+        except BaseException as error:
             self._over = True
+            self._position.is_apart = self._distributed.has_several_hosts and not isinstance(error, StopIteration)
             raise
         self._position.batch += 1
         return batch
@@ -230,6 +247,7 @@ class Epoch:
 def restore(plan: Plan, position: Position, state: Any) -> None:
     """Move a position to that of a state."""
     position.epoch, position.batch = restored(plan, state)
+    position.is_apart = False
     position.turn += 1
 
 

@@ -133,8 +133,11 @@ class Pipeline:
     ) -> Pipeline:
         """The rows of a generator. Every host runs all of it and keeps its own rows, before any map.
 
+        Several hosts take each batch together, and one that has read other rows is an error on all of them.
+
         Args:
-            make: Makes an iterable of rows: called at each epoch, and it must give the same rows in the same order each time.
+            make: Makes an iterable of rows: called at each epoch, it returns a new one each time, of the same rows in the same
+                order.
             global_batch_size: Rows of a global batch, over all replicas.
             signature: The structure of one row, a `tf.TensorSpec` for each component; None calls `make` once more, for its
                 first row.
@@ -169,6 +172,8 @@ class Pipeline:
         remainder: Remainder = "keep",
     ) -> Pipeline:
         """The rows of a `tf.data.Dataset`. Every host runs all of it and keeps its own rows; maps of the pipeline see those.
+
+        Several hosts take each batch together, and one that has read other rows is an error on all of them.
 
         Args:
             dataset: Gives the same rows in the same order each time, and ends.

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines import order
+from gpudist_core.pipelines.alike import digest_of
 from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.pipelines.mapping import Stage
@@ -32,6 +33,7 @@ class Share:
         repeats: How often each had been drawn before in this epoch.
         cuts: Where the rows of each replica of the host begin and end, one number more than there are replicas.
         parts: The rows themselves where they came in a stream; None where they are still to be taken.
+        digest: Of all rows of the global batch, where several hosts read them in a stream.
     """
 
     batch: int
@@ -40,6 +42,7 @@ class Share:
     repeats: Integers
     cuts: list[int]
     parts: Rows | None
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ class Plan:
         for batch, parts in enumerate(self._global_batches(epoch)):
             inner = cuts(len(parts[0]), replicas.total, replicas.local)
             mine = [part[inner[0] : inner[-1]] for part in parts]
-            yield Share(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:])
+            digest = digest_of(parts) if replicas.num_hosts > 1 else ""
+            yield Share(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:], digest)
 
     def _global_batches(self, epoch: int) -> Iterator[Rows]:
         """The global batches of a stream; the first component is the number of each row in the stream."""

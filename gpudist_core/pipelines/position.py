@@ -20,11 +20,31 @@ class Position:
         epoch: The number of the epoch, from 0.
         batch: How many of its global batches have been handed out.
         turn: Grows with each iteration and each restore: an iterator of an earlier turn is over.
+        is_apart: Whether the other hosts may have had a batch that this one could not make.
     """
 
     epoch: int = 0
     batch: int = 0
     turn: int = 0
+    is_apart: bool = False
+
+
+def check_together(position: Position) -> None:
+    """Refuse to go on where hosts may be at different batches.
+
+    Args:
+        position: Where the pipeline is on this host.
+
+    Raises:
+        WrongUse: A batch could not be made here.
+    """
+    if position.is_apart:
+        raise WrongUse(
+            "Hosts go on from one position: after an error on one of them the others may have had the batch that it lacks",
+            "Restore a position that was saved, on all hosts, or make the pipeline anew.",
+            epoch=position.epoch,
+            batch=position.batch,
+        )
 
 
 def state_of(plan: Plan, position: Position) -> dict[str, Any]:
@@ -32,10 +52,11 @@ def state_of(plan: Plan, position: Position) -> dict[str, Any]:
     # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
     over = plan.num_batches is not None and position.batch >= plan.num_batches
     epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
-    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **_identity(plan)}
+    return {"format": _FORMAT, "epoch": epoch, "batch": batch, **identity_of(plan)}
 
 
-def _identity(plan: Plan) -> dict[str, Any]:
+def identity_of(plan: Plan) -> dict[str, Any]:
+    """What tells the rows of a pipeline and their order from others."""
     return {
         "data": plan.source.fingerprint,
         "rows": -1 if plan.num_rows is None else plan.num_rows,
@@ -67,7 +88,7 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
     """
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise WrongUse("A state is what Pipeline.state() returned", "Give that.", state=state)
-    for name, value in _identity(plan).items():
+    for name, value in identity_of(plan).items():
         found = state.get(name)
         if not _is(value, found):
             raise WrongUse(

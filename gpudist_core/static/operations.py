@@ -53,7 +53,7 @@ def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, re
     exchange = Exchange(tf.size(ids), replica, info.total_replicas)
     bad = (ids < 0) | (ids >= size)
     wanted = exchange.give(tf.where(bad, tf.constant(_BAD_ID, tf.int64), ids) - _NO_ID) + _NO_ID
-    wanted = _checked(wanted, wanted > _BAD_ID, size)  # every replica sees every id: all raise, none is left waiting
+    wanted = _checked(wanted, _on_this_host(tf.reduce_all(wanted > _BAD_ID)), size)  # every replica sees every id: all raise
     if axis != info.axis:
         rows = _to_front(tf.gather(variable, tf.maximum(wanted, 0), axis=axis), axis)
         return exchange.deal(_placed(rows, info, info.axis + (1 if info.axis < axis else 0), replica))
@@ -67,7 +67,28 @@ def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, re
 
 
 def _known(ids: Any, size: int) -> Any:
-    return _checked(ids, (ids >= 0) & (ids < size), size)
+    import tensorflow as tf
+
+    return _checked(ids, tf.reduce_all((ids >= 0) & (ids < size)), size)
+
+
+def _on_this_host(good: Any) -> Any:
+    """Whether what all replicas of this host have seen is good; known when all of them have seen it.
+
+    An assertion that fails ends the step on its host. Where another replica of the host were still in the exchange of the ids,
+    its part would be missing on the other hosts, which would wait for it for ever.
+    """
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    here = len(context.strategy.extended.worker_devices)
+    if here in (1, context.num_replicas_in_sync):
+        return good
+
+    def of_all(strategy: Any, good: Any) -> Any:
+        return tf.reduce_all(tf.stack(strategy.experimental_local_results(good)))
+
+    return context.merge_call(of_all, args=(good,))
 
 
 def _checked(ids: Any, good: Any, size: int) -> Any:
@@ -75,7 +96,7 @@ def _checked(ids: Any, good: Any, size: int) -> Any:
     import tensorflow as tf
 
     text = f"An id must be a row of the table: 0 <= id < {size}."
-    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(good), [text])]):
+    with tf.control_dependencies([tf.debugging.Assert(good, [text])]):
         return tf.identity(ids)
 
 

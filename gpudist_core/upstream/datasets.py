@@ -1,4 +1,4 @@
-"""What TensorFlow's datasets do not tell: whether each iteration gives the same rows in the same order."""
+"""What TensorFlow's datasets do not tell: whether each iteration gives the same rows in the same order, what is read ahead."""
 
 from __future__ import annotations
 
@@ -27,3 +27,22 @@ def shuffles_that_vary(dataset: Any) -> list[str]:
     for part in dataset._inputs():
         found += shuffles_that_vary(part)
     return found
+
+
+def without_prefetch(dataset: Any) -> Any:
+    """A dataset that reads an element when it is asked for, and none ahead.
+
+    Args:
+        dataset: A `tf.data.Dataset`; those at its end that prefetch are left out.
+
+    Returns:
+        The dataset.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
+
+    while isinstance(dataset, _PrefetchDataset):
+        (dataset,) = dataset._inputs()
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # else tf.data puts one at the end by itself
+    return dataset.with_options(options)

@@ -21,7 +21,7 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, run_state
+from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, datasets, losses, run_state
 from gpudist_core.upstream.parts import Parts
 
 _means = threading.local()
@@ -443,8 +443,19 @@ def arrays_of(adapter: Any) -> tuple[Any, int] | None:
     return (adapter._inputs, adapter._batch_size) if type(adapter) is ArrayDataAdapter else None
 
 
+def is_made_in_python(adapter: Any) -> bool:
+    """Whether an adapter's batches come of Python code, which may give others on another host: neither arrays nor tf.data."""
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+
+    return not isinstance(adapter, (ArrayDataAdapter, TFDatasetAdapter))
+
+
 def dataset_of(adapter: Any, seed: int | None) -> Any:
     """The batches of an adapter, shuffled by a seed and not by the state of Python and TensorFlow.
+
+    Of a generator, and of a `PyDataset` without an end, no batch is taken before it is asked for: what was read ahead when an
+    epoch ends would be lost, and how much that is depends on time.
 
     Args:
         adapter: Keras's reader.
@@ -456,6 +467,8 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
     import tensorflow as tf
     from keras.src.trainers.data_adapters import py_dataset_adapter
 
+    if _is_endless(adapter):
+        return datasets.without_prefetch(adapter.get_tf_dataset())
     if seed is None:
         return adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
     any_adapter: Any = py_dataset_adapter
@@ -467,6 +480,16 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
     finally:
         tf.random.set_seed(None)
         run_state.restore_op_seeds(kept)
+
+
+def _is_endless(adapter: Any) -> bool:
+    """Whether an adapter goes on where it was left: it has a state, and no end that is known."""
+    from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+    from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+    if isinstance(adapter, PyDatasetAdapter):
+        return adapter.num_batches is None and adapter.enqueuer is None  # an enqueuer reads ahead by design
+    return isinstance(adapter, GeneratorDataAdapter)
 
 
 def seed() -> int | None:

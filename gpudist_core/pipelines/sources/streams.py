@@ -25,6 +25,7 @@ class GeneratorStream:
     def __init__(self, make: Callable[[], Iterable[Any]], signature: Any, num_rows: int | None) -> None:
         self._make = make
         self._signature = signature
+        self._latest: Any = None
         self.num_rows = num_rows
 
     @cached_property
@@ -34,7 +35,7 @@ class GeneratorStream:
 
         if self._signature is not None:
             return self._signature
-        rows = iter(self._make())
+        rows = self._anew()
         first = next(rows, None)
         if hasattr(rows, "close"):
             rows.close()
@@ -46,7 +47,7 @@ class GeneratorStream:
         import tensorflow as tf
 
         specs = tf.nest.flatten(self.spec)
-        rows, count = iter(self._make()), 0
+        rows, count = self._anew(), 0
         try:
             while chunk := [self._flat(row, specs) for row in islice(rows, size)]:
                 yield [np.arange(count, count + len(chunk)), *stacked(chunk, specs)]
@@ -55,6 +56,20 @@ class GeneratorStream:
             # The generator's own `finally` runs now, not when it is collected.
             if hasattr(rows, "close"):
                 rows.close()
+
+    def _anew(self) -> Iterator[Any]:
+        """All rows once more. An iterator that comes again is where it was left, or at its end: rows would be missing."""
+        made = self._make()
+        rows = iter(made)
+        if rows is made and made is self._latest:
+            raise WrongUse(
+                "The function of a generator returns a new iterable each time",
+                "Make the iterator within the function: lambda: zip(x, y).",
+                make=self._make,
+                returned=f"the same {type(made).__name__} again",
+            )
+        self._latest = rows
+        return rows
 
     def keeping(self) -> KeptStream:
         """The same rows, kept in memory when they have been read once."""

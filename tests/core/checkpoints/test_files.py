@@ -94,6 +94,13 @@ def test_what_a_killed_run_left_is_cleaned_and_what_it_was_replacing_comes_back(
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
+def test_what_could_not_be_removed_of_a_checkpoint_that_failed_goes_before_the_next(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (folder.begin(3) / "host-000.bin").write_bytes(b"half")
+    assert folder.begin(6).is_dir()
+    assert [entry.name for entry in tmp_path.iterdir()] == [".writing-00000006"]
+
+
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for step in (1, 200_000_000, 30):

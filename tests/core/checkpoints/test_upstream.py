@@ -67,3 +67,56 @@ def test_states_that_have_no_public_name_are_where_they_were(on_hosts: OnHosts) 
 
 def test_hosts_have_a_store(on_hosts: OnHosts) -> None:
     assert on_hosts("2x1", store_there, 2) == [[True, True, False, "a b", None]] * 2
+
+
+def varied() -> dict[str, tuple[str, bool]]:
+    """By kind of dataset: what is said to vary, and whether making iterators leads to the order of the fourth iteration."""
+    import tensorflow as tf
+
+    from gpudist_core.upstream import iterations
+
+    def numbers() -> Any:
+        return tf.data.Dataset.range(20)
+
+    def shuffled() -> Any:
+        return numbers().shuffle(20, seed=1)
+
+    generator = tf.random.Generator.from_seed(1)
+    kinds: dict[str, Callable[[], Any]] = {
+        "fixed": lambda: numbers().map(lambda x: x + 1).cache().repeat(2).batch(4),
+        "shuffled": shuffled,
+        "and mapped": lambda: shuffled().map(lambda x: x + 1, num_parallel_calls=2).filter(lambda x: x > 2).take(12).skip(1),
+        "and batched": lambda: shuffled().batch(3, num_parallel_calls=2).padded_batch(2, padded_shapes=[3]).prefetch(2),
+        "and sharded": lambda: shuffled().shard(2, 0).batch(4).with_options(tf.data.Options()),
+        "of a cache": lambda: (
+            tf.data.Dataset.zip((numbers().cache(), numbers().repeat())).map(lambda a, b: a + b).shuffle(9, 2)
+        ),
+        "twice": lambda: shuffled().shuffle(9, seed=2),
+        "repeated": lambda: shuffled().repeat(2),
+        "cached": lambda: shuffled().cache(),
+        "drawn": lambda: numbers().map(lambda x: generator.uniform([], 0, 99, tf.int64) + x),
+        "generated": lambda: tf.data.Dataset.from_generator(
+            lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)
+        ),
+    }
+
+    def order(dataset: Any) -> list[Any]:
+        return [values.tolist() for values in dataset.as_numpy_iterator()]
+
+    found = {}
+    for name, make in kinds.items():
+        read, passed = make(), make()
+        fourth = [order(read) for _ in range(4)][-1]
+        for _ in range(3):
+            iter(passed)
+        found[name] = iterations.what_varies(read), order(passed) == fourth
+    return found
+
+
+def test_making_an_iterator_draws_the_order_of_one_shuffle_and_what_is_not_known_is_said(on_hosts: OnHosts) -> None:
+    [found] = on_hosts("1x1", varied)
+    said = {name: what for name, (what, _) in found.items()}
+    once = dict.fromkeys(["shuffled", "and mapped", "and batched", "and sharded", "of a cache"], "one shuffle")
+    more = dict.fromkeys(["twice", "repeated", "cached", "drawn", "generated"], "more")
+    assert said == {"fixed": "nothing"} | once | more
+    assert all(alike for what, alike in found.values() if what != "more"), found

@@ -26,6 +26,9 @@ MESSAGES = {
     "a seed of another kind": r"A seed is a whole number\. Received: seed=None\. Give one, the same on all hosts\.",
     "an iterator for a generator": r"The rows of a generator are made anew in each epoch\. Received: make='zip'\. "
     r"Give a function that makes them: lambda: zip\(x, y\)\.",
+    "an iterator that comes again": r"The function of a generator returns a new iterable each time\. Received: make=.*, "
+    r"returned='the same zip again'\. Make the iterator within the function: lambda: zip\(x, y\)\.",
+    "an iterator that comes again, with a signature": r"The function of a generator returns a new iterable each time\. .*",
     "a pipeline without a strategy": r"A pipeline is iterated for the replicas of a strategy\. Received: pipeline='Pipeline'\. .*",
     "no strategy": r"A tf\.distribute\.Strategy is needed\. Received: strategy=None\. .*",
     "objects": r"An array holds numbers or strings\. Received: first='dict'\. Make arrays of numbers of the objects\.",
@@ -195,6 +198,7 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
 
     dataset = tf.data.Dataset.range(5)
     (folder / "a.bin").touch()
+    once, again, signature = zip(X, Y, strict=True), zip(X, Y, strict=True), (tf.TensorSpec((2,)), tf.TensorSpec((), tf.int64))
 
     def from_dataset(dataset: Any, **changes: Any) -> Any:
         return Pipeline.from_dataset(dataset, global_batch_size=2, **changes)
@@ -203,6 +207,10 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
         "global batch of nothing": lambda: _arrays(global_batch_size=0),
         "a seed of another kind": lambda: _arrays(seed=None),
         "an iterator for a generator": lambda: _generator(zip(X, Y, strict=True)),  # type: ignore[arg-type]
+        "an iterator that comes again": lambda: _consume(_generator(lambda: once)),
+        "an iterator that comes again, with a signature": lambda: [
+            _consume(counted) for counted in [_generator(lambda: again, signature=signature)] * 2
+        ],
         "a pipeline without a strategy": lambda: list(_arrays()),
         "no strategy": lambda: _arrays().distribute(None),
         "objects": lambda: Pipeline.from_arrays(np.array([{}, {}]), global_batch_size=2),

@@ -310,3 +310,32 @@ def of_any_dtype(all_reduce: str) -> dict[str, list[Any]]:
     assert not summed & {"int32", "bool", "bfloat16"}, "collectives refuse these on GPUs"
     assert bool(summed) == (all_reduce == "ring")
     return found
+
+
+def bad_ids() -> list[str]:
+    """What a program hears that catches the error of a bad id and goes on; ids are bad in every other step."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = strategy()
+    tables = [gd.shard(TABLE * factor, where) for factor in (1.0, 2.0)]
+
+    @tf.function
+    def step(ids: Any) -> Any:
+        def of_replica() -> Any:
+            found = [tf.reduce_sum(table.lookup(ids)) for table in tables]
+            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.add_n(found))
+
+        return where.run(of_replica)
+
+    heard = []
+    for ids in ([1, 2], [1, 11], [3, 4], [-1, 0]) * 6:
+        try:
+            step(tf.constant(ids))
+            heard.append("")
+        except tf.errors.InvalidArgumentError as error:
+            heard.append(
+                "An id must be a row" if "An id must be a row of the table: 0 <= id < 11." in str(error) else str(error)
+            )
+    return heard

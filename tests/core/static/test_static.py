@@ -175,6 +175,12 @@ def test_what_cannot_be_meant_is_refused_with_the_values(on_hosts: OnHosts) -> N
     assert "An id must be a row of the table: 0 <= id < 11." in found["id"]
 
 
+@pytest.mark.parametrize("topology", ["1x2", "2x2"])
+def test_a_bad_id_is_told_on_all_hosts_and_none_is_left_waiting(on_hosts: OnHosts, topology: str) -> None:
+    for heard in on_hosts(topology, on_host.bad_ids):
+        assert heard == ["", "An id must be a row"] * 12
+
+
 def test_with_fewer_rows_than_replicas_the_last_hold_none_and_values_are_those_of_one_device(on_hosts: OnHosts) -> None:
     tables: list[Any] = []
     for topology in ("1x1", "1x4"):

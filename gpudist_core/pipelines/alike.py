@@ -1,0 +1,267 @@
+"""Whether the hosts, each of which reads all rows and keeps those of its replicas, have read the same ones.
+
+Before a global batch is handed out each host tells the first one what it has read, by the key-value store of the job, and
+hears from it what all have. That is no collective operation: a host that fails tells so, and one that waits can say for whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import secrets
+import sys
+import time
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.replicas import replicas_of
+from gpudist_core.upstream import key_value
+
+_ALL, _END, _FAILED = "all", "no more rows", "failed: "
+_FIRST_WORD_SECONDS, _NEXT_WORD_SECONDS = 10.0, 30.0
+_LONGEST_SECONDS = 600.0  # a host that was killed says nothing, and the store does not always tell
+_PATIENCE_SECONDS = 2.0  # the store is asked so long at once: an interrupt is heard in between
+_PARTING_SECONDS = 5.0
+_FAILURE_LETTERS = 500
+_LOOKED_AT_BYTES = 1 << 22
+_KEPT_BATCHES = 64  # the store forgets what was said of so many at once
+_runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
+
+
+class HostFailed(RuntimeError):
+    """Another host could not make a global batch, or did not come for it; the text says which and why."""
+
+
+def digest_of(parts: Iterable[Any]) -> str:
+    """What tells some rows from others.
+
+    Args:
+        parts: Arrays or tensors with the rows along their first axes. Of a large one every n-th number is looked at: in another
+            order, or drawn anew, these are others, too.
+
+    Returns:
+        The number of rows and a checksum, in words.
+    """
+    total, rows = 0, 0
+    for part in parts:
+        array = np.asarray(part)
+        rows = rows or (len(array) if array.ndim else 0)
+        total = zlib.crc32(f"{array.dtype}{array.shape}".encode(), total)
+        if array.dtype.kind == "O":  # strings, each with its length
+            for value in array.flat:
+                data = value if isinstance(value, bytes) else str(value).encode()
+                total = zlib.crc32(data, zlib.crc32(len(data).to_bytes(8, "little"), total))
+        else:
+            every = array.nbytes // _LOOKED_AT_BYTES | 1  # odd, so that it is not the same place in each row
+            looked_at = np.ascontiguousarray(array.reshape(-1)[::every])
+            total = zlib.crc32(looked_at.view(np.uint8).data, total)
+    return f"{rows} rows {total:08x}"
+
+
+class Alike:
+    """Global batches, each handed out when all hosts have the same one.
+
+    Args:
+        batches: Pairs of what `digest_of` says of all rows of a batch, and the batch; with a `close()` where it has threads.
+        strategy: Whose hosts have them.
+        name: Of the data, the same on all hosts: iterations of one name are told from each other by their order.
+    """
+
+    def __init__(self, batches: Iterator[tuple[str, Any]], strategy: Any, name: str) -> None:
+        self._batches = batches
+        self._hosts = _Hosts(strategy, name)
+
+    def __iter__(self) -> Alike:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            digest, batch = next(self._batches)
+        except StopIteration:
+            self._hosts.check(_END)
+            raise
+        except BaseException as error:
+            self._hosts.fail(error)
+            raise
+        try:
+            self._hosts.check(digest)
+        except BaseException:
+            self.close()
+            raise
+        return batch
+
+    def close(self) -> None:
+        """End the threads that make the batches."""
+        close = getattr(self._batches, "close", None)
+        if close is not None:
+            close()
+
+
+class _Hosts:
+    """The hosts in one iteration, and what each has.
+
+    Args:
+        strategy: Whose hosts.
+        name: Of the data.
+    """
+
+    def __init__(self, strategy: Any, name: str) -> None:
+        run = _run_of(strategy)
+        replicas = replicas_of(strategy)
+        self._host, self._num_hosts = replicas.host, replicas.num_hosts
+        self._what = name
+        self._prefix = f"gpudist/rows/{run.token}/{name}/{next(run.iterations[name])}"
+        self._batch = -1
+
+    def check(self, mine: str) -> None:
+        """All hosts must have the same.
+
+        Args:
+            mine: What this host has.
+
+        Raises:
+            HostFailed: One could not make it.
+            WrongUse: They differ.
+        """
+        self._batch += 1
+        told = self._gathered(mine)
+        if len(set(told)) == 1:
+            return
+        self._part()
+        failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(told) if text.startswith(_FAILED)}
+        if failed:
+            raise HostFailed(
+                f"Every host must make each global batch. Received: batch={self._batch}, failed hosts={failed}. "
+                "See the error there."
+            )
+        raise WrongUse(
+            "All hosts must have the same rows in the same order: each reads all of them and keeps those of its replicas",
+            "Give what shuffles or draws them a seed that is the same on all hosts: np.random.default_rng(SEED).",
+            batch=self._batch,
+            hosts=told,
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this host cannot make the batch."""
+        self._batch += 1
+        failure = f"{_FAILED}{type(error).__name__}: {error}"[:_FAILURE_LETTERS]
+        with contextlib.suppress(Exception):  # the host's own error is what is to be seen
+            if self._host:
+                self._tell(self._host, failure)
+            else:
+                self._tell(_ALL, json.dumps([failure, *[""] * (self._num_hosts - 1)]))
+                self._part()
+
+    def _gathered(self, mine: str) -> list[str]:
+        """What each host has."""
+        if self._host:
+            self._tell(self._host, mine)
+            return list(json.loads(self._waited_for(_ALL, 0)))
+        told = [mine, *(self._waited_for(host, host) for host in range(1, self._num_hosts))]
+        if self._batch and self._batch % _KEPT_BATCHES == 0:  # whoever has told this batch's has heard of those before
+            key_value.delete(self._key(self._batch - 1).rpartition("/")[0])
+        self._tell(_ALL, json.dumps(told))
+        return told
+
+    def _part(self) -> None:
+        """The hosts end; the first one, which keeps the store, when the others have heard why."""
+        if self._host:
+            self._tell(f"{self._host}/heard", "")
+            return
+        until = time.monotonic() + _PARTING_SECONDS
+        for host in range(1, self._num_hosts):
+            for what in (host, f"{host}/heard"):
+                text = self._heard(what, max(0.001, until - time.monotonic()))
+                if text is None or text.startswith(_FAILED):  # it does not come, or needs no word of ours
+                    break
+
+    def _tell(self, what: Any, text: str) -> None:
+        key_value.put(f"{self._key(self._batch)}/{what}", text)
+
+    def _heard(self, what: Any, seconds: float) -> str | None:
+        return key_value.get(f"{self._key(self._batch)}/{what}", seconds)
+
+    def _key(self, batch: int) -> str:
+        return f"{self._prefix}/{batch // _KEPT_BATCHES}/{batch}"
+
+    def _waited_for(self, what: Any, host: int) -> str:
+        """What a host says, waited for: it may be about to save, and is named meanwhile."""
+        begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
+        while (text := self._heard(what, _PATIENCE_SECONDS)) is None:
+            waited = time.monotonic() - begin
+            if waited > _LONGEST_SECONDS:
+                raise HostFailed(
+                    f"All hosts must take each global batch together. Received: batch={self._batch}, no word of host {host} "
+                    f"for {waited:.0f} s. See in its log why it does not come."
+                )
+            if waited > next_word:
+                next_word = waited + _NEXT_WORD_SECONDS
+                print(
+                    f"gpudist_core: waiting {waited:.0f} s for host {host} to ask for global batch {self._batch}, which all "
+                    f"hosts take together ({self._what})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return text
+
+
+class _Run:
+    """What the hosts of a strategy have in common.
+
+    Args:
+        token: Begins their keys in the store, which may outlive the strategy.
+
+    Attributes:
+        iterations: Counts those of each name.
+    """
+
+    def __init__(self, token: int) -> None:
+        self.token = f"{token:08x}"
+        self.iterations: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+def _run_of(strategy: Any) -> _Run:
+    """That of a strategy, all hosts of which must ask for the first time together."""
+    if strategy not in _runs:
+        if not key_value.is_available():
+            raise Unavailable(
+                "Several hosts need TensorFlow's coordination service to compare the rows they read. Received: none. "
+                "Make the strategy with tf.distribute.MultiWorkerMirroredStrategy, which starts it."
+            )
+        _runs[strategy] = _Run(of_first_host(strategy, secrets.randbits(32)))
+    return _runs[strategy]
+
+
+def of_first_host(strategy: Any, value: int) -> int:
+    """The number that the first host gives, by a collective operation.
+
+    Args:
+        strategy: The strategy, all hosts of which must ask.
+        value: This host's, from 0 and below 2**32.
+
+    Returns:
+        That of the first host.
+    """
+    import tensorflow as tf
+
+    from gpudist_core.gradients.reduction import all_reduce
+
+    if replicas_of(strategy).num_hosts == 1:
+        return value
+
+    def of_first() -> Any:
+        context = tf.distribute.get_replica_context()
+        # A float32 holds 16 bits exactly.
+        halves = [float(value >> 16 & 0xFFFF), float(value & 0xFFFF)]
+        return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), tf.constant(halves), tf.zeros(2)))
+
+    results = strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())
+    high, low = (int(half) for half in results[0])
+    return high << 16 | low
