@@ -18,6 +18,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import batch_norm, central_storage, randomness, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}
@@ -66,7 +67,9 @@ class StepFunction:
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             batch = batches.distributed(self._strategy, batch)
             only_hold = () if self._accumulations is None else self._accumulations.next()
-            outputs = self._function(only_hold)(batch, _counts_of(self._strategy, batch))
+            counts = _counts_of(self._strategy, batch)
+            with limited(self._strategy):
+                outputs = self._function(only_hold)(batch, counts)
         if outputs is None:
             raise StopIteration
         values, sums = outputs
@@ -166,8 +169,12 @@ class PredictFunction:
                 with self._model.distribute_strategy.scope():
                     trainer.build_layers(self._model, batches.spec_of(self._strategy, placed[0]))
             self._is_built = True
-        outputs = [self._joined(self._function(batch)) for batch in placed]
+        outputs = [self._joined(self._outputs(batch)) for batch in placed]
         return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *parts: _concat(parts), *outputs)
+
+    def _outputs(self, data: Any) -> Any:
+        with limited(self._strategy):
+            return self._function(data)
 
     def _one(self, data: Any) -> Any:
         return self._strategy.run(self._on_replica, args=(data,))

@@ -22,6 +22,7 @@ import numpy as np
 
 from gpudist_core.errors import Unavailable, WrongUse
 from gpudist_core.replicas import replicas_of
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import key_value
 
 _ALL, _END, _FAILED = "all", "no more rows", "failed: "
@@ -262,6 +263,7 @@ def of_first_host(strategy: Any, value: int) -> int:
         halves = [float(value >> 16 & 0xFFFF), float(value & 0xFFFF)]
         return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), tf.constant(halves), tf.zeros(2)))
 
-    results = strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())
+    with limited(strategy):
+        results = strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())
     high, low = (int(half) for half in results[0])
     return high << 16 | low

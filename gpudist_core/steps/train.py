@@ -16,6 +16,7 @@ from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.made import warn_of_one_device
+from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
 from gpudist_core.values import is_whole
 
@@ -171,7 +172,8 @@ class TrainStep:
             self._build(checked[0])
             self._compiled[updates] = tf.function(functools.partial(self._train, updates), autograph=False)
         try:
-            results = self._compiled[updates](checked)
+            with limited(self.strategy, len(checked)):
+                results = self._compiled[updates](checked)
         except tf.errors.InvalidArgumentError:
             if self.check_finite and self._accumulators is not None:
                 self._accumulators.drop()

@@ -50,6 +50,20 @@ def check_numbers(bytes_per_pack: Any, timeout_seconds: Any) -> None:
         raise WrongUse("timeout_seconds is a positive number, or None", "Leave it out.", timeout_seconds=timeout_seconds)
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Refuse what is neither True nor False.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+
+    Raises:
+        WrongUse: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise WrongUse(f"{name} is True or False", "Leave it out.", **{name: value})
+
+
 def on_one_host(name: str, devices: tuple[str, ...], options: Any, first_key: int) -> Any:
     """The cross-device operation of a MirroredStrategy.
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import WrongUse
-from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_numbers, on_one_host
+from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_flag, check_numbers, on_one_host
 from gpudist_core.strategies.made import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
+from gpudist_core.strategies.waiting import set_limit
 from gpudist_core.upstream import strategies as upstream
 
 KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")
@@ -24,6 +25,7 @@ def make_strategy(
     all_reduce: str = "auto",
     bytes_per_pack: int | None = None,
     timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+    time_each_collective: bool = False,
     cluster: Any = None,
     variable_partitioner: Any = None,
 ) -> Any:
@@ -42,8 +44,10 @@ def make_strategy(
             parts of one GPU, a ring between hosts. By wish `nccl`, `ring`, `one-device`, or `hierarchical`
             (an even number of devices). A ring on one machine may fail inside loops of a tf.function.
         bytes_per_pack: A ring, or NCCL between hosts, sums gradients in packs of so many bytes; None for all in one.
-        timeout_seconds: How long to wait for the other hosts, at the start and in each collective, before it is an error;
-            None to wait for ever.
+        timeout_seconds: How long to wait for the other hosts, at the start and in each step of `TrainStep` and of a
+            `distributed` model's fit, evaluate and predict, before it is an error; None to wait for ever.
+        time_each_collective: The same limit for each collective, those of a loop of one's own too. TensorFlow 2.21 starts a
+            thread for each of them that sleeps as long as the limit: for short limits, and to look for what waits.
         cluster: A cluster resolver, a `tf.train.ClusterSpec` or a dictionary like TF_CONFIG; None for TF_CONFIG or Slurm.
         variable_partitioner: How a `ParameterServerStrategy` splits variables over its servers, a `tf.distribute.experimental`
             partitioner; None for not at all.
@@ -65,8 +69,9 @@ def make_strategy(
         raise WrongUse(f"The kind of a strategy is one of {', '.join(KINDS)}", "Choose one of them.", kind=kind)
     check_all_reduce(all_reduce)
     check_numbers(bytes_per_pack, timeout_seconds)
+    check_flag("time_each_collective", time_each_collective)
     tasks = find_tasks(cluster)
-    wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, variable_partitioner)
+    wish = _Wish(kind, devices, all_reduce, bytes_per_pack, timeout_seconds, time_each_collective, variable_partitioner)
     if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):
         return remember(_in_cluster(wish, tasks, cluster))
     if tasks and tasks.trains:
@@ -85,7 +90,13 @@ class _Wish:
     all_reduce: str
     bytes_per_pack: int | None
     timeout_seconds: float | None
+    time_each_collective: bool
     variable_partitioner: Any
+
+    @property
+    def collective_seconds(self) -> float | None:
+        """The limit of each collective."""
+        return self.timeout_seconds if self.time_each_collective else None
 
 
 def _on_one_host(wish: _Wish) -> Any:
@@ -105,7 +116,7 @@ def _on_one_host(wish: _Wish) -> Any:
         if len(devices) > 1 and wish.devices is not None:
             raise WrongUse("One device is one", "Name one.", devices=wish.devices, kind=wish.kind)
         return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
-    options = between_hosts("ring", wish.bytes_per_pack, wish.timeout_seconds)
+    options = between_hosts("ring", wish.bytes_per_pack, wish.collective_seconds)
     first_key = upstream.new_collective_keys()
     operation = on_one_host(wish.all_reduce, devices, options, first_key)
     return tf.distribute.MirroredStrategy([f"/{name}" for name in devices], cross_device_ops=operation)
@@ -146,7 +157,7 @@ def _in_cluster(wish: _Wish, tasks: Tasks | None, cluster: Any) -> Any:
 def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
     import tensorflow as tf
 
-    options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.timeout_seconds)
+    options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.collective_seconds)
     if upstream.has_collective_server():
         resolver = _resolver(tasks, cluster)
         if not upstream.is_in_cluster(resolver.cluster_spec()):
@@ -156,7 +167,7 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
                 cluster={job: list(addresses) for job, addresses in tasks.jobs.items()},
             )
         with upstream.beside_other_strategies():
-            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
+            return _limited(tf.distribute.MultiWorkerMirroredStrategy(resolver, options), wish)
     if upstream.is_initialized():
         raise WrongUse(
             "A strategy of several hosts is made before TensorFlow's runtime is up",
@@ -165,7 +176,12 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
         )
     show_own_gpus()
     wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
-    return tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options)
+    return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
+
+
+def _limited(strategy: Any, wish: _Wish) -> Any:
+    set_limit(strategy, wish.timeout_seconds)
+    return strategy
 
 
 def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:

@@ -66,6 +66,17 @@ def _context() -> Any:
     return context.context()
 
 
+def abort_collectives(text: str) -> None:
+    """End what waits in a collective of this process, from another thread; all later ones raise the same.
+
+    Args:
+        text: The message of the `tf.errors.DeadlineExceededError`.
+    """
+    import tensorflow as tf
+
+    _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
+
+
 def new_collective_keys() -> int:
     """Give the next MirroredStrategy collective keys of its own.
 

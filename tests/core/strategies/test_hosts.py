@@ -113,7 +113,7 @@ def test_a_host_that_stays_away_from_a_sum_is_an_error(on_hosts: OnHosts) -> Non
         import gpudist_core as gd
         from tests.core.strategies.sums import total
 
-        strategy = gd.make_strategy(timeout_seconds=1)
+        strategy = gd.make_strategy(timeout_seconds=1, time_each_collective=True)
         if strategy.cluster_resolver.task_id == 1:
             time.sleep(4)
             return "stayed away"
@@ -123,6 +123,68 @@ def test_a_host_that_stays_away_from_a_sum_is_an_error(on_hosts: OnHosts) -> Non
             return type(error).__name__
 
     assert on_hosts("2x1", lazy) == ["DeadlineExceededError", "stayed away"]
+
+
+@pytest.mark.parametrize("how", ["step", "fit"])
+def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHosts, how: str) -> None:
+    def lazy() -> Any:
+        import time
+
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        import gpudist_core as gd
+
+        strategy = gd.make_strategy(timeout_seconds=8)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            optimizer = keras.optimizers.SGD(0.1)
+            distributed = gd.distributed(model)
+            distributed.compile(optimizer, "mse")
+        x = np.ones((8, 2), "float32")
+        data = gd.Pipeline.from_arrays((x, x[:, :1]), global_batch_size=4)
+        step = gd.TrainStep(model, optimizer, lambda y, z: keras.losses.mean_squared_error(y, z))
+
+        def train() -> None:
+            if how == "fit":
+                distributed.fit(data, verbose=0)
+                return
+            for batch in data.distribute(strategy):
+                float(step(batch))
+
+        train()
+        if strategy.cluster_resolver.task_id == 1:
+            time.sleep(20)
+            return "stayed away"
+        try:
+            train()
+        except tf.errors.DeadlineExceededError as error:
+            return str(error)
+        return "went on"
+
+    told, away = on_hosts("2x1", lazy)
+    assert away == "stayed away"
+    assert (
+        "All hosts make the same steps, each within the time limit. Received: timeout_seconds=8, host=0, host 1 not in" in told
+    )
+
+
+def test_steps_of_several_hosts_leave_no_threads(on_hosts: OnHosts) -> None:
+    def many() -> int:
+        import os
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import trained
+
+        more = trained(gd.make_strategy())
+        more()
+        before = len(os.listdir("/proc/self/task"))
+        for _ in range(20):
+            more()
+        return len(os.listdir("/proc/self/task")) - before
+
+    assert max(on_hosts("2x1", many)) < 20
 
 
 def test_a_runtime_that_is_up_already_is_named(on_hosts: OnHosts) -> None:

@@ -111,6 +111,7 @@ _WRONG: list[tuple[dict[str, Any], str]] = [
     ({"devices": "GPU:0"}, "A strategy uses devices that this machine has. Received: devices=['GPU:0']. " + _ADVICE),
     ({"devices": ["CPU:7"]}, "A strategy uses devices that this machine has. Received: devices=['CPU:7']. " + _ADVICE),
     ({"devices": 1.5}, 'Devices are counted or named. Received: devices=1.5. Say devices=2 or devices=["GPU:0"].'),
+    ({"time_each_collective": 1}, "time_each_collective is True or False. Received: time_each_collective=1. Leave it out."),
     ({"timeout_seconds": "3"}, "timeout_seconds is a positive number, or None. Received: timeout_seconds='3'. Leave it out."),
     ({"devices": 0}, "A strategy has at least one device. Received: devices=0. Leave devices out for all."),
     ({"devices": []}, "Devices are named once each, and at least one is. Received: devices=[]. Leave devices out for all."),

@@ -121,3 +121,22 @@ def test_a_second_strategy_starts_collectives_anew_so_that_hosts_may_miss_each_o
         return waiting.is_alive()
 
     assert on_hosts("2x1", two) == [True, True]
+
+
+def test_a_collective_with_a_time_limit_leaves_a_thread_for_as_long(on_hosts: OnHosts) -> None:
+    """When this fails, `make_strategy` can time each collective, and `waiting` is no longer needed."""
+
+    def many() -> int:
+        import os
+
+        import gpudist_core as gd
+        from tests.core.strategies.sums import trained
+
+        more = trained(gd.make_strategy(timeout_seconds=60, time_each_collective=True))
+        more()
+        before = len(os.listdir("/proc/self/task"))
+        for _ in range(5):
+            more()
+        return len(os.listdir("/proc/self/task")) - before
+
+    assert min(on_hosts("2x1", many)) >= 25  # 25 steps

@@ -1,0 +1,72 @@
+"""A limit on how long a step may wait for other hosts.
+
+TensorFlow (2.21) finds out by itself about a host that is gone. For one that lives and stays away it has a time limit of each
+collective, but starts a thread for every one of them that sleeps as long as the limit, also where the sum is there at once: a
+training of ten minutes has tens of thousands. So a step is timed as a whole, by one thread that ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gpudist_core.replicas import replicas_of
+from gpudist_core.upstream import key_value
+from gpudist_core.upstream import strategies as upstream
+
+_ASKED_SECONDS = 5.0
+_KEY = "gpudist_core/waits/"
+
+
+def set_limit(strategy: Any, seconds: float | None) -> None:
+    """Limit the steps that gpudist_core makes in a strategy of several hosts.
+
+    Args:
+        strategy: The strategy.
+        seconds: How long one may take; None for as long as it takes.
+    """
+    strategy._gpudist_limit = seconds
+
+
+@contextlib.contextmanager
+def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
+    """Within, a call that takes longer than it may is ended: it raises `tf.errors.DeadlineExceededError`, naming who is away.
+
+    Collectives are of no more use in the process then.
+
+    Args:
+        strategy: The strategy that it runs in.
+        steps: How many steps the call makes.
+    """
+    import tensorflow as tf
+
+    seconds = getattr(strategy, "_gpudist_limit", None)
+    if seconds is None or not tf.executing_eagerly():
+        yield
+        return
+    timer = threading.Timer(seconds * steps, _give_up, (strategy, seconds * steps))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _give_up(strategy: Any, seconds: float) -> None:
+    """Tell the other hosts that this one waits, ask who else does, and end the step."""
+    replicas = replicas_of(strategy)
+    away: list[int] = []
+    if key_value.is_available():
+        key_value.put(f"{_KEY}{replicas.host}", "here")
+        others = (host for host in range(replicas.num_hosts) if host != replicas.host)
+        away = [host for host in others if key_value.get(f"{_KEY}{host}", _ASKED_SECONDS) is None]
+    who = f"host {', '.join(map(str, away))} not in one" if away else "all hosts in one, in other collectives than each other"
+    upstream.abort_collectives(
+        "All hosts make the same steps, each within the time limit. Received: "
+        f"timeout_seconds={seconds:g}, host={replicas.host}, {who}. Look where those are (py-spy dump), give every host as "
+        "many batches, and leave nothing that waits for all to one of them; or allow more time: "
+        "make_strategy(timeout_seconds=...)."
+    )
