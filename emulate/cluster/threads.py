@@ -73,8 +73,9 @@ class Thread:
 
     @property
     def is_ours(self) -> bool:
-        """Whether gpudist started it."""
-        return not self.is_main and any(frame.is_of == "ours" for frame in self.frames)
+        """Whether gpudist started it; what it has put around TensorFlow's functions stands in other threads too."""
+        begun_by = next((frame.is_of for frame in reversed(self.frames) if frame.is_of != "library"), "library")
+        return not self.is_main and begun_by == "ours"
 
     @property
     def place(self) -> Frame | None:
