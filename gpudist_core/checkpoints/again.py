@@ -30,7 +30,7 @@ def read_over(epochs: Epochs, number: int, name: str) -> None:
     """
     from gpudist_core.upstream import iterations
 
-    dataset: Any = getattr(epochs.source, "_dataset", None)
+    dataset: Any = getattr(epochs.source, "dataset", None)
     if number == 0 or (epochs.steps_per_epoch is not None and _warns_of_chance(epochs, name)):
         return
     varies = iterations.what_varies(dataset) if _is_dataset(dataset) else "more"
@@ -54,7 +54,7 @@ def _warns_of_chance(epochs: Epochs, name: str) -> bool:
     """Epochs of some batches of an order that is left to chance: which rows they had cannot be told."""
     from gpudist_core.upstream import datasets, trainer
 
-    dataset, seed = getattr(epochs.source, "_dataset", None), getattr(epochs.source, "_seed", None)
+    dataset, seed = getattr(epochs.source, "dataset", None), getattr(epochs.source, "seed", None)
     by_chance = seed is not None and trainer.seed() is None
     if by_chance or (_is_dataset(dataset) and "unseeded" in datasets.shuffles_that_vary(dataset)):
         warnings.warn(

@@ -92,6 +92,10 @@ class FromAdapter:
         adapter: The reader.
         strategy: Whose replicas get them.
         seed: Of the order; None where the reader does not shuffle.
+
+    Attributes:
+        dataset: Its batches.
+        seed: The same.
     """
 
     pipeline = None
@@ -100,8 +104,8 @@ class FromAdapter:
     def __init__(self, adapter: Any, strategy: Any, seed: int | None) -> None:
         self._adapter = adapter
         self._strategy = strategy
-        self._seed = seed
-        self._dataset = trainer.dataset_of(adapter, seed)
+        self.seed = seed
+        self.dataset = trainer.dataset_of(adapter, seed)
         self._begun = 0
         self.num_batches = adapter.num_batches
 
@@ -111,22 +115,22 @@ class FromAdapter:
         import tensorflow as tf
 
         return tf.nest.map_structure(
-            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self._dataset.element_spec
+            lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self.dataset.element_spec
         )
 
     def epoch(self) -> Iterator[Any]:
         """The batches, on the replicas."""
         if replicas_of(self._strategy).num_hosts == 1 or not trainer.is_made_in_python(self._adapter):
-            return (batches.distributed(self._strategy, batch) for batch in self._dataset)
-        known = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self._dataset)
+            return (batches.distributed(self._strategy, batch) for batch in self.dataset)
+        known = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self.dataset)
         return Alike(known, self._strategy, type(self._adapter).__name__)
 
     def begin(self) -> None:
         """An epoch begins."""
         self._adapter.on_epoch_begin()
-        if self._begun and self._seed is not None and trainer.arrays_of(self._adapter) is not None:
+        if self._begun and self.seed is not None and trainer.arrays_of(self._adapter) is not None:
             # Keras's own shuffle of arrays, once it has a seed, is the same in each epoch.
-            self._dataset = trainer.dataset_of(self._adapter, derived(self._seed, self._begun))
+            self.dataset = trainer.dataset_of(self._adapter, derived(self.seed, self._begun))
         self._begun += 1
 
     def end(self) -> None:
