@@ -31,6 +31,7 @@ from emulate.errors import Unavailable, WrongUse
 from emulate.faults import HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
+from emulate.pickling import to_bytes
 from emulate.topology import Topology
 
 
@@ -232,7 +233,7 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
         _send_result(context, "raised", said)
         return 1
     try:
-        pickled = _dump(value)
+        pickled = to_bytes(value)
     except Exception as error:  # objects refuse in many ways
         _send_result(context, "raised", describe(_not_sendable(value, error)))
         return 1
@@ -270,12 +271,6 @@ def _send_result(context: HostContext, status: str, content: Any) -> None:
         context._channel.send(RESULT, pickle.dumps((status, content)))
 
 
-def _dump(value: Any) -> bytes:
-    import cloudpickle
-
-    return bytes(cloudpickle.dumps(value))
-
-
 def _not_sendable(value: Any, error: Exception) -> TypeError:
     return TypeError(
         f"What a function returns on a host must be sendable to another process. Received: a {type(value).__name__}, which is "
@@ -301,7 +296,7 @@ def _pickle_error(error: BaseException) -> bytes | None:
 
     try:
         pickling_support.install(error)
-        return _dump(error)
+        return to_bytes(error)
     except Exception:  # the text says it all the same
         return None
 

@@ -24,6 +24,7 @@ from emulate.cluster.running import RunningCluster
 from emulate.cluster.scratch import make_scratch
 from emulate.cluster.views import remove_tree
 from emulate.errors import Unavailable
+from emulate.pickling import to_bytes
 from emulate.program import working_directory
 
 _START = "import sys; sys.path[:] = sys.argv[2:]; from emulate.cluster.preload import main; main(int(sys.argv[1]))"
@@ -110,11 +111,9 @@ class Preload:
             WrongUse: When another process made this one, or the working directory is gone.
             Unavailable: When this machine's GPUs do not suffice, or are not free in time.
         """
-        import cloudpickle
-
         self._owner.check("A pre-loaded parent")
 
-        entry = bytes(cloudpickle.dumps(plan.entry))
+        entry = to_bytes(plan.entry)
         gpus = GpuHold.take(plan) if plan.device == "gpu" else None
         order = Order(
             plan=plan.for_keeper(),

@@ -27,6 +27,7 @@ from emulate.cluster.roles import host_name, roles_of
 from emulate.cluster.threads import Thread, parse
 from emulate.errors import Unavailable
 from emulate.faults import Fired
+from emulate.pickling import to_bytes
 
 _LOOKS = 4
 _SLICE = 0.2  # so that end(), called by another thread, need not wait longer
@@ -110,10 +111,8 @@ class RunningCluster:
         Raises:
             Unavailable: When the cluster's keeper is gone.
         """
-        import cloudpickle
-
         with self._lock:
-            self._keeper.send(CONTROL, Again(plan.for_keeper(), bytes(cloudpickle.dumps(plan.entry))).message())
+            self._keeper.send(CONTROL, Again(plan.for_keeper(), to_bytes(plan.entry)).message())
             self._await_again()
             self._disconnect()
             self.plan, self.outcomes = plan, []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from emulate.cluster import Owner, check_function, check_time_limit, roles_of
 from emulate.errors import WrongUse
+from emulate.pickling import to_bytes
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
 from emulate.pool.warm import WarmCluster
@@ -174,10 +175,8 @@ class Lease:
 
 
 def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps((function, args)))
+        return to_bytes((function, args))
     except Exception as error:  # objects refuse in many ways
         name = getattr(function, "__qualname__", repr(function))
         raise WrongUse(

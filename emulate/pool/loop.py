@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from emulate.cluster import HostContext, describe
+from emulate.pickling import to_bytes
 from emulate.pool import keep
 from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job, Renew
 from emulate.pool.state import HostState
@@ -90,10 +91,8 @@ def _load(job: Job) -> Any:
 
 
 def _dump(value: Any) -> bytes:
-    import cloudpickle
-
     try:
-        return bytes(cloudpickle.dumps(value))
+        return to_bytes(value)
     except Exception as error:  # objects refuse in many ways
         raise TypeError(
             f"What a job returns must be sendable to another process. Received: a {type(value).__name__}, which is not "

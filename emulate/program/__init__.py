@@ -1,7 +1,7 @@
 """What is verified: a script, a module, a function of one of them, or a callable; found here, started in a host."""
 
+from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import working_directory
-from emulate.program.pickling import pickle_by_value
 from emulate.program.program import Program
 from emulate.program.tracebacks import own_traceback, trim_traceback
 

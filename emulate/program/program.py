@@ -14,10 +14,10 @@ from typing import Any
 
 from emulate.errors import WrongUse
 from emulate.program import source
+from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import working_directory
 from emulate.program.hashing import hashes
 from emulate.program.listing import lists_a_folder
-from emulate.program.pickling import pickle_by_value
 from emulate.program.places import places
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from emulate.devices import DevicePlan
+from emulate.pickling import to_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,7 +55,7 @@ class Hosts:
         """What the function returns in one host, or, with `hosts`, the list of what it returns in each of a cluster."""
         cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
         task = {
-            "function": cloudpickle.dumps(functools.partial(function, *args)),
+            "function": to_bytes(functools.partial(function, *args)),
             "plan": DevicePlan(devices, max(hosts, 1), all_reduce, reference),
             "ports": free_ports(hosts),
             "environment": environment or {},

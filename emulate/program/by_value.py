@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from emulate.errors import WrongUse
+from emulate.pickling import to_bytes
 
 
 def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
@@ -26,13 +27,13 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     Raises:
         WrongUse: When it refers to something that cannot be sent to another process.
     """
-    import cloudpickle
+    from cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
     module = _module_to_copy(target)
     if module is not None:
-        cloudpickle.register_pickle_by_value(module)
+        register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(_Sent(target, _names_of_annotations(target))))
+        return to_bytes(_Sent(target, _names_of_annotations(target)))
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
         raise WrongUse(
             f"A callable and its arguments must be sendable to another process. Received: program={name!r}, which is or refers "
@@ -41,7 +42,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
         ) from error
     finally:
         if module is not None:
-            cloudpickle.unregister_pickle_by_value(module)
+            unregister_pickle_by_value(module)
 
 
 def _module_to_copy(target: Any) -> ModuleType | None:
