@@ -1,8 +1,8 @@
 """Clusters that stay warm between jobs and are indistinguishable from fresh ones."""
 
-from emulate.pool.keep import keep_meeting, keep_state
+from emulate.pool.keep import before_runtime, keep_meeting, keep_state, restore_state
 from emulate.pool.lease import Lease
 from emulate.pool.pool import Pool, Statistics
 from emulate.pool.result import HostResult
 
-__all__ = ["HostResult", "Lease", "Pool", "Statistics", "keep_meeting", "keep_state"]
+__all__ = ["HostResult", "Lease", "Pool", "Statistics", "before_runtime", "keep_meeting", "keep_state", "restore_state"]

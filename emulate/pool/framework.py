@@ -26,7 +26,8 @@ class Framework:
 
     def __init__(self) -> None:
         self._settings = _settings()
-        self._values = {setting.name: setting.get() for setting in self._settings}
+        with runtime.as_before():
+            self._values = {setting.name: setting.get() for setting in self._settings}
 
     def begin(self) -> None:
         """Be as a process that has just started, for a job."""
@@ -36,15 +37,19 @@ class Framework:
     def restore(self) -> list[str]:
         """Put back what can be; what cannot."""
         runtime.end_job()
-        changed = [one for one in self._settings if one.get() != self._values[one.name]]
-        for setting in changed:
-            if setting.put is not None:
-                setting.put(self._values[setting.name])
+        changed = self._changed()
         functions.forget_traces()
         state.forget_names()
         state.forget_seeds()
+        changed += [one for one in self._changed() if one not in changed]  # Keras forgets some settings with its names
+        for setting in changed:
+            if setting.put is not None:
+                setting.put(self._values[setting.name])
         stuck = [one.name for one in changed if one.put is None or one.get() != self._values[one.name]]
         return [f"it changed {', '.join(stuck)}"] if stuck else []
+
+    def _changed(self) -> list[_Setting]:
+        return [one for one in self._settings if one.get() != self._values[one.name]]
 
 
 def check(topology: Topology, host: int) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 from emulate.errors import WrongUse
 from emulate.pool.state import HostState
 from emulate.pool.upstream import runtime
@@ -15,6 +18,17 @@ def keep_meeting() -> None:
     The next one of the job does not start the collectives anew, which would need another meeting.
     """
     runtime.keep_collectives()
+
+
+@contextlib.contextmanager
+def before_runtime(action: Callable[[], None]) -> Iterator[None]:
+    """What a job must do before TensorFlow's runtime is up, and need not do where nothing starts it.
+
+    Args:
+        action: Called before the first operation within, if there is one.
+    """
+    with runtime.before_start(action):
+        yield
 
 
 def keep_state() -> None:
@@ -31,3 +45,17 @@ def keep_state() -> None:
             "Call it in a function that runs through Lease.run."
         )
     state.keep()
+
+
+def restore_state() -> None:
+    """Undo what the job has changed so far; what cannot be undone is told when the job is over.
+
+    Raises:
+        WrongUse: In a process that is no warm host.
+    """
+    if state is None:
+        raise WrongUse(
+            "Only a warm host puts its state back. Received: a call of restore_state() in another process. "
+            "Call it in a function that runs through Lease.run."
+        )
+    state.restore_early()

@@ -142,6 +142,11 @@ class Lease:
         if self._round is not None:
             self._round.allow(seconds)
 
+    def stacks(self) -> dict[str, str]:
+        """Where the hosts are, for who interrupted their job: the Python stack of each that is there, by its name."""
+        running = self._cluster.running if self._cluster is not None else None
+        return {self.names[host]: stack for host, stack in running.stacks().items()} if running is not None else {}
+
     def _healthy(self, bare: bool) -> WarmCluster:
         """The leased cluster, or another one where that is broken."""
         if self._cluster is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import socket
+import sys
 import threading
 import time
 
@@ -60,6 +62,19 @@ class Resources:
     def _memory_grown(self) -> str:
         grown = own_memory() - self._memory
         return f"its memory grew by {grown >> 20} MiB" if grown > _GROWTH else ""
+
+
+def end_resource_tracker() -> None:
+    """Have Python's own helper unlink what shared memory was left, as it does when a process ends, and leave."""
+    tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
+    if tracker is None or tracker._fd is None:
+        return
+    os.close(tracker._fd)
+    pid, tracker._fd, tracker._pid = tracker._pid, None, None
+    deadline = time.monotonic() + _PATIENCE
+    with contextlib.suppress(ChildProcessError):
+        while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:  # a process that was forked holds it up
+            time.sleep(0.005)
 
 
 def own_memory() -> int:

@@ -18,7 +18,7 @@ from emulate.pool.interpreter import Interpreter
 from emulate.pool.job import Job
 from emulate.pool.modules import Modules
 from emulate.pool.patches import Holder, Patches, watched
-from emulate.pool.resources import Resources
+from emulate.pool.resources import Resources, end_resource_tracker
 from emulate.pool.switches import Switches
 from emulate.pool.upstream import runtime
 from emulate.pool.variables import Variables
@@ -36,6 +36,7 @@ class HostState:
         self._temporary = Path(os.environ["TMPDIR"])
         self._is_first = True
         self._kept: set[str] = set()
+        self._reasons: list[str] = []
         self._holders: list[Holder] = []
         self.keep()
 
@@ -68,8 +69,17 @@ class HostState:
         self._interpreter.environment["TMPDIR"] = str(self._folder)
         self._framework.begin()
 
+    def restore_early(self) -> None:
+        """Undo what a job did so far; why that is not enough, `restore` says when it is over."""
+        self._reasons = self._undo()
+
     def restore(self) -> list[str]:
         """Undo what a job did; why that is not enough, one sentence for each reason."""
+        reasons = dict.fromkeys([*self._reasons, *self._undo()])
+        self._reasons = []
+        return list(reasons)
+
+    def _undo(self) -> list[str]:
         reasons: list[str] = []
         for action in (
             self._variables.restore,
@@ -80,6 +90,7 @@ class HostState:
             self._defaults.restore,
             _collect,
             self._clear_folder,
+            _end_resource_tracker,
             self._patches.check,
             lambda: framework.check(self._context.topology, self._context.host),
             self._resources.check,
@@ -104,6 +115,11 @@ class HostState:
 
 def _collect() -> list[str]:
     gc.collect()
+    return []
+
+
+def _end_resource_tracker() -> list[str]:
+    end_resource_tracker()
     return []
 
 

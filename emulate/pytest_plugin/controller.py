@@ -17,9 +17,9 @@ from emulate.pytest_plugin.clusters import Clusters
 from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
 from emulate.pytest_plugin.marks import Wanted, check_places, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.measuring import Measured
-from emulate.pytest_plugin.merge import HostRun, merge
+from emulate.pytest_plugin.merge import HostRun, interrupted, merge
 from emulate.pytest_plugin.options import settings
-from emulate.pytest_plugin.others import sendable, worker_input
+from emulate.pytest_plugin.others import sendable, spare_snapshots, worker_input
 from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of
 from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
 from emulate.topology import Topology
@@ -77,12 +77,17 @@ class Controller:
         self._num_tests = 0
         self._folder: Path | None = None
         self._told: set[str] = set()
+        self._notes = [note for note in [spare_snapshots(config)] if note]
+        self._interrupted = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test on its hosts; leave every other to pytest."""
         topology = topology_of(item)
-        if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+        if topology is None:
+            return None
+        if not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+            item.user_properties.append((TOPOLOGY, str(topology)))
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = self._reports(item, nextitem, topology)
@@ -99,10 +104,7 @@ class Controller:
         return None if _hosts_of(item) is None else True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A mark that nothing has read must not be passed over; what a test beside the hosts runs on is noted."""
-        topology = topology_of(item)
-        if topology is not None:
-            item.user_properties.append((TOPOLOGY, str(topology)))
+        """A mark that nothing has read must not be passed over."""
         if not is_of_framework(item) and not upstream.is_doctest(item):
             check_places(item)
 
@@ -152,11 +154,15 @@ class Controller:
         plan = self._plan(item, nextitem, topology, wanted)
         deadline = wanted.deadline or self.settings.deadline
         with self.clusters.lease(topology) as lease:
-            news = self._news(lease.notes)
+            news = self._news(lease.notes + self._notes)
             watch = Watch(self._config, lease, item, deadline)
             limit, patience = deadline + START_SECONDS, self.settings.patience
             self._last.pop(topology, None)  # interrupted, its hosts are gone
-            results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take)
+            try:
+                results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take)
+            except KeyboardInterrupt:
+                self._interrupted = interrupted(item, lease.stacks())
+                raise
             if not lease.is_broken:
                 self._last[topology] = item  # its hosts stay, with what is set up there
             trainers = [
@@ -299,7 +305,10 @@ class Controller:
                         item.ihook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """How the clusters fared, for who asks for details."""
+        """Where hosts were when they were interrupted; how the clusters fared, for who asks for details."""
+        if self._interrupted:
+            terminalreporter.section("interrupted on hosts")
+            terminalreporter.write_line(self._interrupted)
         if self._config.get_verbosity() > 0:
             for line in self.clusters.history():
                 terminalreporter.write_line(f"gpudist: {line}")

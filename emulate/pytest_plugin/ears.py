@@ -108,13 +108,20 @@ class _Ears:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:
         __tracebackhide__ = True
-        self._note_change(fixturedef)
+        if fixturedef.scope == "function":
+            self._host.own_part_begins(request.node)
+        else:
+            self._note_change(fixturedef)
         return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        self._host.own_part_begins(item)
 
     def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
         if fixturedef.cached_result is not None:
             self._note_change(fixturedef)
 
     def _note_change(self, fixturedef: Any) -> None:
-        if fixturedef.scope != "function" and not fixturedef.func.__module__.startswith(("_pytest.", "xdist.")):
+        if fixturedef.scope != "function" and not upstream.is_harmless(fixturedef):
             self._host.has_changed()

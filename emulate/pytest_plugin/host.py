@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from emulate.errors import WrongUse
-from emulate.pool import keep_state
+from emulate.pool import before_runtime, keep_state, restore_state
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
@@ -19,7 +20,7 @@ from emulate.pytest_plugin.measuring import Measuring
 from emulate.pytest_plugin.meeting import HostCluster, say_done
 from emulate.pytest_plugin.others import keep_off
 from emulate.pytest_plugin.surroundings import find_each_other, host_options, refuse_debugger, seed_everything
-from emulate.pytest_plugin.wire import CAPTURED, READY, Ended, SessionPlan, TestPlan, dump_report
+from emulate.pytest_plugin.wire import CAPTURED, LEAVING, READY, Ended, SessionPlan, TestPlan, dump_report
 
 if TYPE_CHECKING:
     from emulate.cluster import HostContext
@@ -74,18 +75,20 @@ class Host:
         self._plan: TestPlan | None = None
         self._nodes: dict[Path, list[pytest.Item]] = {}
         self._last: pytest.Item | None = None
-        self._changed = self._has_failed = False
+        self._changed = self._has_failed = self._is_own = False
+        self._keeps: list[Any] = []
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
         self._measuring = Measuring(plan.measured)
         self._captured = [Path(f"{folder}.{stream}") for stream in ("stdout", "stderr")]
-        self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
+        with self._meeting_first():
+            self._config = upstream.make_config(host_options(plan, folder, name), list(plan.args), self._captured)
         self._config.workerinput = {**plan.worker, "workerid": f"{plan.worker['workerid']}-{name}"}  # type: ignore[attr-defined]
         keep_off(self._config, plan.markers)
         self._config.stash[HOST] = self
         listen(self._config, self)
         upstream.refuse_debugger(refuse_debugger)
-        with self._measuring.during():
+        with self._measuring.during(), self._meeting_first():
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
             sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
@@ -108,19 +111,29 @@ class Host:
             self._tear_down_before(item)
             self.send({"event": READY})
             seed_everything(plan.seed)
-            self._has_failed = False
+            self._has_failed = self._is_own = False
+            self._quiet = upstream.Quiet(self._config)
+            following = self._following(plan, item)
+            self._keeps = following.listchain() if following is not None else []
             with self._measuring.during(plan.nodeid):
-                item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
                 say_done(self._cluster)
             self._last = item
         except pytest.exit.Exception as leave:
-            return Ended(exit_reason=str(leave.msg), exit_code=leave.returncode)
+            return self._leave(str(leave.msg), leave.returncode)
+        except KeyboardInterrupt:  # raised by the test: hosts get no Ctrl-C
+            return self._leave("KeyboardInterrupt", pytest.ExitCode.INTERRUPTED)
         finally:
             upstream.stop_capturing(self._config)
-            if self._changed:  # fixtures that outlive the test were set up or torn down: what they changed is the session's
+            if self._changed:
                 self._settle()
         return Ended(stop=str(self._session.shouldstop or ""))
+
+    def _leave(self, reason: str, code: int | None) -> Ended:
+        """The whole run is to end, and the other hosts with it."""
+        self.send({"event": LEAVING})
+        return Ended(exit_reason=reason, exit_code=code)
 
     def _item(self, path: Path, nodeid: str) -> pytest.Item:
         for item in self._items(path):
@@ -141,6 +154,10 @@ class Host:
     def _find_each_other(self) -> None:
         if self._context.topology.num_stepping_hosts > 1:
             find_each_other()
+
+    def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
+        """A tensor that conftest.py makes starts TensorFlow's runtime, and finding each other comes before that."""
+        return before_runtime(self._find_each_other)
 
     def _tear_down_before(self, item: pytest.Item) -> None:
         """What earlier tests left set up because nobody knew which test would follow."""
@@ -181,8 +198,28 @@ class Host:
         self._context.send(event)
 
     def has_changed(self) -> None:
-        """A fixture that outlives its test was set up or torn down."""
+        """A fixture that outlives its test is set up, or was torn down: what it changes is the session's."""
         self._changed = True
+
+    def own_part_begins(self, item: pytest.Item) -> None:
+        """What a test changes from now on, fixtures of its own and its body, does not stay."""
+        if self._is_own:
+            return
+        self._is_own = True
+        if self._changed:
+            with self._quiet.now():
+                keep_state()
+            self._changed = False
+        item.addfinalizer(functools.partial(self._own_part_ends, item))  # the first, so that it is called after all others
+
+    def _own_part_ends(self, item: pytest.Item) -> None:
+        """Before fixtures that outlive the test are torn down, whose changes stay: undo the test's own.
+
+        A fixture that a test asked for in its own part (`getfixturevalue`) cannot be told from it: then all stays.
+        """
+        if not self._changed and any(node not in self._keeps for node in item.listchain()[:-1]):
+            with self._quiet.now():
+                restore_state()
 
     def make_strategy(self, item: pytest.Item) -> Any:
         """The strategy that the test's mark asks for."""

@@ -67,6 +67,7 @@ class HostCluster:
         Raises:
             WrongUse: When another host has ended the test without coming.
         """
+        __tracebackhide__ = True
         folder = self._folder / f"meeting-{self._meetings}"
         self._meetings += 1
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,7 @@ class HostCluster:
         return [loads(path.read_bytes()) for path in paths]
 
     def _check_presence(self, paths: list[Path]) -> None:
+        __tracebackhide__ = True
         gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
         if gone:
             raise WrongUse(
@@ -89,6 +91,7 @@ class HostCluster:
 
     def barrier(self) -> None:
         """Wait until every host is here."""
+        __tracebackhide__ = True
         self.gather(None)
 
     def run(self, *_: Any, **__: Any) -> None:

@@ -108,6 +108,20 @@ def merge(
     return [*reports, merger.phase("teardown")]
 
 
+def interrupted(item: pytest.Item, stacks: dict[str, str]) -> str:
+    """What is told of a test that the user interrupted.
+
+    Args:
+        item: The test.
+        stacks: Where each of its hosts was, by name.
+
+    Returns:
+        Lines of text.
+    """
+    told = [f"{name} of {item.nodeid} was in\n{_without_machinery(stack)}" for name, stack in stacks.items()]
+    return "\n".join(told) or f"{item.nodeid} had no hosts yet."
+
+
 class _Merger:
     def __init__(self, item: pytest.Item, runs: list[HostRun], deadline: float, patience: float, started: float) -> None:
         self._since = started
@@ -290,9 +304,15 @@ def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
     """Hosts with the same failure together."""
     found: dict[str, _Failure] = {}
     for run, longrepr in shown:
-        message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or str(longrepr).strip().splitlines()[0]
+        message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or _essence(str(longrepr))
         found.setdefault(_alike(str(longrepr)), ([], longrepr, message))[0].append(run.name)
     return list(found.values())
+
+
+def _essence(text: str) -> str:
+    """The line that tells most: of a traceback its last."""
+    lines = text.strip().splitlines()
+    return lines[-1 if lines[0].startswith("Traceback ") else 0]
 
 
 def _empty(item: pytest.Item, phase: str) -> pytest.TestReport:
@@ -343,7 +363,11 @@ def _signal(code: int | None) -> str:
 
 def _stack(run: HostRun) -> str:
     """Where the host was, without the frames of pytest."""
-    frames = re.split(r"\n(?=  File )", run.result.stack.rstrip("\n"))
+    return _without_machinery(run.result.stack)
+
+
+def _without_machinery(stack: str) -> str:
+    frames = re.split(r"\n(?=  File )", stack.rstrip("\n"))
     shown = [frame for frame in frames if not _MACHINERY.match(frame)]
     return "\n".join(shown or frames) or "  (unknown)"
 

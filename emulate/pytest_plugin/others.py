@@ -16,6 +16,24 @@ _OF_THE_WHOLE_RUN = ("pytest_cov", "_cov", "rerunfailures", "pytest-retry", "fla
 it failed: one host that runs a test again leaves the others alone in their collectives."""
 
 
+_KEEPS_SNAPSHOTS = "syrupy deletes and reports no unused snapshots in a run with tests on hosts: it cannot know what they use."
+
+
+def spare_snapshots(config: pytest.Config) -> str:
+    """Have syrupy leave snapshots alone that no test of this process has used: those on hosts have, and it knows of none.
+
+    Args:
+        config: The controller's.
+
+    Returns:
+        What the user is told of it; empty where there is nothing to tell.
+    """
+    if config.getoption("disable_unused_snapshots", True):  # which is so without syrupy, too
+        return ""
+    config.option.disable_unused_snapshots = True
+    return _KEEPS_SNAPSHOTS
+
+
 def keep_off(config: pytest.Config, markers: list[str]) -> None:
     """Take away from a host's pytest, before it is configured, what has no part there.
 

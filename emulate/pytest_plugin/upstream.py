@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import logging
+import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,64 @@ def stop_capturing(config: pytest.Config) -> None:
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
+
+
+class Quiet:
+    """The process as it is outside of a test, to look at in the midst of one.
+
+    Args:
+        config: Of this process's pytest, which runs no test yet.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._warnings = _warnings()
+        self._level = logging.root.level
+
+    @contextlib.contextmanager
+    def now(self) -> Iterator[None]:
+        """Without what pytest sets for a phase of a test and takes away after it: streams, handlers, warnings, its variable."""
+        from _pytest.logging import LogCaptureHandler
+
+        capture, own = (self._config.pluginmanager.getplugin(name) for name in ("capturemanager", "logging-plugin"))
+        warned, level = _warnings(), logging.root.level
+        handlers = [one for one in logging.root.handlers if isinstance(one, LogCaptureHandler)]
+        current = os.environ.pop("PYTEST_CURRENT_TEST", None)
+        stop_capturing(self._config)
+        _set_warnings(*self._warnings)
+        for handler in handlers:
+            logging.root.removeHandler(handler)
+        sets_level = own is not None and own.log_level is not None
+        if sets_level:
+            logging.root.setLevel(self._level)
+        try:
+            yield
+        finally:
+            if sets_level:
+                logging.root.setLevel(level)
+            for handler in handlers:
+                logging.root.addHandler(handler)
+            _set_warnings(*warned)
+            if capture is not None:
+                capture.resume_global_capture()
+            if current is not None:
+                os.environ["PYTEST_CURRENT_TEST"] = current
+
+
+def _warnings() -> tuple[list[Any], Any, Any]:
+    return list(warnings.filters), warnings.showwarning, warnings._showwarnmsg_impl  # type: ignore[attr-defined]
+
+
+def _set_warnings(filters: list[Any], show: Any, show_message: Any) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+    warnings.showwarning, warnings._showwarnmsg_impl = show, show_message  # type: ignore[attr-defined]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def is_harmless(fixture: Any) -> bool:
+    """Whether a fixture is one of pytest's own, which change nothing; `setup_module` and the like are run by such ones too."""
+    own = fixture.func.__module__.startswith(("_pytest.", "xdist."))
+    return own and not fixture.argname.startswith(("_xunit_", "_unittest_"))
 
 
 def terminal_writer(stream: Any) -> Any:

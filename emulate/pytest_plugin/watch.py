@@ -10,7 +10,18 @@ import pytest
 
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.merge import PHASES, HostRun
-from emulate.pytest_plugin.wire import CAPTURED, LIMIT, OUTPUT, READY, REPORT, WARNING, Received, load_report, load_warning
+from emulate.pytest_plugin.wire import (
+    CAPTURED,
+    LEAVING,
+    LIMIT,
+    OUTPUT,
+    READY,
+    REPORT,
+    WARNING,
+    Received,
+    load_report,
+    load_warning,
+)
 
 if TYPE_CHECKING:
     from emulate.pool import HostResult, Lease
@@ -62,6 +73,8 @@ class Watch:
             self._take_ready(host)
         elif kind == LIMIT:
             self._take_limit(event["seconds"])
+        elif kind == LEAVING:
+            self._hurry()
         elif kind == OUTPUT:
             self._show(host, event["text"])
 
@@ -87,8 +100,13 @@ class Watch:
             return
         self.received[host].reports.append(report)
         raised = report.failed or (report.skipped and hasattr(report, "wasxfail"))
-        if raised and len(self.received) > 1:
-            self._lease.hurry()  # the others may wait for this host for ever
+        if raised:
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """The others may wait for a host for ever that has failed."""
+        if len(self.received) > 1:
+            self._lease.hurry()
 
     @property
     def _nodeid(self) -> str:

@@ -21,6 +21,7 @@ OUTPUT = "gpudist-output"
 CAPTURED = "gpudist-captured"
 READY = "gpudist-ready"
 LIMIT = "gpudist-limit"
+LEAVING = "gpudist-leaving"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Ended:
     """What a host returns after a test.
 
     Attributes:
-        exit_reason: What `pytest.exit` was called with, None where it was not.
+        exit_reason: What `pytest.exit` was called with, or that Ctrl-C was raised; None where neither was.
         exit_code: The exit code that it was given.
         stop: Why the host's session should stop, where it said so.
     """

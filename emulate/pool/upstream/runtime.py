@@ -7,10 +7,11 @@ may not do after its first operation raises here too.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 _MODULE = "tensorflow.python.eager.context"
@@ -73,6 +74,26 @@ def end_job() -> None:
         current._thread_local_data.function_call_options = None
 
 
+@contextlib.contextmanager
+def as_before() -> Iterator[None]:
+    """A job that has run no operation yet has run none after what is asked here of TensorFlow's settings."""
+    current = context()
+    was_warm = current is not None and _is_warm(current)
+    yield
+    if was_warm:
+        current._initialized = False
+
+
+@contextlib.contextmanager
+def before_start(action: Callable[[], None]) -> Iterator[None]:
+    """The first operation of this job, if there is one within, comes after an action."""
+    _before_start.append(action)
+    try:
+        yield
+    finally:
+        _before_start.clear()
+
+
 def unlike_a_fresh_one(has_several_hosts: bool) -> str:
     """What about the runtime a fresh process could not have, or could still choose; empty where there is nothing."""
     if not is_up():
@@ -120,6 +141,7 @@ def _strategy() -> Any:
 
 _are_new = False  # no strategy has used the collectives since
 _configured: set[str] = set()  # what the job has configured
+_before_start: list[Callable[[], None]] = []
 _devices: list[Any] = []  # all that the cluster's hosts have, as an earlier job found them
 
 
@@ -150,6 +172,8 @@ def _initialize_again(cls: Any) -> None:
 
     @functools.wraps(real)
     def ensure_initialized(self: Any) -> None:
+        if _before_start and not self._initialized:
+            _before_start.pop()()
         if self._initialized:
             return
         if self._context_handle is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.acceptance.plugin.conftest import Run
 
 FAILURES = """
@@ -198,3 +200,46 @@ def test_a_host_that_waits_for_one_that_is_done_fails_long_before_its_deadline(r
             "*host 1 skipped (not here)*",
         ]
     )
+
+
+EXITS = """
+import pytest
+
+
+@pytest.mark.topology("2x1")
+def test_leaves_on_one_host(strategy, cluster):
+    if cluster.host == 1:
+        EXIT
+    cluster.barrier()
+
+
+@pytest.mark.topology("2x1")
+def test_is_not_reached(strategy): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("exit_", "reason", "code"),
+    [("pytest.exit('enough', 7)", "enough", 7), ("raise KeyboardInterrupt", "KeyboardInterrupt", 2)],
+    ids=["pytest.exit", "KeyboardInterrupt"],
+)
+def test_a_host_that_ends_the_run_ends_the_others_too(run: Run, exit_: str, reason: str, code: int) -> None:
+    result = run(EXITS.replace("EXIT", exit_), "--gpudist-deadline=250", "-o", "gpudist_patience=200")
+    assert result.ret == code
+    result.stdout.fnmatch_lines([f"*Exit: {reason} (host 1 of test_it.py::test_leaves_on_one_host[[]2x1[]])*"])
+    result.assert_outcomes()
+
+
+def test_a_tensor_that_conftest_makes_does_not_come_before_hosts_find_each_other(run: Run, suite: pytest.Pytester) -> None:
+    suite.makeconftest("import tensorflow as tf\n\nMEAN = tf.constant([0.5])\n")
+    run(
+        """
+import pytest
+from conftest import MEAN
+
+
+@pytest.mark.topology("2x1", "1x2")
+def test_uses_it(strategy):
+    assert MEAN.numpy() == 0.5 and strategy.num_replicas_in_sync == 2
+"""
+    ).assert_outcomes(passed=2)

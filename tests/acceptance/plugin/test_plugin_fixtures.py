@@ -183,3 +183,199 @@ def test_fixtures_of_every_scope_work_on_hosts(run: Run, suite: pytest.Pytester)
         "gpudist_verdict": "passed",
     }
     assert "2x1, emulated, failed" in (Path(suite.path) / "report.html").read_text()
+
+
+SET_UP = """
+import logging
+import os
+import unittest
+
+import keras
+import pytest
+
+pytestmark = pytest.mark.topology("1x2")
+
+
+def setup_module():
+    os.environ["OF_THE_MODULE"] = "1"
+    keras.config.set_floatx("float64")
+
+
+def teardown_module():
+    del os.environ["OF_THE_MODULE"]
+    keras.config.set_floatx("float32")
+
+
+def module():
+    return os.environ.get("OF_THE_MODULE"), keras.config.floatx()
+
+
+def test_first(strategy): assert module() == ("1", "float64")
+def test_second(strategy): assert module() == ("1", "float64")
+
+
+class TestClass:
+    @classmethod
+    def setup_class(cls):
+        cls.handler = logging.StreamHandler()
+        logging.getLogger().addHandler(cls.handler)
+
+    @classmethod
+    def teardown_class(cls):
+        logging.getLogger().removeHandler(cls.handler)
+
+    def test_first(self, strategy): assert self.handler in logging.getLogger().handlers
+    def test_second(self, strategy): assert self.handler in logging.getLogger().handlers and module() == ("1", "float64")
+
+
+class TestCase(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        keras.config.set_dtype_policy("mixed_bfloat16")
+
+    @classmethod
+    def tearDownClass(cls):
+        keras.config.set_dtype_policy("float32")
+
+    def test_first(self): self.assertEqual(keras.config.dtype_policy().name, "mixed_bfloat16")
+    def test_second(self): self.assertEqual(keras.config.dtype_policy().name, "mixed_bfloat16")
+"""
+
+AFTER_SET_UP = """
+import logging
+import os
+
+import keras
+import pytest
+
+
+@pytest.mark.topology("1x2")
+def test_nothing_is_left(strategy):
+    assert (os.environ.get("OF_THE_MODULE"), keras.config.floatx(), keras.config.dtype_policy().name) == (
+        None, "float32", "float32"
+    )
+    assert not [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
+"""
+
+
+def test_what_a_module_or_class_sets_up_in_the_process_is_there_in_all_its_tests(run: Run, suite: pytest.Pytester) -> None:
+    (Path(suite.path) / "test_later.py").write_text(AFTER_SET_UP)
+    run(SET_UP).assert_outcomes(passed=7)
+
+
+LEFT_BY_BODIES = """
+import logging
+import os
+import threading
+import warnings
+
+import keras
+import pytest
+
+
+@pytest.fixture(scope="session")
+def data():
+    logging.getLogger("app").addHandler(logging.NullHandler())
+    os.environ["OF_THE_SESSION"] = "1"
+    return [1, 2]
+
+
+@pytest.fixture(scope="class")
+def table():
+    os.environ["OF_THE_CLASS"] = "1"
+    yield
+    del os.environ["OF_THE_CLASS"]
+    os.environ["AFTER_THE_CLASS"] = "1"
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch):
+    monkeypatch.setenv("OF_THE_TEST", "1")
+
+
+def leave():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    os.environ["LEFT"] = "1"
+    warnings.simplefilter("ignore")
+
+
+def captured():
+    return [type(one).__name__ for one in logging.getLogger().handlers].count("LogCaptureHandler")
+
+
+def is_clean():
+    policy, left = keras.config.dtype_policy().name, os.environ.get("LEFT")
+    return (policy, left, os.environ["OF_THE_TEST"]) == ("float32", None, "1") and captured() == 2
+
+
+class TestLeaves:
+    @pytest.mark.topology("1x2", "2x1")
+    def test_first(self, strategy, data, caplog):
+        assert is_clean() and os.environ["OF_THE_SESSION"] == "1"
+        logging.getLogger("app").warning("told")
+        assert caplog.messages == ["told"]
+        leave()
+
+    @pytest.mark.topology("1x2", "2x1")
+    def test_last_before_the_class_ends(self, strategy, data, table):
+        assert is_clean() and (os.environ["OF_THE_SESSION"], os.environ["OF_THE_CLASS"]) == ("1", "1")
+        assert len(logging.getLogger("app").handlers) == 1
+        leave()
+
+
+class TestFinds:
+    @pytest.mark.topology("1x2", "2x1")
+    def test_only_what_fixtures_left(self, strategy, data, caplog):
+        assert is_clean() and os.environ["OF_THE_SESSION"] == os.environ["AFTER_THE_CLASS"] == "1"
+        assert "OF_THE_CLASS" not in os.environ and "(call)" in os.environ["PYTEST_CURRENT_TEST"]
+        with pytest.warns(UserWarning):
+            warnings.warn("seen")
+        logging.getLogger("app").warning("told")
+        assert caplog.messages == ["told"]
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["-s", "-o", "log_level=INFO"]], ids=["captured", "shown"])
+def test_what_a_body_leaves_goes_though_fixtures_of_wider_scope_begin_and_end_with_it(run: Run, options: list[str]) -> None:
+    result = run(LEFT_BY_BODIES, "-v", *options)
+    result.assert_outcomes(passed=6)
+    result.stdout.fnmatch_lines(["gpudist: *, 0 replaced"])
+
+
+THREAD_LEFT = """
+import threading
+
+import pytest
+
+stays = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def data():
+    yield
+
+
+@pytest.mark.topology("1x2")
+def test_leaves_a_thread(strategy, data):
+    threading.Thread(target=stays.wait, daemon=True).start()
+"""
+
+FINDS_NO_THREAD = """
+import threading
+
+import pytest
+
+
+@pytest.mark.topology("1x2")
+def test_has_no_thread_of_others(strategy):
+    assert not [one for one in threading.enumerate() if "wait" in str(getattr(one, "_target", ""))]
+"""
+
+
+def test_a_host_with_what_cannot_be_undone_is_replaced_though_a_module_ends_with_its_test(
+    run: Run, suite: pytest.Pytester
+) -> None:
+    (Path(suite.path) / "test_later.py").write_text(FINDS_NO_THREAD)
+    result = run(THREAD_LEFT, "-v", "-p", "no:threadexception")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["*gpudist:*thread*"])

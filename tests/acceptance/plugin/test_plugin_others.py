@@ -221,3 +221,23 @@ def test_pytest_cov_measures_what_runs_on_hosts(run: Run, suite: pytest.Pytester
     found = json.loads((Path(suite.path) / "coverage.json").read_text())["files"]["measured.py"]
     assert (found["missing_lines"], len(found["executed_lines"])) == ([10], 7)
     assert sorted(path.name for path in Path(suite.path).glob(".coverage*")) == [".coverage"]
+
+
+LIKE_SYRUPY = """
+def pytest_addoption(parser):
+    parser.addoption("--snapshot-disable-unused", action="store_true", dest="disable_unused_snapshots")
+
+
+def pytest_sessionfinish(session):
+    print("\\ndeletes what no test used:", not session.config.option.disable_unused_snapshots)
+"""
+
+
+def test_syrupy_does_not_take_what_tests_on_hosts_use_for_unused(run: Run, suite: pytest.Pytester) -> None:
+    suite.makeconftest(LIKE_SYRUPY)
+    beside = run("def test_it(): pass\n")
+    beside.stdout.fnmatch_lines(["deletes what no test used: True"])
+    on_hosts = run('import pytest\n\n@pytest.mark.topology("1x1")\ndef test_it(strategy): pass\n')
+    on_hosts.stdout.fnmatch_lines(
+        ["deletes what no test used: False", "gpudist: syrupy deletes and reports no unused snapshots in a run with tests on*"]
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,7 @@ def test_a_test_that_skips_itself_did_not_run(run: Run) -> None:
     marked = '\n@pytest.mark.skip(reason="never")\n@pytest.mark.topology("2x1")\ndef test_marked(devices): pass\n'
     result = run(SKIPS + marked)
     result.stdout.fnmatch_lines(
-        ["gpudist: 1 test ran on emulated devices (1x1: 1), 0 on real devices, 2 skipped by themselves (1x2: 1)"]
+        ["gpudist: 1 test ran on emulated devices (1x1: 1), 0 on real devices, 2 skipped by themselves (1x2: 1, 2x1: 1)"]
     )
 
 
@@ -154,6 +155,7 @@ def test_an_interrupted_pytest_leaves_nothing(suite: pytest.Pytester, number: si
         cwd=suite.path,
         env=environment,
         stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
         # A job in the background is born with SIGINT ignored, and so would be its children.
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
@@ -161,7 +163,10 @@ def test_an_interrupted_pytest_leaves_nothing(suite: pytest.Pytester, number: si
         hosts = _await_hosts(Path(suite.path))
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        process.communicate(timeout=60)
+        said = process.communicate(timeout=60)[0]
+    if number == signal.SIGINT:
+        assert len(re.findall(r"^host [01] of test_it\.py::test_hangs\[2x1\] was in$", said, re.MULTILINE)) == 2
+        assert len(re.findall(r'test_it\.py", line 7, in test_hangs$', said, re.MULTILINE)) == 2
     assert process.returncode == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -signal.SIGKILL)
     assert {one.pid for one in below} >= hosts
     _, alive = psutil.wait_procs(below, timeout=20)

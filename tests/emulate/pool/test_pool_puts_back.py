@@ -236,3 +236,38 @@ def test_what_an_import_set_stays_as_it_is_not_imported_a_second_time(warm: Pool
     with warm.lease("1x1", fresh=True) as lease:
         assert value(lease.run(import_module)) == (False, 0)
         assert value(lease.run(look)) == (True, 1)
+
+
+def leave_shared_memory(context: HostContext) -> tuple[str, int]:
+    from multiprocessing import resource_tracker, shared_memory
+
+    left = shared_memory.SharedMemory(create=True, size=64)
+    return left.name, resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+
+
+def look_around(context: HostContext) -> None:
+    pass
+
+
+def leave_shared_memory_and_a_process(context: HostContext) -> tuple[str, int]:
+    found = leave_shared_memory(context)
+    multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True).start()
+    return found
+
+
+def test_shared_memory_that_a_job_left_is_gone_and_its_host_stays(warm: Pool) -> None:
+    before = warm.statistics.replaced
+    with warm.lease("1x1") as lease:
+        name, tracker = value(lease.run(leave_shared_memory))
+        value(lease.run(look_around))  # which begins when the host has looked after itself
+    assert name not in os.listdir("/dev/shm")
+    assert not os.path.exists(f"/proc/{tracker}")
+    assert warm.statistics.replaced == before
+
+
+def test_a_process_that_was_left_with_shared_memory_does_not_hold_up_the_host(warm: Pool) -> None:
+    before = warm.statistics.replaced
+    with warm.lease("1x1") as lease:
+        value(lease.run(leave_shared_memory_and_a_process))
+        value(lease.run(leave_shared_memory))
+    assert warm.statistics.replaced == before + 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from emulate.cluster import HostContext
-from emulate.pool import HostResult, Pool, keep_state
+from emulate.pool import HostResult, Pool, keep_state, restore_state
 
 LIMIT = 60.0
 
@@ -292,9 +292,11 @@ def test_a_job_may_say_what_shall_stay(pool: Pool) -> None:
     assert pool.statistics.started == 1
 
 
-def test_to_keep_state_outside_of_a_warm_host_is_wrong_use() -> None:
+def test_to_keep_or_restore_state_outside_of_a_warm_host_is_wrong_use() -> None:
     with pytest.raises(ValueError, match=r"Only a warm host keeps state for later jobs\. Received: "):
         keep_state()
+    with pytest.raises(ValueError, match=r"Only a warm host puts its state back\. Received: "):
+        restore_state()
 
 
 def test_parameter_servers_are_ended_with_their_chief_and_not_used_again(pool: Pool) -> None:
