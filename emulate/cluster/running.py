@@ -345,7 +345,10 @@ class RunningCluster:
     def stacks(self) -> dict[int, str]:
         """The Python stack of every host that is still there, outermost call first, frames of gpudist removed."""
         shown = {number: stacks.main_thread(dump) for number, dump in self._dumps().items()}
-        return {number: "(its process is stopped)" if number in self.stopped else stack for number, stack in shown.items()}
+        return {number: "(its process is stopped)" if self._is_stopped(number) else stack for number, stack in shown.items()}
+
+    def _is_stopped(self, host: int) -> bool:
+        return host in self.stopped or system.is_stopped(self._pids.get(host, 0))
 
     def _dumps(self) -> dict[int, str]:
         with self._lock:

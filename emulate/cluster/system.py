@@ -115,14 +115,20 @@ def _parent_of(pid: str) -> int | None:
 
 def is_runnable(pid: int) -> bool:
     """Whether a thread of a process computes, waits for a processor, or for a disk."""
-    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-        try:
-            state = task.read_bytes().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
-            continue
-        if state in (b"R", b"D"):
-            return True
-    return False
+    return any(_state(task) in (b"R", b"D") for task in Path(f"/proc/{pid}/task").glob("*/stat"))
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal."""
+    return _state(Path(f"/proc/{pid}/stat")) in (b"T", b"t")
+
+
+def _state(stat: Path) -> bytes:
+    """The letter for what a thread is doing; empty where it is gone."""
+    try:
+        return stat.read_bytes().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b""
 
 
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
@@ -132,11 +138,10 @@ def has_working_child(pid: int) -> bool:
     """Whether a process has started another that is still there: helpers of `multiprocessing`, which idle, are not meant."""
     for child in children_of(pid):
         try:
-            state = Path(f"/proc/{child}/stat").read_bytes().rpartition(b")")[2].split()[0]
             command = Path(f"/proc/{child}/cmdline").read_bytes()
-        except (OSError, IndexError):
+        except OSError:
             continue
-        if state == b"Z":
+        if _state(Path(f"/proc/{child}/stat")) in (b"", b"Z"):
             continue
         if not any(helper in command for helper in _HELPERS) or has_working_child(child):
             return True

@@ -208,6 +208,12 @@ def test_a_job_that_takes_too_long_is_ended_with_all_stacks(pool: Pool) -> None:
     assert all("time.sleep(LIMIT)" in result.stack for result in results)
 
 
+def test_a_host_that_was_stopped_is_said_to_be(pool: Pool) -> None:
+    with pool.lease("2x1") as lease:
+        results = lease.run(lambda context: os.kill(os.getpid(), signal.SIGSTOP), timeout=0.3)
+    assert [(result.status, result.stack) for result in results] == [("timeout", "(its process is stopped)")] * 2
+
+
 def test_hurry_gives_the_others_only_their_grace(pool: Pool) -> None:
     def job(context: HostContext) -> str:
         context.send({"event": "failed"})
