@@ -37,6 +37,7 @@ class Body:
         objective: Targets that gradients were taken of.
         tape: (gradients, variables) of tapes, for loops without a known optimizer.
         last_tape: What the last tape gave gradients of, and how many draws were made before.
+        at_tape: Values of variables, by their id, when a tape first gave a gradient of them.
         draws: Samples of the random draws made so far.
         models: Outermost layers called: their variables that are not trained are recorded too.
         applied: True once an optimizer's apply in this very graph has taken the inputs along.
@@ -65,6 +66,7 @@ class Body:
         self.objective: list[Any] = []
         self.tape: list[tuple[list[Any], list[Any]]] = []
         self.last_tape: tuple[list[Any], int] = ([], 0)
+        self.at_tape: dict[int, Any] = {}
         self.draws: list[Any] = []
         self.models: dict[int, Any] = {}
         self.row_keys: Any = None

@@ -95,6 +95,7 @@ class Probe:
             "joins": False,
             "compiled": False,
             "train_steps": False,
+            "own_train_step": False,
         }
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
@@ -218,13 +219,15 @@ class Probe:
 
     def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """One pass of the program's function over one batch."""
+        order = None
         if self.plan.permute and body.label not in self.plan.apply_only:
-            args, kwargs = replay.permuted(self.plan.noise_seed, args, kwargs)
+            args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
         body.begin_pass()
         before = len(body.inputs)
         body.take_inputs(args, kwargs)
         draws.key_rows(self, body, body.inputs[before:])
         result = function(*args, **kwargs)
+        result = result if order is None else replay.put_back(body, order, result)
         if body.share is None or (body.share == -1 and self._is_joined_at_tapes):
             self._leave(body)
             if body.share is None:  # the last share of several has made it of its own rows alone
@@ -279,8 +282,16 @@ class Probe:
     def tape_step(self, body: Body) -> None:
         """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
+        about = {"tape": True, "outside": self._changed_outside(body, [variable for _, variable in pairs])}
         # Where there is an optimizer that has not applied yet, these may be the batches that it will take together.
-        self.step_made("tape", body, body.replica, pairs, {"tape": True} | ({"free": True} if self.has_optimizer else {}))
+        self.step_made("tape", body, body.replica, pairs, about | ({"free": True} if self.has_optimizer else {}))
+
+    def _changed_outside(self, body: Body, variables: list[Any]) -> tuple[str, ...]:
+        """Names of those that a step itself does not assign: what they are after it the next one finds, when its tape runs."""
+        known = {id(value) for value in body.reachable(list(body.at_tape.values()))}
+        assigned = body.assigned | self._assigned.get(body.label, {})
+        body.at_tape = {key: value for key, value in body.at_tape.items() if id(value) in known and key not in assigned}
+        return tuple(dict.fromkeys(self.names.of(v) for v in variables if id(upstream.tf_variable(v)) in body.at_tape))
 
     def resume(self, name: str, optimizer: Any) -> None:
         """Where a program may be started again: count its steps since its very first start from where its optimizer goes on."""
@@ -321,17 +332,17 @@ class Probe:
         tensors += self._gradient_tensors(pairs)
         self._trained |= {id(upstream.tf_variable(variable)) for _, variable in pairs}
         variables = [variable for _, variable in pairs] + self.untrained(body)
-        tensors += [
-            (("weight", self.names.of(v), bool(getattr(v, "trainable", True))), read_local(v))
-            for v in dict.fromkeys(_Same(v) for v in variables)
-            for v in [v.item]
-        ]
+        found = body.at_tape if body is not None and about.get("outside") else {}
+        for variable in (one.item for one in dict.fromkeys(_Same(v) for v in variables)):
+            key = ("weight", self.names.of(variable), bool(getattr(variable, "trainable", True)))
+            value = found.get(id(upstream.tf_variable(variable)))
+            tensors.append((key, read_local(variable) if value is None else value))
         self.facts["train_steps"] = _TRAIN_STEPS in sys.modules
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
         operation = self.recorder.hand_over("step", about, tensors)
         if not about.get("free"):
-            self.recorder.gate(optimizer, replica, operation)
+            self.recorder.gate(optimizer, replica, operation, one_more=bool(about.get("outside")))
         if body is None:
             self.recorder.hold_if_reached()
 

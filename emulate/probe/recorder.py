@@ -71,6 +71,7 @@ class Recorder:
         self._credits: Any = None
         self._gates: dict[tuple[str, int], Any] = {}
         self._eager_steps: dict[tuple[str, int], int] = {}
+        self._one_more: set[tuple[str, int]] = set()
         self.made_before: dict[str, int] = {}
         self._thread: threading.Thread | None = None
 
@@ -141,19 +142,38 @@ class Recorder:
             self._credits.enqueue_many([np.zeros([site.credits], np.int32)])
         return True
 
-    def gate(self, optimizer: str, replica: int, after: Any) -> None:
-        """Hold the step that this is the end of, if it is the last wanted one: in a graph by an operation here."""
+    def gate(self, optimizer: str, replica: int, after: Any, *, one_more: bool = False) -> None:
+        """Hold the step that this is the end of, if it is the last wanted one, or the one after it: in a graph by an operation.
+
+        Args:
+            optimizer: Whose step it is.
+            replica: The replica's number.
+            after: The operation that the step ends with.
+            one_more: What the last wanted step leads to is seen in the next one.
+        """
         import tensorflow as tf
 
         if self._steps is None:
             return
+        key = (optimizer, replica)
+        if one_more and key not in self._one_more:
+            self._allow_one_more(key)
         if tf.executing_eagerly():
-            key = (optimizer, replica)
             self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(optimizer, 0)) + 1
             return
         permits = self._permits(optimizer, replica)
         with graph_functions.device("CPU:0"), tf.control_dependencies([after]):
             permits.dequeue()
+
+    def _allow_one_more(self, key: tuple[str, int]) -> None:
+        """Hold the step after the last wanted one, whichever function makes it."""
+        import tensorflow as tf
+
+        self._one_more.add(key)
+        self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(key[0], 0)) - 1
+        permits = self._permits(*key)
+        with tf.init_scope(), graph_functions.device("CPU:0"):
+            permits.enqueue(tf.constant(0))
 
     def _permits(self, optimizer: str, replica: int) -> Any:
         import tensorflow as tf
@@ -164,7 +184,7 @@ class Recorder:
             permits = self._gates.get((optimizer, replica))
             if permits is None:
                 with tf.init_scope(), graph_functions.device("CPU:0"):
-                    permits = tf.queue.FIFOQueue(left, [tf.int32], shapes=[[]])
+                    permits = tf.queue.FIFOQueue(left + 1, [tf.int32], shapes=[[]])
                     if left > 1:
                         permits.enqueue_many([tf.zeros([left - 1], tf.int32)])
                 self._gates[(optimizer, replica)] = permits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Recording:
         self._last: dict[int, dict[str, Any]] = {}
         self._reached = False
         self._is_taping = False
+        self._outside: dict[tuple[int, str], tuple[str, int]] = {}
 
     def write(self, event: Mapping[str, Any]) -> None:
         """Write an event as it is."""
@@ -91,7 +92,9 @@ class Recording:
     def _left(self, record: Record) -> None:
         """Trained variables when the program has ended, those that it has changed since the last step and tables of slices."""
         replica = record.about["replica"]
+        self._settle(record, [key[1] for key, _ in record.values])
         trained = {key: value for key, value in record.values if (replica, key[1]) in self._trained}
+        trained = {key: value for key, value in trained.items() if (replica, key[1]) not in self._outside}
         changed = [key[1] for key, value in trained.items() if digest(value) != self._trained[(replica, key[1])]]
         variables = {
             key[1]: self._variable(("left", 0, key[1]), value, record, trainable=key[2])
@@ -99,6 +102,19 @@ class Recording:
             if key[1] in changed or _shard(record, key[1]) is not None
         }
         self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
+
+    def _settle(self, record: Record, names: Collection[str]) -> None:
+        """What became of variables after the last step, where it is not the step itself that changes them."""
+        replica = record.about["replica"]
+        variables = {
+            key[1]: self._variable((f"after {place[0]}", place[1], key[1]), value, record, trainable=key[2])
+            for key, value in record.values
+            if key[0] in ("weight", "variable") and key[1] in names and (place := self._outside.get((replica, key[1])))
+        }
+        if variables:
+            self.write({"event": "after", "replica": replica, "variables": variables})
+            last = self._last[replica]
+            self._last[replica] = last | {"weights": last["weights"] | variables}
 
     def _state(self, record: Record) -> None:
         """What a step has assigned itself: it belongs to the last step that its replica has made."""
@@ -142,14 +158,20 @@ class Recording:
         self._counts[(optimizer, replica)] += 1
         self._is_taping = self._is_taping or bool(about.get("free"))
         if self._wanted is not None and index >= self._wanted and not about.get("free"):
+            if self._waits(optimizer) and not self._reached:
+                self._settle(record, about.get("outside", ()))
+                self._notice_end(optimizer)
             return
         event: dict[str, Any] = {"event": "step", "optimizer": optimizer, "step": index, "replica": replica}
-        event |= {name: about[name] for name in ("reduced", "tape", "free", "again") if about.get(name)}
+        event |= {name: about[name] for name in ("reduced", "tape", "free", "again", "outside") if about.get(name)}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
         taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}
         event |= {"taped": taped} if taped else {}
         event["weights"] = self._weights(record, optimizer, index)
+        for name in event["weights"]:
+            self._outside.pop((replica, name), None)
+        self._outside |= {(replica, name): (optimizer, index) for name in about.get("outside", ())}
         event |= _objective(record)
         event["draws"] = [digest(value) for key, value in record.values if key[0] == "draw"]
         if about.get("apply_only"):
@@ -192,12 +214,16 @@ class Recording:
     def _notice_end(self, optimizer: str) -> None:
         if self._wanted is None or self._reached:
             return
-        left = self._wanted - self.made_before.get(optimizer, 0)
+        left = self._wanted - self.made_before.get(optimizer, 0) + self._waits(optimizer)
         done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= left]
         if len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last):
             self._reached = True
             self.close("steps")
             self._send({"event": "reached", "step": self._wanted})
+
+    def _waits(self, optimizer: str) -> bool:
+        """Whether the next step will find what becomes of variables after the last one."""
+        return any(name == optimizer for name, _ in self._outside.values())
 
     def close(self, reason: str) -> None:
         """Write what is held back, the final weights and the end."""
@@ -234,14 +260,14 @@ class Recording:
     def _report(self, record: Record) -> None:
         about = record.about
         value = float(np.sum(record.values[0][1], dtype=np.float64))
-        self.report(about["kind"], about["name"], value)
+        self.report(about["kind"], about["name"], value, {name: about[name] for name in ("line", "how") if name in about})
 
-    def report(self, kind: str, name: str, value: float) -> None:
-        """Write a number the program reports; the same name again is the next step."""
+    def report(self, kind: str, name: str, value: float, more: Mapping[str, str] | None = None) -> None:
+        """Write a number the program reports, and what more is known of it; the same name again is the next step."""
         step = self._reported[name]
         self._reported[name] += 1
         if self._wanted is None or step < self._wanted * MOST_RUNS:  # a number may be reported for each run
-            number = {"step": step, "made": self.num_steps, "value": value, "replica": None}
+            number = {"step": step, "made": self.num_steps, "value": value, "replica": None, **(more or {})}
             self.write({"event": "report", "kind": kind, "name": name, **number})
 
     def shared(self, name: str) -> None:

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The same batch with its rows in another order, another one in each step."""
+    return in_another_order(seed, args, kwargs)[:2]
+
+
+def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """The same, and that order; None where there are no rows."""
     import tensorflow as tf
 
     flat = tf.nest.flatten((args, kwargs))
     positions = row_positions({i: _static_rows(value) for i, value in enumerate(flat) if _static_rows(value) is not None})
     if not positions:
-        return args, kwargs
+        return args, kwargs, None
     number = _num_rows(flat[positions[0]])
     step_seed = _step_seed(seed, flat[positions[0]])
     with graph_functions.on_cpu():
@@ -37,7 +42,46 @@ def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
     for position in positions:
         flat[position] = _gathered(flat[position], order, number)
     new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), flat)
-    return new_args, new_kwargs
+    return new_args, new_kwargs, order
+
+
+def put_back(body: Body, order: Any, result: Any) -> Any:
+    """What a step returns for each of its rows (predictions, states), in the order in which the program handed it the rows.
+
+    The program may hand it to another step, beside rows that it knows in its own order. What has as many rows by chance stays
+    as it is where it has the shape of a weight, as gradients have.
+    """
+    import tensorflow as tf
+
+    kinds = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
+    weights = _shapes_of_weights(body)
+
+    def back(value: Any) -> Any:
+        if not isinstance(value, kinds) or _static_rows(value) is None or tuple(value.shape) in weights:
+            return value
+        return _in_place(value, order)
+
+    return tf.nest.map_structure(back, result)
+
+
+def _shapes_of_weights(body: Body) -> set[tuple[int | None, ...]]:
+    taped = [weight for _, weights in body.tape for weight in weights]
+    called = [weight for model in body.models.values() for weight in getattr(model, "weights", ())]
+    return {tuple(weight.shape) for weight in [*taped, *called]}
+
+
+def _in_place(value: Any, order: Any) -> Any:
+    """Rows as they were before they were put in an order; what has not as many stays as it is."""
+    import tensorflow as tf
+
+    static = _static_rows(value), order.shape[0]
+    if static[0] != static[1] and static[0] != -1 and static[1] is not None:
+        return value
+    rows = _num_rows(value)
+    with graph_functions.on_cpu():
+        is_permuted = tf.equal(rows, tf.size(order))
+        before = tf.cond(is_permuted, lambda: tf.math.invert_permutation(order), lambda: tf.range(rows))
+    return _gathered(value, before, rows)
 
 
 def _step_seed(seed: int, value: Any) -> Any:
@@ -148,6 +192,13 @@ def assign_initial(trace: Path, names: Names, copies: list[tuple[Any, Any]], rep
             copy.assign(value.astype(copy.dtype.as_numpy_dtype).reshape(copy.shape))  # a scalar is kept with one dimension
 
 
+_OF_OTHER_CALLS = (
+    "A replay needs rows and update in one call of Strategy.run, and this program takes gradients in one call (or several) and "
+    "applies them in another, or outside."
+)
+_NO_ROWS = "A replay needs the rows of each step, and none were seen: no step was made, or its call of Strategy.run gets none."
+
+
 class Rows:
     """The rows of another run's replicas, step after step."""
 
@@ -159,8 +210,10 @@ class Rows:
         self._backwards = plan.backwards
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         made = [step for steps in self._steps for step in steps]
-        if not any(step.row_inputs for step in made) or not all(_is_whole(step) for step in made):
+        if not all(_is_whole(step) for step in made):
             raise ValueError("A replay needs all rows: of large ones a part was kept, of sparse and ragged ones nothing.")
+        if not any(step.row_inputs for step in made):
+            raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in made) else _NO_ROWS)
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import numbers
+import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from emulate.probe.probe import Probe
 
 
+SO_FAR = "epoch so far"
+"""Before a name: what the epoch would log if it ended here."""
 _SUMMED = (
     "Keras 2's fit logs the loss and metrics of a batch as the sum over the hosts (reduce_per_replica, tf_keras 2.21): "
     "those of batches were not compared; those of an epoch are right."
@@ -30,12 +34,24 @@ def install_reduce(probe: Probe) -> None:
     @functools.wraps(original)
     def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
         result = original(self, reduce_op, value, axis)
-        caller = _caller(sys._getframe(1))
+        frame = sys._getframe(1)
+        caller = _caller(frame)
         if caller is not None:
-            report_tensor(probe, result, "loss", f"{caller}/reduce")
+            is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
+            more = {"line": _line(result, frame), **({"how": "mean"} if is_mean else {})}
+            report_tensor(probe, result, "loss", f"{caller}/reduce", more)
         return result
 
     cls.reduce = reduce
+
+
+def _line(result: Any, frame: Any) -> str:
+    """The line of the program that reduces; what autograph has made of it is told by the operation."""
+    import tensorflow as tf
+
+    if tf.is_tensor(result) and not tf.executing_eagerly():
+        return upstream.line_of(result.op)
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def install_local_results(probe: Probe) -> None:
@@ -87,13 +103,13 @@ def _looked_at(probe: Probe, name: str, seen: dict[int, None], key: int | None, 
         report_tensor(probe, value, "loss", name)
 
 
-def report_tensor(probe: Probe, value: Any, kind: str, name: str) -> None:
-    """Record a number that the program reports, where it is a floating scalar outside of a step."""
+def report_tensor(probe: Probe, value: Any, kind: str, name: str, more: Mapping[str, Any] | None = None) -> None:
+    """Record a number that the program reports, and what more is known of it: a floating scalar outside of a step."""
     import tensorflow as tf
 
     if bodies.current() is not None or not tf.is_tensor(value) or value.shape.rank != 0 or not is_floating(value):
         return
-    probe.recorder.hand_over("report", {"kind": kind, "name": name}, [(("value",), value)])
+    probe.recorder.hand_over("report", {"kind": kind, "name": name, **(more or {})}, [(("value",), value)])
 
 
 _PASSING = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_device_strategy", "emulate.")
@@ -146,6 +162,7 @@ def _wrap_logs(probe: Probe, cls: Any) -> None:
 def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
     original = getattr(cls, method)
     takes_number = where != "evaluate"
+    made: Counter[int] = Counter()
     sums_over_hosts = probe.several_hosts and cls.__module__.startswith(upstream.LEGACY_KERAS)
 
     @functools.wraps(original)
@@ -157,9 +174,39 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
         logs = kwargs.get("logs", args[position] if len(args) > position else None)
         for name, value in logs.items() if isinstance(logs, Mapping) else ():  # none yet where a worker has them
             _report_log(probe, f"{where}/{name}", value)
+        if where == "batch" and isinstance(logs, Mapping):
+            _note_train_step(probe, self.model)
+            _report_so_far(probe, self.model, logs, made)
         return original(self, *args, **kwargs)
 
     setattr(cls, method, hook)
+
+
+def _note_train_step(probe: Probe, model: Any) -> None:
+    """Whether the program has written the `train_step` that makes these logs."""
+    theirs = (upstream.KERAS_3, upstream.LEGACY_KERAS, "gpudist_core.")
+    owners = [cls for cls in type(model).__mro__ if "train_step" in vars(cls)]
+    if "train_step" in vars(model) or any(not cls.__module__.startswith(theirs) for cls in owners):
+        probe.facts["own_train_step"] = True
+        probe.write_facts()
+
+
+def _report_so_far(probe: Probe, model: Any, logs: Mapping[str, Any], made: Counter[int]) -> None:
+    """What an epoch that ended before the run is held would log: of metrics, what they are over all replicas together.
+
+    In a batch's logs they are the mean of the replicas'.
+    """
+    each = getattr(model, "steps_per_execution", 1)
+    each = each if isinstance(each, int) else 1
+    made[id(model)] += each
+    if probe.several_hosts or probe.plan.steps is None or made[id(model)] + each < probe.plan.steps:
+        return  # between hosts to read a metric is a collective
+    try:
+        found = model.get_metrics_result()
+    except Exception:  # a metric of the program's own that cannot tell yet must not end it
+        return
+    for name, value in (found if found.keys() == logs.keys() else logs).items():
+        _report_log(probe, f"{SO_FAR}/{name}", value)
 
 
 def _report_log(probe: Probe, name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from emulate.probe import body as bodies
 from emulate.probe import replay, upstream
 from emulate.probe.plan import TAPES_JOINED
-from emulate.probe.variables import is_floating
+from emulate.probe.variables import is_floating, read_local
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -78,4 +78,7 @@ def _remember(body: bodies.Body, probe: Probe, target: Any, sources: Any, result
     gradients = tf.nest.flatten(result)
     if len(variables) == len(gradients) and _are_variables(sources) and (body.share is None or body.share == -1):
         body.tape.append((gradients, variables))
+        of_loop = not (probe.has_optimizer or probe.has_servers)  # where no optimizer is seen to apply; workers take turns
+        for variable in variables if of_loop else ():
+            body.at_tape.setdefault(id(upstream.tf_variable(variable)), read_local(variable))
         probe.initial.before_first("tape", body.replica, variables)

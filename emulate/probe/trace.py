@@ -21,12 +21,13 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, runs, reduced, tape,
-                 free, again
+                 free, again, outside
+    after        replica, variables: what the update has made of them that followed their last step
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
     streams      streams: {name: {seed, moved, looks}}: generators that the program seeds, and how often each moved on
     evaluation   replica, rows                                               a Strategy.run without an apply
-    report       kind (loss or metric), name, step, made, value, replica     what the program itself reports
+    report       kind (loss or metric), name, step, made, value, replica, line, how: what the program itself reports
     shared       name: what is reported under it is one replica's part of something that the program makes of several
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
@@ -162,6 +163,7 @@ class Step:
         taped: Of a step that adds up gradients itself what its tapes gave on this replica.
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
         again: True where the same call of `Strategy.run` has made an update before.
+        outside: Variables that the program changes outside of `Strategy.run`: what they are after the step the next one finds.
     """
 
     host: int
@@ -180,6 +182,7 @@ class Step:
     taped: Mapping[str, StoredArray] = field(default_factory=dict)
     reduced: bool = False
     again: bool = False
+    outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,6 +192,8 @@ class Report:
     Attributes:
         step: How often this host had reported that number before.
         made: How many training steps it had made by then, where that was recorded.
+        line: Of what it reduces the line of the program.
+        how: `mean` where it was reduced by a mean over the replicas.
     """
 
     host: int
@@ -198,6 +203,8 @@ class Report:
     value: float
     replica: int | None = None
     made: int | None = None
+    line: str | None = None
+    how: str | None = None
 
 
 class TraceWriter:
@@ -343,7 +350,9 @@ class Trace:
             if event["replica"] in made:
                 step = made[event["replica"]]
                 made[step.replica] = replace(step, state={**step.state, **self._variables(host, event["variables"])})
-        return {name: [_with_tables(by_index[i]) for i in sorted(by_index)] for name, by_index in found.items()}
+        after = {(host, event["replica"]): self._variables(host, event["variables"]) for host, event in self.of("after")}
+        in_order = {name: _after_updates([by_index[i] for i in sorted(by_index)], after) for name, by_index in found.items()}
+        return {name: [_with_tables(step) for step in steps] for name, steps in in_order.items()}
 
     def steps(self, optimizer: str) -> list[dict[int, Step]]:
         """The steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
@@ -397,7 +406,17 @@ class Trace:
         """What the program reported, host after host; a value that is not finite is NaN or infinite here too."""
         shared = {event["name"] for _, event in self.of("shared")}
         return [
-            Report(host, e["kind"], e["name"], e["step"], float(e["value"]), e.get("replica"), e.get("made"))
+            Report(
+                host,
+                e["kind"],
+                e["name"],
+                e["step"],
+                float(e["value"]),
+                e.get("replica"),
+                e.get("made"),
+                e.get("line"),
+                e.get("how"),
+            )
             for host, e in self.of("report")
             if e["name"] not in shared
         ]
@@ -421,6 +440,7 @@ class Trace:
             taped={n: a for n, e in event.get("taped", {}).items() if (a := self._array(host, e)) is not None},
             reduced=event.get("reduced", False),
             again=event.get("again", False),
+            outside=tuple(event.get("outside", ())),
         )
 
     def _variables(self, host: int, entries: Mapping[str, Any]) -> dict[str, Variable]:
@@ -459,6 +479,28 @@ def _event(line: str, where: str) -> dict[str, Any]:
 def _is_of_one_call(step: Step, before: Step) -> bool:
     """Whether two optimizers were applied, outside of `Strategy.run`, to what one call of it has made."""
     return step.reduced and before.reduced and step.optimizer != before.optimizer and step.rows == before.rows
+
+
+def _after_updates(
+    steps: list[dict[int, Step]], after: Mapping[tuple[int, int], Mapping[str, Variable]]
+) -> list[dict[int, Step]]:
+    """Steps with their variables as they are after the update: of what is updated outside of `Strategy.run` the next step's.
+
+    What nobody saw after its last step has no value there.
+    """
+    later = {place: dict(variables) for place, variables in after.items()}
+    found: list[dict[int, Step]] = []
+    for step in reversed(steps):
+        made = {}
+        for replica, one in step.items():
+            known = later.setdefault((one.host, replica), {})
+            updated = {name: known.get(name) if name in one.outside else variable for name, variable in one.weights.items()}
+            made[replica] = replace(one, weights={name: variable for name, variable in updated.items() if variable is not None})
+            for name, variable in one.weights.items():
+                known.pop(name, None)
+                known |= {name: variable} if name in one.outside else {}
+        found.append(made)
+    return found[::-1]
 
 
 def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:

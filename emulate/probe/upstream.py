@@ -265,6 +265,7 @@ def file_writers() -> list[tuple[Any, str, PathOf]]:
     summary = load("tensorflow.python.ops.gen_summary_ops")
     return [
         (file_io.FileIO, "_prewrite_check", lambda args, _: args[0].name),
+        (file_io, "rename_v2", lambda args, kwargs: _argument(args, kwargs, 1, "dst")),
         (summary, "create_summary_file_writer", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "logdir"))),
     ]
 
@@ -273,6 +274,16 @@ def checkpoint_writer() -> tuple[Any, str, PathOf]:
     """What writes every checkpoint of TensorFlow, in the same form."""
     saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
     return saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))
+
+
+def file_readers() -> list[tuple[Any, str, PathOf]]:
+    """Where it reads files, and what reads every checkpoint, in the same form."""
+    file_io = load("tensorflow.python.lib.io.file_io")
+    checkpoints = load("tensorflow.python.training.py_checkpoint_reader")
+    return [
+        (file_io.FileIO, "_preread_check", lambda args, _: None if args[0]._read_buf else args[0].name),
+        (checkpoints, "NewCheckpointReader", lambda args, kwargs: _text_of(_argument(args, kwargs, 0, "filepattern"))),
+    ]
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:

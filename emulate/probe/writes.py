@@ -1,14 +1,16 @@
 """What a program writes where others can meet it: outside of the folders that each run has to itself, and its checkpoints.
 
-Python's own writes are seen by an audit hook, which cannot be taken away again; TensorFlow and HDF5 write past Python,
-so that their doors are watched one by one.
+So is what it reads there that was written while the verification went on. What Python itself opens is seen by an audit hook,
+which cannot be taken away again; TensorFlow and HDF5 open files past Python, so that their doors are watched one by one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -25,22 +27,32 @@ MOST = 200
 
 
 class Writes:
-    """Tells each path once that this process writes and that other runs can see, and each checkpoint or saved model.
+    """Tells each path once that this process writes or reads and that other runs can see, and each checkpoint or saved model.
 
     Args:
         is_private: Whether a path is this run's own.
-        tell: Called with each other path, as text.
+        tell: Called with each other path that is written, as text, and whether a file from before the verification lies there.
+        tell_read: Called with each other file that is read and not from before, and whether this process has written it.
         tell_saved: Called with each path of a checkpoint or a model; the run's other hosts can see it.
+        since: When the verification began, in seconds since the epoch.
     """
 
     def __init__(
-        self, is_private: Callable[[str], bool], tell: Callable[[str], None], tell_saved: Callable[[str], None]
+        self,
+        is_private: Callable[[str], bool],
+        tell: Callable[[str, bool], None],
+        tell_read: Callable[[str, bool], None],
+        tell_saved: Callable[[str], None],
+        since: float,
     ) -> None:
         self._is_private = is_private
         self._tell = tell
+        self._tell_read = tell_read
         self._tell_saved = tell_saved
+        self._since = since
         self._pid = os.getpid()
         self._known: set[str] = set()
+        self._read: set[str] = set()
         self._saved: set[str] = set()
         self._busy = threading.local()
 
@@ -54,6 +66,8 @@ class Writes:
         look = _LOOKS.get(event)
         if look is None or getattr(self._busy, "now", False):
             return
+        if event == "open" and _reads(args):
+            self.seen_reading(args[0])
         for path in look(args):
             self.seen(path)
 
@@ -71,36 +85,72 @@ class Writes:
                 self._tell_saved(text)
             if text not in self._known and len(self._known) < MOST and not self._is_private(text):
                 self._known.add(text)
-                self._tell(text)
+                written = _written_at(text)
+                self._tell(text, written is not None and written < self._since)
         except (OSError, ValueError):  # a path that the program itself cannot open either
+            pass
+        finally:
+            self._busy.now = False
+
+    def seen_reading(self, path: Any) -> None:
+        """A path is about to be read: a file, or a checkpoint without the endings of its files."""
+        if getattr(self._busy, "now", False) or os.getpid() != self._pid:
+            return
+        self._busy.now = True
+        try:
+            written = _written_at(path)
+            if written is None or written < self._since:  # as nearly all that a program reads
+                return
+            text = _absolute(path)
+            if text is not None and text not in self._read and len(self._read) < MOST and not self._is_private(text):
+                self._read.add(text)
+                self._tell_read(text, text in self._known)
+        except (OSError, ValueError):
             pass
         finally:
             self._busy.now = False
 
     def _watch_tensorflow(self) -> None:
         for owner, name, path_of in upstream.file_writers():
-            self._watch(owner, name, path_of)
-        self._watch(*upstream.checkpoint_writer(), checkpoint=True)
+            self._watch(owner, name, path_of, self.seen)
+        self._watch(*upstream.checkpoint_writer(), functools.partial(self.seen, checkpoint=True))
+        for owner, name, path_of in upstream.file_readers():
+            self._watch(owner, name, path_of, self.seen_reading)
 
     def _watch_h5py(self) -> None:
         file_class = importlib.import_module("h5py").File
-        self._watch(file_class, "__init__", lambda args, kwargs: args[1] if _h5_mode(args, kwargs) != "r" else None)
+        # What was wrapped last comes first: a file that is opened for both is read as others have left it.
+        for modes, seen in (("r+", "w", "w-", "x", "a"), self.seen), (("r", "r+", "a"), self.seen_reading):
+            self._watch(file_class, "__init__", functools.partial(_h5_path, modes), seen)
 
-    def _watch(self, owner: Any, name: str, path_of: upstream.PathOf, *, checkpoint: bool = False) -> None:
+    def _watch(self, owner: Any, name: str, path_of: upstream.PathOf, seen: Callable[[Any], None]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             path = path_of(args, kwargs)
             if path is not None:
-                self.seen(path, checkpoint=checkpoint)
+                seen(path)
             return original(*args, **kwargs)
 
         setattr(owner, name, watched)
 
 
-def _h5_mode(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return kwargs.get("mode", args[2] if len(args) > 2 else "r")
+def _h5_path(modes: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The path of an HDF5 file that is opened in one of these modes."""
+    mode = kwargs.get("mode", args[2] if len(args) > 2 else "r")
+    return (args[1] if len(args) > 1 else kwargs.get("name")) if mode in modes else None
+
+
+def _written_at(path: Any) -> float | None:
+    """When a file was written, or a checkpoint; None where there is none."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        return None
+    for name in (os.fsdecode(path), f"{os.fsdecode(path)}.index"):
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(name)
+            return found.st_mtime if stat.S_ISREG(found.st_mode) else None
+    return None
 
 
 def _absolute(path: Any) -> str | None:
@@ -119,6 +169,14 @@ def _opened(args: tuple[Any, ...]) -> Iterator[Any]:
     path, _, flags = args
     if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
         yield path
+
+
+def _reads(args: tuple[Any, ...]) -> bool:
+    """Whether what is opened is read as it is. Who makes it where it is not there wants to lock it, or to append to it."""
+    path, _, flags = args
+    if not isinstance(flags, int) or isinstance(path, int):
+        return False
+    return flags & os.O_ACCMODE != os.O_WRONLY and not flags & (os.O_TRUNC | os.O_CREAT | os.O_DIRECTORY)
 
 
 def _made(args: tuple[Any, ...]) -> Iterator[Any]:

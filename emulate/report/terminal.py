@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from emulate.verify.verdict import Reference, Run, Verdict
 
 _RIGHT = {3, 4, 5, 6, 7, 8}
+_OF_REPEATS = ("unseeded-randomness", "shared-files")
+"""The causes of a reference that does not repeat itself."""
 
 
 def render(verdict: Verdict, width: int = PLAIN_WIDTH) -> str:
@@ -91,7 +93,9 @@ def _without_addresses(error: str) -> str:
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
     """What is to be said of the reference beside the runs; empty where it is in order."""
     if reference.status == "ok" and not reference.repeatable:
-        return f"The reference (the program on {reference.topology}) differs from its own repeat: see unseeded-randomness."
+        found = [cause.code for run in runs for cause in run.causes]
+        why = next((code for code in found if code in _OF_REPEATS), _OF_REPEATS[0])
+        return f"The reference (the program on {reference.topology}) differs from its own repeat: see {why}."
     if reference.status in ("ok", "none"):
         return ""
     words = {"failed": "fails", "hung": "hangs"}.get(reference.status, reference.status)

@@ -117,7 +117,7 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = judge_all(runner, found.name, seed, allow, fitting)
-        notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings())]
+        notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
@@ -149,14 +149,18 @@ def _place(traces: Path | None) -> Path:
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
-def _meetings(paths: Sequence[str]) -> list[str]:
+def _meetings(paths: Sequence[str], replaced: Sequence[str]) -> list[str]:
     """What the user should know of places where runs could meet."""
-    if not paths:
-        return []
+    where = "outside of the working directory and the program's folder"
+    found = "where no run has files of its own and one may have found what another left"
+    met = f"Several runs wrote the same paths {where}, {found}"
+    lost = f"Runs overwrote, changed or removed files {where} that were there before, and they stay so"
+    return [f"{what}: {_shown(some)}." for what, some in ((met, paths), (lost, replaced)) if some]
+
+
+def _shown(paths: Sequence[str]) -> str:
     more = f" and {len(paths) - SHOWN_PATHS} more" if len(paths) > SHOWN_PATHS else ""
-    where = "outside of the working directory and the program's folder, where no run has files of its own"
-    shown = ", ".join(paths[:SHOWN_PATHS])
-    return [f"Several runs wrote the same paths {where} and one may have found what another left: {shown}{more}."]
+    return ", ".join(paths[:SHOWN_PATHS]) + more
 
 
 def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:

@@ -12,6 +12,7 @@ from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
@@ -107,8 +108,12 @@ class Case:
         outcome: How the run ended.
         recovery: What became of the program with faults.
         order_matters: Whether the order of the rows in a batch matters to the program.
+        met_alone: Where each run on one device met other runs, files outside of the folders that each has to itself: `plain`,
+            `repeat`, then the others.
+        met: The same of these and the topology's together.
 
     Attributes:
+        undecided: By code of a cause why it cannot be told whether it is there.
         clips_the_sum: Whether the base, which explains the run, does once with the gradients of all replicas what the program
             does with gradients by itself.
     """
@@ -133,6 +138,8 @@ class Case:
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
         order_matters: bool = False,
+        met_alone: Sequence[Met] = (),
+        met: Met | None = None,
     ) -> None:
         self._order_matters = order_matters
         self.reference = reference
@@ -143,9 +150,11 @@ class Case:
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
         self.recovery = recovery
+        self.met_alone, self.met = met_alone, met or Met()
         self.found: list[Finding] = []
         self.notes: list[str] = []
         self.unreachable: list[str] = []
+        self.undecided: dict[str, str] = {}
         self.clips_the_sum = False
         self._rerun = rerun
         self._confirm = confirm
@@ -206,9 +215,10 @@ class Case:
 
     @property
     def ledger(self) -> Ledger | None:
-        """The ledger that is not in order, else the first."""
+        """The ledger that is not in order, else that of the optimizer with the most steps, the first of several."""
         known = [ledger for ledger in self.ledgers.values() if ledger.is_known]
-        return next((one for one in known if not one.is_same), known[0] if known else None)
+        longest = max(known, key=lambda one: len(one.topology), default=None)
+        return next((one for one in known if not one.is_same), longest)
 
     @cached_property
     def agreement(self) -> Agreement:

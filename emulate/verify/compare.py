@@ -186,9 +186,9 @@ class Comparison:
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
 
 
-def _order(point: Point) -> tuple[int, int, int, float]:
+def _order(point: Point) -> tuple[int, int, float]:
     kind = point.measure.key.kind
-    return (0 if kind == "initial-weight" else 1, point.step, _place(kind), -point.ratio)
+    return (point.step, _place(kind), -point.ratio)
 
 
 def compare(

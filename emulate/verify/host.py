@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -37,6 +38,7 @@ class RecordedProgram:
         seed: Seeds Python, NumPy, TensorFlow and Keras; None leaves them alone.
         precision: Keras's float type.
         device: `cpu` or `gpu`; on GPUs TF32 is off.
+        since: When the verification began, in seconds since the epoch.
     """
 
     program: Program
@@ -44,6 +46,7 @@ class RecordedProgram:
     seed: int | None
     precision: str = "float32"
     device: str = "cpu"
+    since: float = math.inf
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
@@ -51,8 +54,10 @@ class RecordedProgram:
             when_imported("tensorflow", _without_tf32)
         writes = Writes(
             context.is_private,
-            lambda path: context.send({"event": "wrote", "path": path}),
+            lambda path, was_there: context.send({"event": "wrote", "path": path, "was_there": was_there}),
+            lambda path, is_own: context.send({"event": "read", "path": path, "is_own": is_own}),
             lambda path: context.send({"event": "saved", "path": path}),
+            self.since,
         )
         writes.install()
         if self.plan is None:

@@ -12,6 +12,7 @@ from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.causes.cause import names_in_words, numbers
+from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
@@ -94,6 +95,8 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         The verdict with its causes.
     """
     causes = find_causes(case, allow)
+    if _is_shared(_deciding(causes)):
+        case.rebase(case.comparison)  # a replay would tell nothing
     if _has_workers_with_data(case):
         causes = tuple(cause for cause in causes if cause.code not in _OF_ROWS)
     deciding = _deciding(causes)
@@ -101,7 +104,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
     if grows and deciding and all(cause.code in _OF_OWN_ROWS for cause in deciding):
         advice, own_rows = _as_advice(deciding)
         causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
-    verdict, missing = _verdict(case, deciding)
+    verdict, missing = _verdict(case, deciding, allow)
     if verdict in ("equivalent", "unverified"):
         missing = _unordered(case, missing, asynchronous=asynchronous)
         verdict = "unverified" if missing else "equivalent"
@@ -114,10 +117,19 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         steps=case.topology.num_steps,
         samples=case.ledger.samples if case.ledger else Samples(),
         worst=base.worst_by_rounding if verdict == "equivalent" else case.comparison.worst,
-        first_divergence=None if verdict == "equivalent" else _first(case),
+        first_divergence=None if verdict == "equivalent" or _OTHERS_FILES in missing else _first(case),
         causes=causes,
         not_compared=tuple(
-            dict.fromkeys((*base.not_compared, *case.unreachable, *missing, *_other_rows(case), *_changed_after(case)))
+            dict.fromkeys(
+                (
+                    *base.not_compared,
+                    *case.unreachable,
+                    *missing,
+                    *case.undecided.values(),
+                    *_other_rows(case),
+                    *_changed_after(case),
+                )
+            )
         ),
         notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
         course=decided_on.course,
@@ -192,17 +204,24 @@ def _reason(case: Case) -> str | None:
     return case.outcome.hung or with_faults
 
 
-def _verdict(case: Case, deciding: list[Finding]) -> tuple[str, list[str]]:
-    missing = _missing(case)
+def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tuple[str, list[str]]:
+    missing = _missing(case, allow)
     if case.outcome.hung:
         return "hung", []
     if case.outcome.failure:
         return "failed", []
     if case.recovery is not None and not case.recovery.has_ended:
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
+    if _is_shared(deciding):
+        return "unverified", [_OTHERS_FILES, *missing]
     if deciding:
         return "divergent", []
     return ("unverified" if missing else "equivalent"), missing
+
+
+def _is_shared(deciding: Sequence[Finding]) -> bool:
+    """Whether runs have changed each other's files: what differs then is nothing of the program's."""
+    return any(cause.code == SHARED_FILES.code for cause in deciding)
 
 
 def _unreported(case: Case, verdict: str) -> list[str]:
@@ -247,7 +266,7 @@ _UNREPORTED = (
 )
 
 
-def _missing(case: Case) -> list[str]:
+def _missing(case: Case, allow: Collection[str]) -> list[str]:
     """What a verdict of equivalence lacks."""
     compared = case.base.kinds()
     with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
@@ -259,14 +278,15 @@ def _missing(case: Case) -> list[str]:
             missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
     if case.outcome.cut:
         missing.append(_CUT)
-    missing += _open_scale(case)
+    missing += [*_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
     return missing if case.ledger else [*missing, _UNSEEN_ROWS]
 
 
 def _open_scale(case: Case) -> list[str]:
     """Where a row's loss depends on the others of its replica a factor cannot be measured; by the losses it may be there."""
     first = min(case.comparison.objectives, key=lambda point: point.step, default=None)
-    if first is None or case.has("loss-scaling") or not case.has("in-batch-negatives"):
+    is_of_parts = case.has("in-batch-negatives") or case.has("static-tensor-split")
+    if first is None or case.has("loss-scaling") or not is_of_parts:
         return []
     factor, replicas = first.factor, case.num_replicas
     if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):
@@ -279,6 +299,7 @@ def _open_scale(case: Case) -> list[str]:
     return [told]
 
 
+_OTHERS_FILES = "anything: runs found files that other runs of the verification had written, and differ by them (shared-files)"
 _CUT = (
     "steps: a process ended at once (an exit of C), before what it had recorded was written, so that its last steps were not "
     "seen; end the program with sys.exit, or by returning"

@@ -56,7 +56,7 @@ def cancelled_onset(points: Sequence[Point]) -> int | None:
 def _out(points: Sequence[Point]) -> list[Point]:
     """What is beyond the noise floor; nothing where rounding cannot be the reason."""
     out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
-    return [] if any(p.measure.non_finite or p.measure.key.kind == "initial-weight" for p in out) else out
+    return [] if any(p.measure.non_finite or (p.measure.key.kind == "initial-weight" and not p.step) for p in out) else out
 
 
 def _starts_small(out: Sequence[Point], first: int) -> bool:

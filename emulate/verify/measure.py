@@ -172,12 +172,20 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:
-    ours, theirs = _first_values(runs.topology), _first_values(runs.reference)
+    """First values. Those of variables that come once others were trained may be made of these, as what is restored is.
+
+    The noise runs, where a program seeds nothing, start from weights of their own: they say something of such variables alone.
+    """
+    ours, theirs, *others = [_first_values(trace) for trace in (runs.topology, runs.reference, *runs.others)]
+    made, many = _made_before(runs.reference), len(runs.noise)
     for tensor in theirs:
-        if tensor in ours and is_numeric(theirs[tensor]):
-            a, b = aligned([ours[tensor], theirs[tensor]])
-            if a.shape == b.shape:
-                yield measure(Key("initial-weight", "", tensor), 0, a, b, (), eps=eps_of(theirs[tensor].dtype))
+        if tensor not in ours or not is_numeric(theirs[tensor]):
+            continue
+        stored = [one.get(tensor, theirs[tensor]) for one in others] if made[tensor] else []
+        if _same_shape([ours[tensor], theirs[tensor], *stored]):
+            a, b, *beside = aligned([ours[tensor], theirs[tensor], *stored])
+            key, eps = Key("initial-weight", "", tensor), eps_of(theirs[tensor].dtype)
+            yield measure(key, made[tensor], a, b, beside[:many], beside[many:], eps=eps)
 
 
 def _first_values(trace: Trace) -> dict[str, StoredArray]:
@@ -186,6 +194,19 @@ def _first_values(trace: Trace) -> dict[str, StoredArray]:
         for name, variable in variables.items():
             if variable.array is not None:
                 found.setdefault(name, variable.array)
+    return found
+
+
+def _made_before(trace: Trace) -> dict[str, int]:
+    """By variable how many steps any optimizer had made on its host when it was first seen."""
+    made: Counter[tuple[int, str, int]] = Counter()
+    found: dict[str, int] = {}
+    for host, event in trace.events:
+        if event["event"] == "step":
+            made[(host, event["optimizer"], event["replica"])] += 1
+        elif event["event"] == "initial":
+            before = max((count for (place, _, _), count in made.items() if place == host), default=0)
+            found |= {name: before for name in event["variables"] if name not in found}
     return found
 
 
@@ -267,8 +288,14 @@ def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
 
 
 def changed_in_the_end(trace: Trace) -> list[str]:
-    """Trained variables in whose place the program has put other values when it had made all steps."""
-    return list(dict.fromkeys(name for _, event in trace.of("left") for name in event["changed"]))
+    """Trained variables in whose place the program has put other values when it had made all steps, seen or not."""
+    return list(dict.fromkeys([*(name for _, event in trace.of("left") for name in event["changed"]), *_unseen_updates(trace)]))
+
+
+def _unseen_updates(trace: Trace) -> list[str]:
+    """Variables that are updated outside of the steps, of which nobody saw what became of them after their last one."""
+    made = (one for name in trace.optimizers for step in complete(trace, name) for one in step.values())
+    return list(dict.fromkeys(name for one in made for name in one.outside if name not in one.weights))
 
 
 def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
@@ -287,7 +314,9 @@ def left_to_compare(runs: Runs) -> list[str]:
     """Those that one of the runs has changed so, where both have come to their ends after as many steps."""
     if not all(any(True for _ in trace.of("left")) for trace in (runs.topology, runs.reference)) or not _as_many_steps(runs):
         return []
-    return list(dict.fromkeys([*changed_in_the_end(runs.reference), *changed_in_the_end(runs.topology)]))
+    changed = dict.fromkeys([*changed_in_the_end(runs.reference), *changed_in_the_end(runs.topology)])
+    unseen = {*_unseen_updates(runs.reference), *_unseen_updates(runs.topology)}
+    return [name for name in changed if name not in unseen]
 
 
 def _left(runs: Runs) -> Iterator[Measure]:

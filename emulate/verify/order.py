@@ -2,12 +2,14 @@
 
 Most does not: permuting the rows of a batch is the same training, rounded otherwise, which is what the noise floor is made of.
 A step that mixes each row with its neighbour, or keeps something of a batch by place for the next one (a queue, the states of
-streams), trains another model then, and the difference is none of rounding.
+streams), trains another model then, and the difference is none of rounding. In the first steps it is seen by itself. Later,
+where weights are no longer the same, runs whose rows are in order and whose gradients are rounded much more coarsely tell what
+rounding makes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objectiv
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
 
+COARSE = 64.0
+"""By so many units in the last place gradients are off in runs that tell what rounding alone makes of a training."""
 _STEPS = 8
 """So many of the first steps are looked at."""
 _SAME = 1e-5
@@ -28,6 +32,10 @@ _FAR_OBJECTIVE = 1e3
 _EQUAL = 1e-7
 _OTHER = 0.3
 """From equal weights on kinks do not change so much of the whole gradient; the loss may hardly change all the same."""
+_WIDE, _WIDE_OBJECTIVE = 3e-3, 1e-4
+"""Noise of this part of the whole gradient, or of the loss, may hide a bug."""
+_TIMES = 100.0
+"""Coarse rounding is at least what another order rounds: where that is so many times as far off, it is no rounding."""
 
 
 def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> bool:
@@ -49,6 +57,74 @@ def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> 
     )
 
 
+def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
+    """Whether runs whose rows were permuted end so far off, or have losses so far off, that bugs may hide in it.
+
+    Args:
+        reference: The run on one device.
+        permuted: The same with the rows of each batch permuted, each differently.
+
+    Returns:
+        True where all of them do: in the loss of some step, or the gradient of the last one.
+    """
+    of_losses = _nearest(reference, permuted, _objective_off).values()
+    last = {optimizer: len(complete(reference, optimizer)) - 1 for optimizer in reference.optimizers}
+    of_gradients = [_nearest(reference, permuted, _gradient_off, at).get((name, at), 0.0) for name, at in last.items()]
+    return any(off > _WIDE_OBJECTIVE for off in of_losses) or any(off > _WIDE for off in of_gradients)
+
+
+def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence[Trace]) -> bool:
+    """Whether it is the order of the rows that makes permuted runs so wide, and no rounding.
+
+    Args:
+        reference: The run on one device.
+        permuted: The same with the rows of each batch permuted, each differently.
+        in_order: The same with rows in order, and gradients off by `COARSE` units.
+
+    Returns:
+        True where in some step the gradients of all permuted runs are far off, and those of no run in order nearly so.
+    """
+    off = _nearest(reference, permuted, _gradient_off)
+    rounded = [_off(reference, one, _gradient_off) for one in in_order]
+    return bool(rounded) and any(
+        off[place] > max(_WIDE, _TIMES * max(one.get(place, np.inf) for one in rounded)) for place in off
+    )
+
+
+def _nearest(
+    reference: Trace, runs: Sequence[Trace], measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
+) -> dict[tuple[str, int], float]:
+    """By optimizer and step how far off the nearest of some runs is, as far as all of them came."""
+    found = [_off(reference, one, measured, only) for one in runs]
+    return {place: min(one[place] for one in found) for place in (set.intersection(*map(set, found)) if found else ())}
+
+
+def _off(
+    reference: Trace, run: Trace, measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
+) -> dict[tuple[str, int], float]:
+    return {
+        (optimizer, k): measured(ours, theirs)
+        for optimizer in reference.optimizers
+        for k, (ours, theirs) in enumerate(zip(complete(run, optimizer), complete(reference, optimizer), strict=False))
+        if only in (None, k)
+    }
+
+
+def _objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+    one, other = objective(ours), objective(theirs)
+    return 0.0 if one is None or other is None else abs(one - other) / (abs(other) or np.inf)
+
+
+def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+    """The distance of the whole gradient, relative to it."""
+    pairs = _gradients(ours, theirs)
+    return _distance(pairs) / (_norm(given for _, given in pairs) or np.inf)
+
+
+def _gradients(ours: StepOfAll, theirs: StepOfAll) -> list[tuple[StoredArray | None, ...]]:
+    return [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
+
+
 def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: float) -> bool:
     theirs, ours = complete(reference, optimizer)[k], complete(permuted, optimizer)[k]
     eps = units * max((eps_of(array.dtype) for array in theirs[min(theirs)].gradients.values()), default=eps_of("<f4"))
@@ -57,7 +133,7 @@ def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: 
     weights_apart = max((_apart(*pair) for pair in before), default=0.0)
     if not names or weights_apart > _SAME:
         return False
-    found = [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names]
+    found = _gradients(ours, theirs)
     if _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
         return float(np.median([_apart(*pair) for pair in found])) > _FAR * eps
     if weights_apart > _EQUAL:  # as after the first updates: no gradient need be read

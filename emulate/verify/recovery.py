@@ -130,7 +130,17 @@ class Recovery:
     def missed(self) -> list[str]:
         """Of each fault that did not come to pass, what is said of it."""
         there = {one.number for one in self.lives.fired}
-        return [never_fired(fault, self.lives.held) for number, fault in enumerate(self.lives.faults) if number not in there]
+        return [self._missed(fault) for number, fault in enumerate(self.lives.faults) if number not in there]
+
+    def _missed(self, fault: Fault) -> str:
+        ends = [event["reason"] for _, event in self.without.of("end")]
+        made = max(self.lives.begun.values(), default=0) + self.without.num_steps
+        if set(ends) != {"returned"} or getattr(fault, "step", 0) <= made:
+            return never_fired(fault, self.lives.held)
+        return (
+            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: the program has only {made} steps. "
+            "Name one of them."
+        )
 
     @property
     def has_ended(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +34,7 @@ class Reruns:
 
     def take_first_failure(self) -> str | None:
         """What the first run that failed is called, with its error; forgotten with all the others."""
-        failed = next((f"'{label}': {error}" for label, error in self._failed.items()), None)
+        failed = next((f"'{label}'{ending}" for label, ending in self._failed.items()), None)
         self._failed.clear()
         return failed
 
@@ -60,7 +61,7 @@ class Reruns:
         traces = self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()
-            self._failed[failed.label] = error_line(failed.failure or failed.where, "no error was seen")
+            self._failed[failed.label] = _ending(failed, variation.replay)
             return None
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 
@@ -99,6 +100,19 @@ class Reruns:
     def listing_places(self) -> list[str]:
         """Where they list folders."""
         return self._program.listing_places()
+
+
+_OURS = str(Path(__file__).parents[1])
+"""Where our own files lie."""
+
+
+def _ending(failed: RunResult, replay: Replay | None) -> str:
+    """How a run that did not end well did: whose error it is, and what may have led to it."""
+    told = f", on one device that is told of {replay.told} replicas" if replay is not None and replay.told > 1 else ""
+    raised_in = re.findall(r'File "([^"]+)"', failed.failure or "")
+    is_own = failed.status == "failed" and bool(raised_in) and not raised_in[-1].startswith(_OURS)
+    whose = ", where the program itself raises" if is_own else ""
+    return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
 
 
 def _replays(number: int) -> dict[str, Replay]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from emulate.probe import Trace
 from emulate.topology import Topology
+from emulate.verify.meetings import Met
 
 
 @dataclass
@@ -20,7 +21,9 @@ class RunResult:
         failure: The program's own traceback, or how its process ended.
         where: Of a hung run: what each host was doing.
         hosts: Last step and last collective of each host.
-        written: Paths it wrote that other runs can see.
+        written: Paths it wrote that other runs can see, and whether a file from before the verification lay there.
+        read: Files it read there that were written meanwhile, and whether it had written them itself by then.
+        met: Of these paths those that other runs wrote too.
         saved: Checkpoints and models it wrote, with the hosts that did.
         cut: Hosts whose process ended before what they had recorded was written.
         xla: Whether a step compiled by XLA was recorded without it.
@@ -39,7 +42,9 @@ class RunResult:
     codes: dict[int, int | None] = field(default_factory=dict)
     stacks: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    written: set[str] = field(default_factory=set)
+    written: dict[str, bool] = field(default_factory=dict)
+    read: dict[str, bool] = field(default_factory=dict)
+    met: Met = field(default_factory=Met)
     saved: dict[str, set[int]] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
     xla: bool = False

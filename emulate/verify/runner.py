@@ -6,7 +6,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from emulate.probe import ProbePlan, Trace
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
+from emulate.verify.meetings import Met
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
 from emulate.verify.watch import Watch
@@ -81,7 +81,8 @@ class Runner:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._written: Counter[str] = Counter()
+        self._begun = time.time()
+        self._results: list[RunResult] = []
         self._notes: dict[str, None] = {}
         self._preload = Preload(modules=settings.program.imports) if preload is None else preload
         self._own = self._preload if preload is None else None
@@ -157,6 +158,7 @@ class Runner:
         result = RunResult(label, topology, None)
         self._describe(result, plan, False)
         first = self._cluster_plan(topology, plan.trace, self._entry(plan, False), False)
+        self._begin(result)
         with preload.launch(replace(first, faults=lives.faults)) as cluster:
             while True:
                 watch = Watch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
@@ -164,6 +166,7 @@ class Runner:
                 if watch.needs_fresh_process and preload is self._preload:
                     return False
                 watch.note_ends()
+                self._note_meetings(result)
                 lives.add(result, plan, cluster.fired)
                 if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
                     return True
@@ -171,6 +174,7 @@ class Runner:
                 plan = replace(plan, trace=following.directory, resumed=True, begun=lives.begun)
                 result = RunResult(label, topology, None)
                 self._describe(result, plan, False)
+                self._begin(result)
                 cluster.restart(replace(following, entry=self._entry(plan, False)))
 
     def empty_trace(self, result: RunResult) -> Trace:
@@ -181,8 +185,31 @@ class Runner:
 
     def meetings(self) -> list[str]:
         """Paths that more than one run wrote and each could see."""
+        by = self._writers()
+        return sorted(path for path, runs in by.items() if len(runs) > 1)
+
+    def replaced(self) -> list[str]:
+        """Files outside of the runs' own folders that were there before and that runs wrote or removed."""
         with self._lock:
-            return sorted(path for path, runs in self._written.items() if runs > 1)
+            return sorted({path for run in self._results for path, was_there in list(run.written.items()) if was_there})
+
+    def _writers(self) -> dict[str, set[str]]:
+        """By path that other runs can see, the runs that wrote it, some of which may still go on."""
+        by: dict[str, set[str]] = {}
+        with self._lock:
+            for run in self._results:
+                for path in list(run.written):
+                    by.setdefault(path, set()).add(run.label)
+        return by
+
+    def _note_meetings(self, result: RunResult) -> None:
+        """What a run, which is over, has in common with others; the lives of one program are one run."""
+        by_others = {path for path, runs in self._writers().items() if runs - {result.label}}
+        result.met = Met.of(result.read, result.written, by_others)
+
+    def _begin(self, result: RunResult) -> None:
+        with self._lock:
+            self._results.append(result)
 
     def notes(self) -> list[str]:
         """What the user should know of this machine: isolation that was refused, GPUs that were shared; each once."""
@@ -263,12 +290,13 @@ class Runner:
             self._use_fresh()
             result.notes.clear()
             result.written.clear()
+            result.read.clear()
             self._attempt(result, folder, plan, reference=reference, seconds=seconds)
             return
-        with self._lock:
-            self._written.update(result.written)
+        self._note_meetings(result)
 
     def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float) -> Watch:
+        self._begin(result)
         with preload.launch(plan) as cluster:
             watch = Watch(cluster, result, plan.directory, self._stopping, self._progress)
             watch.follow(seconds)
@@ -289,7 +317,7 @@ class Runner:
         program = settings.program
         if reference and settings.reference_args is not None:
             program = replace(program, args=settings.reference_args)
-        return RecordedProgram(program, plan, settings.seed, settings.precision, settings.device)
+        return RecordedProgram(program, plan, settings.seed, settings.precision, settings.device, self._begun)
 
     def _cluster_plan(
         self, topology: Topology, folder: Path, entry: RecordedProgram, reference: bool, *, own_hashes: bool = False

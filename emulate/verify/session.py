@@ -12,18 +12,20 @@ from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import error_line
+from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.ledger import ledgers
-from emulate.verify.order import order_matters
+from emulate.verify.meetings import Met
+from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import OF_REFERENCE, Reference, Run
-from emulate.verify.yardstick import Variation, Yardsticks, trace_of
+from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
@@ -31,6 +33,10 @@ _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
 _ORDER = (
     "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
     "alone, their rows in order, and may be too low."
+)
+_OF_PRECISION = (
+    "--precision makes the program fail, which runs as it is without gpudist: it has arrays, variables or casts of one float "
+    "type beside what Keras makes in the other. Leave the option out, or give them the type that keras.config.floatx() names."
 )
 _WITH_TF_CONFIG = (
     "The run on one device had a TF_CONFIG of one worker, as the topologies of several hosts need it. Those of one host have "
@@ -117,7 +123,10 @@ class Session:
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged = [self._without_reference(run.result(), reference) for run in runs]
             is_mixed = self._runner.sets_tf_config and not all(topology.has_several_hosts for topology in topologies)
-            return self._summary(reference, None), judged, self._without_us(reference) + [_WITH_TF_CONFIG] * is_mixed
+            about = self._without_us(reference)
+            if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
+                judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
+            return self._summary(reference, None), judged, about + [_WITH_TF_CONFIG] * is_mixed
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
@@ -133,8 +142,7 @@ class Session:
         yardsticks = [self._yardsticks.with_noise(base) for base in bases]
         runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
-        traces = yardsticks[0].traces()
-        if traces is not None and order_matters(*traces, self._yardsticks.rounding_of(bases[0]).units):
+        if self._order_matters(bases[0], yardsticks[0]):
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
@@ -142,6 +150,15 @@ class Session:
             for run, found in zip(runs, compared, strict=True)
         ]
         return self._summary(reference, repeat), judged, notes
+
+    def _order_matters(self, base: Variation, yardstick: Yardstick) -> bool:
+        """Whether permuted rows are another training: by itself, or as its noise is wide and that of rounding is not."""
+        traces = yardstick.traces()
+        if traces is None:
+            return False
+        if order_matters(*traces, self._yardsticks.rounding_of(base).units):
+            return True
+        return is_wide(*traces) and order_widens(*traces, self._yardsticks.rounded_in_order(base, COARSE))
 
     def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
         """What is compared: draws keyed by row, where there are any; of a program in 16 bits first what its layers do in 32."""
@@ -174,6 +191,8 @@ class Session:
             return []
         plain = self._runner.start_plain(3 * reference.seconds).result()
         if plain.status != "failed":
+            if self._runner.precision != "float32" and _names_a_type(reference.failure):
+                return [_OF_PRECISION]
             how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
             what = "what gpudist emulates" if self._runner.precision == "float32" else "--precision, or what it emulates,"
             with_it = ", with the TF_CONFIG of one worker" if self._runner.sets_tf_config else ""
@@ -241,7 +260,9 @@ class Session:
         traces: tuple[Trace, list[Trace]] = (reference.trace, [])
 
         def judged_on(base: Variation) -> Judgement:
-            used = (self._yardsticks.with_noise(base).traces() if compared.num_steps else None) or traces
+            yardstick = self._yardsticks.with_noise(base) if compared.num_steps else None
+            used = (yardstick.traces() if yardstick else None) or traces
+            alone = [reference, repeat.result(), *(yardstick.results() if yardstick else [])]
             case = Case(
                 used[0],
                 compared,
@@ -260,6 +281,8 @@ class Session:
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
+                met_alone=[one.met for one in alone],
+                met=Met.together(one.met for one in (*alone, run, *([keyed.result()] if keyed else []))),
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
@@ -316,7 +339,8 @@ class Session:
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks
         nothing = self._runner.empty_trace(reference)
-        case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference))
+        met = Met.together((run.met, reference.met))
+        case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference), met=met)
         judged = judge(case, self._allow).fill(_shell(run))
         return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
 
@@ -324,11 +348,24 @@ class Session:
 def _with_faults(judged: Run, recovery: Recovery) -> Run:
     """What the faults add to a judged run."""
     last = recovery.lives.last
-    judged = replace(judged, faults=recovery.reports())
+    reports = recovery.reports()
+    if any(cause.code == SHARED_FILES.code and not cause.allowed for cause in judged.causes):
+        reports = tuple(replace(report, result=None, error=None) for report in reports)
+    judged = replace(judged, faults=reports)
     if recovery.has_ended or judged.failure is not None:
         return judged
     notes = [note for note in last.notes if note not in judged.notes]
     return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
+
+
+def _names_a_type(failure: str | None) -> bool:
+    """Whether an error is of 64 bits beside others."""
+    return re.search(r"\b(float64|double)\b", error_line(failure, "")) is not None
+
+
+def _fails_by_type(run: Run) -> bool:
+    """Whether a run failed as a reference did whose error is of types, or was to be compared with it."""
+    return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
 def _shell(run: RunResult) -> Run:

@@ -112,7 +112,10 @@ class Watch:
         elif kind == "collective":
             known["collective"] = f"{event['name']}, number {event['ordinal']}"
         elif kind == "wrote":
-            self._result.written.add(event["path"])
+            written = self._result.written
+            written[event["path"]] = event["was_there"] or written.get(event["path"], False)
+        elif kind == "read":
+            self._read(event["path"], is_own=event["is_own"])
         elif kind == "saved":
             self._result.saved.setdefault(event["path"], set()).add(host)
         elif kind == "reached":
@@ -123,6 +126,11 @@ class Watch:
             self.needs_fresh_process = True
         elif kind == "note":
             self._note(event)
+
+    def _read(self, path: str, *, is_own: bool) -> None:
+        """A host reads a file; what another host of the run has written is its own too."""
+        read, is_own = self._result.read, is_own or path in self._result.written
+        read[path] = is_own and read.get(path, True)
 
     def _note(self, event: Mapping[str, Any]) -> None:
         self._result.xla = self._result.xla or event["code"] == "xla-off"

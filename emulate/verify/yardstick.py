@@ -16,6 +16,7 @@ from emulate.verify.runner import Runner
 NOISE_RUNS = 3
 CONFIRMING_RUNS = 4
 CONFIRMING_ULPS = 16.0
+ORDER_RUNS = 2
 SUMMAND_ULPS = 2.0
 """What is rounded to 16 bits on each replica is off by half a unit there."""
 
@@ -85,6 +86,10 @@ class Yardstick:
 
     reference: Future[RunResult]
     noise: list[Future[RunResult]] = field(default_factory=list)
+
+    def results(self) -> list[RunResult]:
+        """How each of them went."""
+        return [run.result() for run in (self.reference, *self.noise)]
 
     def traces(self) -> tuple[Trace, list[Trace]] | None:
         """The reference and its noise, None where the program raised or hung."""
@@ -170,17 +175,32 @@ class Yardsticks:
         runs = [self._noise(variation, number, CONFIRMING_ULPS, topology.directory) for number in numbers]
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
+    def rounded_in_order(self, variation: Variation, ulps: float) -> list[Trace]:
+        """Runs whose rows are in order, by what rounding of so many units makes of them, whatever permuted rows do.
+
+        Args:
+            variation: Of the reference.
+            ulps: By how many units in the last place gradients are off.
+
+        Returns:
+            The traces of those that ended well.
+        """
+        runs = [self._noise(variation, number, ulps, permute=False) for number in range(1, ORDER_RUNS + 1)]
+        return [trace for run in runs if (trace := trace_of(run)) is not None]
+
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """The topology's own run in this variation."""
         return self._runner.start(
             variation.label(str(topology)), topology, replace(variation.plan(self.seed), drawn=self.drawn)
         )
 
-    def _noise(self, variation: Variation, number: int, ulps: float, summands: Path | None = None) -> Future[RunResult]:
-        rounding = self.rounding_of(variation)
+    def _noise(
+        self, variation: Variation, number: int, ulps: float, summands: Path | None = None, *, permute: bool = True
+    ) -> Future[RunResult]:
+        rounding, permute = self.rounding_of(variation), permute and self.permutes
         plan = replace(
             variation.plan(self.seed),
-            permute=self.permutes,
+            permute=permute,
             perturb=ulps * rounding.units,
             noise_seed=number,
             short=rounding.units > 1,
@@ -189,7 +209,8 @@ class Yardsticks:
             apply_only=self.apply_only,
             taping=self.taping,
         )
-        name = f"noise {number}" if self.permutes else f"noise {number} in order"
+        name = f"noise {number}" if permute else f"noise {number} in order"
+        name = name if permute == self.permutes else f"{name} of {ulps:.0f} units"
         name = name if summands is None else f"{name} for {summands.name}"
         return self._start(name, variation, plan)
 

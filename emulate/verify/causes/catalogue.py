@@ -38,6 +38,7 @@ from emulate.verify.causes.regularization import REGULARIZATION
 from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import BATCH_SIZE, MISSING, REORDERED, REPEATED
+from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.causes.sparse_gradient import SPARSE_GRADIENT
 from emulate.verify.causes.static_tensors import CACHED_RANDOMNESS, STATIC_IN_GRAPH, STATIC_SPLIT
 from emulate.verify.causes.uneven_batch import LOCAL_NORMALIZATION, UNEVEN_BATCH
@@ -48,6 +49,7 @@ from emulate.verify.causes.variable_aggregation import VARIABLE_AGGREGATION
 from emulate.verify.verdict import Finding
 
 _CAUSES: tuple[Cause, ...] = (
+    SHARED_FILES,  # where runs change each other nothing else is told by what they did
     FRAMEWORK_LIMIT,
     HOST_EXITED,
     UNEQUAL_STEPS,
@@ -132,11 +134,15 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
         if finding is not None:
             case.found.append(replace(finding, allowed=finding.code in allow))
 
-    for cause in _CAUSES:
+    add(SHARED_FILES.look(case))
+    nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
+    for cause in (NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
         add(cause.look(case))
     if case.has(IN_BATCH_NEGATIVES.code):
         for cause in _CAUSES:
             add(cause.look_behind(case))
+        if case.has(STATIC_SPLIT.code):  # it is that tensor's rows that a row depends on, not those of its batch
+            case.found[:] = [finding for finding in case.found if finding.code != IN_BATCH_NEGATIVES.code]
     elif _is_of_a_gradient(case):
         _look_for_parts(case, add)
     return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))

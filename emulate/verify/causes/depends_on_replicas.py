@@ -15,6 +15,9 @@ def _search(case: Case) -> Sign | None:
         return _of_update(case, apart)
     if first is None or not is_possible(case) or not any(step == first for _, step in case.explanation.unexplained):
         return None
+    given = case.switched("replay") if case.ledger is not None and case.ledger.by else None
+    if given is not None and explains_up_to(given, first, case.base):
+        return _of_what_it_is_given(case, given, first)
     told = case.switched("told")
     how = _how(told, first, case.base) if told is not None else None
     if told is None or how is None:
@@ -28,6 +31,20 @@ def _search(case: Case) -> Sign | None:
         "rows and weights it has other gradients where there are more of them.",
         f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, {before.ratio:.0f} times the "
         f"noise floor; one device on the same rows, told that there are {case.num_replicas} replicas, {how}",
+    )
+
+
+def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
+    """One device that is handed the same, and knows of no other replica, has the same gradients."""
+    before = case.base.exceeding[0]
+    case.rebase(given, "replay")
+    return Sign(
+        "What the program computes and hands to the step is other for the same rows: made by one replica for all, say, or put "
+        "together in an order that is not that of the rows.",
+        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, {before.ratio:.0f} times the "
+        "noise floor; one device that is handed the same beside the same rows, and knows of no other replica, has the same "
+        "gradients",
+        _SAME_INPUTS,
     )
 
 
@@ -58,6 +75,13 @@ def _how(told: Comparison, step: int, before: Comparison) -> str | None:
     return f"has the same gradients but for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
+_SAME_INPUTS = (
+    "Whatever one row has (a state, a prediction, a label made of one) has to come back to that row. Hand each replica its own "
+    "part, as Strategy.run returned it:\n"
+    "    loss, state = strategy.run(step, args=(x, y, state))  # not experimental_local_results(state)[0]\n"
+    "and put parts together batch by batch, in the order of the replicas, before the next batch comes:\n"
+    "    predictions.append(strategy.gather(strategy.run(predict, args=(x,)), axis=0))"
+)
 _SAME_UPDATE = (
     "The global batch is the same on every topology, and so is the step that suits it. Say the learning rate (the decay, the "
     "steps of a schedule) as a number of the program's configuration, not as\n"
@@ -70,9 +94,11 @@ DEPENDS_ON_REPLICAS = Cause(
     code="depends-on-replicas",
     title="the step depends on the number of replicas",
     meaning="What a row contributes is computed with num_replicas_in_sync: a label smoothing, a temperature, a margin, "
-    "statistics of a part of the data. On more replicas it is another loss. Or the update is: a learning rate, a decay.",
+    "statistics of a part of the data. On more replicas it is another loss. Or the update is: a learning rate, a decay. Or "
+    "what the program computes for the rows of the next step (states, labels): one replica's is handed to all.",
     evidence="One device that is told the number of replicas has the replicas' gradients (or, where these agree, weights) on "
-    "the same rows; told that it is alone it has not.",
+    "the same rows; told that it is alone it has not. Or it has them once it is handed, beside the same rows, what the program "
+    "has computed on the replicas for them.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
     "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica.\n"

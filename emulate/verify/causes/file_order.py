@@ -7,15 +7,16 @@ from emulate.verify.causes import real_hosts
 from emulate.verify.causes.cause import Cause, Sign
 
 _WORDS = real_hosts.Words(
+    code="file-order",
     hangs="depends on the order in which a folder is listed, and every disk has one of its own",
     each="each host lists folders in an order of its own, as hosts with disks of their own do",
     alike="the same order on all hosts",
     as_real="folders that the hosts after the first list in another order",
     order="The order in which a folder is listed decides in which order a host takes its rows: every row stays with its host, "
     "so none is lost or seen too often.",
-    unseen="Where hosts list folders in orders of their own, those after the first have other rows: in another order, so that "
-    "other ones are seen in these steps, or with other contents. --steps all tells which; sorted(...) of what was listed makes "
-    "it sure.",
+    unseen="data: where hosts list folders in orders of their own, those after the first have other rows: in another order, so "
+    "that other ones are seen in these steps, or with other contents. --steps all tells which; sorted(...) of what was listed "
+    "makes it sure; --allow file-order takes it as it is.",
 )
 
 

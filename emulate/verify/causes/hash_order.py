@@ -7,15 +7,16 @@ from emulate.verify.causes import real_hosts
 from emulate.verify.causes.cause import Cause, Sign
 
 _WORDS = real_hosts.Words(
+    code="hash-order",
     hangs="depends on how Python hashes strings, and every host does so in its own way",
     each="each host hashes strings in its own way, as real hosts do",
     alike="the same hashes on all hosts",
     as_real="hosts that hash as real ones do",
     order="The order of a set of strings, or a hash, decides in which order a host takes its rows: every row stays with its "
     "host, so none is lost or seen too often.",
-    unseen="On hosts that hash strings in their own ways, as real ones do, those after the first have other rows: in another "
-    "order, so that other ones are seen in these steps, or with other contents. --steps all tells which; sorted(...) of a set, "
-    "or PYTHONHASHSEED=0 on every host, makes it sure.",
+    unseen="data: on hosts that hash strings in their own ways, as real ones do, those after the first have other rows: in "
+    "another order, so that other ones are seen in these steps, or with other contents. --steps all tells which; sorted(...) "
+    "of a set, or PYTHONHASHSEED=0 on every host, makes it sure; --allow hash-order takes it as it is.",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.causes.static_tensors import possible_split
 
 
 def _search(case: Case) -> Sign | None:
@@ -22,7 +23,8 @@ def _search(case: Case) -> Sign | None:
     )
     return Sign(
         "The loss of a row depends on the other rows of its batch, and each replica sees only its own rows.",
-        f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, {before.ratio:.0f} times the noise floor; {agrees}",
+        f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, {before.ratio:.0f} times the noise floor; {agrees}"
+        + possible_split(case),
     )
 
 

@@ -26,7 +26,7 @@ _WITHOUT_DROPOUT = (
 def _search_unseeded(case: Case) -> Sign | None:
     if case.repeat is None:
         return None
-    what = _differing(case.plain, case.repeat) or _drifted(case)
+    what = differing(case.plain, case.repeat) or drifted(case)
     if what is None:
         return None
     return Sign(
@@ -35,9 +35,9 @@ def _search_unseeded(case: Case) -> Sign | None:
     )
 
 
-def _differing(one: Trace, other: Trace) -> str | None:
+def differing(one: Trace, other: Trace) -> str | None:
     """What differs first between two runs that should be the same: in the order in which it comes about."""
-    if _initial(one) != _initial(other):
+    if initial(one) != initial(other):
         return "the initial weights"
     pairs = ledgers(one, other).values()
     apart = [ledger for ledger in pairs if ledger.is_known and ledger.first_apart is not None]
@@ -48,7 +48,8 @@ def _differing(one: Trace, other: Trace) -> str | None:
     return None if step is None else f"the random numbers drawn in step {step}"
 
 
-def _initial(trace: Trace) -> list[dict[str, str]]:
+def initial(trace: Trace) -> list[dict[str, str]]:
+    """The bits of the weights that each replica begins with."""
     return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
 
 
@@ -60,7 +61,7 @@ def _first_draw(one: Trace, other: Trace) -> int | None:
     return None
 
 
-def _drifted(case: Case) -> str | None:
+def drifted(case: Case) -> str | None:
     """Other numbers from the same rows, weights and draws: more than threads make."""
     assert case.repeat is not None
     found = compare(case.plain, case.repeat, case.noise)

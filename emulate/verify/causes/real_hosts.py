@@ -18,7 +18,7 @@ from emulate.verify.result import RunResult
 _OTHER = 0.2
 """Of rows that hang on it at least half change their host or their contents; of rows that do not, none does."""
 _FEWEST = 4
-"""Rows seen in both runs, or in a step, that it takes to tell."""
+"""Rows seen in both runs, or in a step, that it takes to tell, and steps."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,16 @@ class Words:
     """How it is told.
 
     Attributes:
+        code: Of the cause.
         hangs: What rows and numbers depend on, and on whom: "depends on how ..., and every host ...".
         each: Each host as it is in that run: "each host hashes ..., as real hosts do".
         alike: All of them as they are without: "the same hashes on all hosts".
         as_real: The hosts of that run: "hosts that hash as real ones do".
         order: A note where every row stays with its host.
-        unseen: A note where that was not seen.
+        unseen: What is missing where that was not seen.
     """
 
+    code: str
     hangs: str
     each: str
     alike: str
@@ -46,7 +48,7 @@ def search(case: Case, run: RunResult | None, places: Sequence[str], words: Word
     """Look for rows of another host, other rows or other numbers.
 
     Args:
-        case: Whose topology's run it is compared with; it is told the notes.
+        case: Whose topology's run it is compared with; it is told the notes, and what is undecided.
         run: With each host in its own way; None where there is none.
         places: Where the program's source asks for it.
         words: How it is told.
@@ -87,7 +89,7 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
         return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, and others are not")
     if has_ended(case.topology) and has_ended(trace):
         return Sign(summary, f"{evidence}, to the end of the program")
-    case.notes.append(words.unseen)
+    case.undecided[words.code] = words.unseen
     return None
 
 
@@ -110,12 +112,18 @@ def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
         if replica in again and step[replica].host
     ]
     places = set.intersection(*(set(mine.row_inputs) & set(theirs.row_inputs) for mine, theirs in pairs)) if pairs else set()
-    return next((place for place in sorted(places) if all(_stays(mine, theirs, place) for mine, theirs in pairs)), None)
+    return next((place for place in sorted(places) if _stays(pairs, place)), None)
 
 
-def _stays(mine: Step, theirs: Step, place: int) -> bool:
-    one, other = mine.inputs[place], theirs.inputs[place]
-    if one is None or other is None or not (one.is_complete and other.is_complete) or one.shape != other.shape:
-        return False
-    rows = one.read()
-    return len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1 and bool(np.array_equal(rows, other.read()))
+def _stays(pairs: Sequence[tuple[Step, Step]], place: int) -> bool:
+    """Whether an input is the same in all steps; those whose rows are all alike, as labels may be, tell nothing for it."""
+    telling = 0
+    for mine, theirs in pairs:
+        one, other = mine.inputs[place], theirs.inputs[place]
+        if one is None or other is None or not (one.is_complete and other.is_complete) or one.shape != other.shape:
+            return False
+        rows = one.read()
+        if not np.array_equal(rows, other.read()):
+            return False
+        telling += len(rows) >= _FEWEST and len(np.unique(rows, axis=0)) > 1
+    return telling >= min(_FEWEST, len(pairs))

@@ -9,7 +9,7 @@ import numpy as np
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import ROUND, factor_of_updates
+from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
@@ -89,19 +89,24 @@ def _search_missing_sum(case: Case) -> Sign | None:
 
 def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
     assert apart.optimizer is not None
+    optimizer, k = apart.optimizer, apart.step
+    step = complete(case.untouched, optimizer)[k]
     follows = [
-        share
-        for replica in sorted(complete(case.untouched, apart.optimizer)[apart.step])
-        if (share := _share(case.untouched, apart.optimizer, apart.step, replica, replica)) is not None
+        share for replica in sorted(step) if (share := _share(case.untouched, optimizer, k, replica, replica)) is not None
     ]
-    if len(follows) < 2 or min(follows) < _FOLLOWS:
+    if len(follows) >= 2 and min(follows) >= _FOLLOWS:
+        of = f"{min(follows):.1%} of the elements in which that and the sum have opposite signs"
+        how = f"goes against its own local gradient in {of}"
+    elif all(_whose_update(case, case.untouched, optimizer, k, replica) == replica for replica in step):
+        how = "is as many times its own gradient as that of one device is its"
+    else:
         return None
-    case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
+    case.cut(k, "the replicas' weights differ", at=("gradient", "loss"))
+    variables = f"{apart.tensors} variables differ" if apart.tensors > 1 else f"{apart.tensor} differs"
     return Sign(
         "Gradients are not added up over the replicas: each replica trains a model of its own.",
-        f"After step {apart.step} {apart.tensors} variables differ between replicas, and each replica's update goes "
-        "against its own "
-        f"local gradient in {min(follows):.1%} of the elements in which that and the sum have opposite signs",
+        f"After step {k} {variables} between replicas, and each replica's update {how}",
+        _OUTSIDE if any(one.outside for one in step.values()) else None,
     )
 
 
@@ -116,16 +121,45 @@ def _all_follow_one(case: Case) -> Sign | None:
         if len(steps) <= k or len(steps[k]) < 2:
             continue
         shares = {r: _share(case.base.runs.topology, optimizer, k, min(steps[k]), r) for r in steps[k]}
-        known = {r: share for r, share in shares.items() if share is not None and share >= _FOLLOWS}
-        if len(known) == 1:
-            replica = next(iter(known))
+        known = [r for r, share in shares.items() if share is not None and share >= _FOLLOWS]
+        replica = known[0] if len(known) == 1 else _whose_update(case, case.base.runs.topology, optimizer, k, min(steps[k]))
+        if replica is not None:
             case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind == "weight"))
             return Sign(
                 f"Gradients are not added up over the replicas: all replicas apply that of replica {replica}.",
-                f"Step {k}: the local gradients add up to the reference's, but the update goes against replica {replica}'s "
-                f"gradient in {known[replica]:.1%} of the elements in which that and the sum have opposite signs",
+                f"Step {k}: the local gradients add up to the reference's, but the update "
+                + (
+                    f"goes against replica {replica}'s gradient in {shares[replica]:.1%} of the elements in which that and the "
+                    "sum have opposite signs"
+                    if known
+                    else f"is as many times replica {replica}'s gradient as that of one device is its own"
+                ),
+                _OUTSIDE if any(one.outside for one in steps[k].values()) else None,
             )
     return None
+
+
+def _whose_update(case: Case, topology: Trace, optimizer: str, k: int, updated: int) -> int | None:
+    """Where one device's update is a number times its gradient: the replica whose gradient, times that, makes a replica's."""
+    reference = case.base.runs.reference
+    step, steps = complete(topology, optimizer)[k], complete(reference, optimizer)
+    if len(steps) <= k:
+        return None
+    ours = [_update(topology, optimizer, k, updated, step, tensor) for tensor in names_of(step)]
+    alone = steps[k]
+    theirs = [_update(reference, optimizer, k, min(alone), alone, tensor) for tensor in names_of(alone)]
+    wanted = one_factor([(one[0], np.sum(list(one[1].values()), axis=0)) for one in theirs if one is not None])
+    factors = {r: one_factor([(one[0], one[1][r]) for one in ours if one is not None and r in one[1]]) for r in step}
+    found = [r for r, factor in factors.items() if factor and wanted and abs(factor / wanted - 1) < ROUND]
+    return found[0] if len(found) == 1 else None
+
+
+_OUTSIDE = (
+    "Add up what Strategy.run returns, before anything is made of it:\n"
+    "    grads = [strategy.reduce(tf.distribute.ReduceOp.SUM, g, axis=None) for g in grads]  # MEAN of local means\n"
+    "(experimental_local_results(g)[0] is that of one replica), or let the replicas do so, in what they return:\n"
+    "    grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)"
+)
 
 
 def _averages_updates(case: Case) -> Sign | None:
@@ -146,13 +180,19 @@ def _averages_updates(case: Case) -> Sign | None:
         return None
     first = next(p for p in out if p.measure.key.kind == "weight")
     case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind in ("weight", "variable")))
+    how = case.base.runs.how("tape").upper()
+    is_outside = any(one.outside for one in complete(case.base.runs.topology, "tape")[k].values())
     return Sign(
-        "Gradients are not added up over the replicas: each replica makes an update of its own, and the variables average what "
-        "the replicas assign.",
+        "Gradients are not added up over the replicas: "
+        + (
+            "the update outside of Strategy.run is not made of their sum."
+            if is_outside
+            else "each replica makes an update of its own, and the variables average what the replicas assign."
+        ),
         f"Step {k}: the local gradients add up to the reference's, and {first.measure.key.tensor} is {first.ratio:.0f} times "
         "the noise floor away; with the gradients of all replicas put together where the tape makes them "
         + ("everything agrees" if later is None else f"it agrees up to step {later - 1}"),
-        _OF_UPDATES.format(how=case.base.runs.how("tape").upper()),
+        _OUTSIDE if is_outside else _OF_UPDATES.format(how=how),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from emulate.probe.reports import SO_FAR
+from emulate.probe.trace import Report
 from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.measure import complete
 
@@ -38,20 +40,35 @@ def _search_loss(case: Case) -> Sign | None:
         f"{_factors(wrong)}), while the gradients and weights of these steps agree"
     )
     what = _what(case, wrong)
-    if what == _ANY and _is_progress_alone(case, "loss"):
+    progress = _progress(case, wrong) if what == _ANY else None
+    if progress is not None:
         case.explain(lambda point: point.measure.key.kind == "loss")
-        return Sign(
-            f"The loss {name} is the mean of the replicas' while an epoch goes on; that of the epoch is right.",
-            told,
-            _PROGRESS,
-            advice=True,
-        )
+        return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
+    reports = _reports(case, wrong)
+    what = _OF_REPLICAS if what == _ANY and any(report.how == "mean" for report in reports) else what
+    fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    return Sign(
-        f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.",
-        told,
-        _OF_A_TRAIN_STEP if name.startswith(("batch/", "epoch/")) else None,
-    )
+    lines = list(dict.fromkeys(report.line for report in reports if report.line))
+    at = f"; reduced in {names_in_words(lines)}" if lines else ""
+    return Sign(f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.", told + at, fix)
+
+
+def _reports(case: Case, wrong: Sequence[Point]) -> list[Report]:
+    """These as the program has reported them."""
+    places = {(p.measure.host or 0, p.measure.key.tensor, p.measure.step) for p in wrong}
+    return [report for report in case.base.runs.topology.reports if (report.host, report.name, report.step) in places]
+
+
+def _of_logs(case: Case) -> str:
+    """What Keras logs in `fit`: of the program's own `train_step`, or of Keras's."""
+    if _has_central_storage(case):
+        return _OF_CENTRAL_STORAGE
+    told = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
+    return _OF_A_TRAIN_STEP if any(told) or not told else _OF_FIT
+
+
+def _has_central_storage(case: Case) -> bool:
+    return any("CentralStorage" in str(event["name"]) for _, event in case.untouched.of("strategy"))
 
 
 def _place(point: Point) -> str:
@@ -64,6 +81,13 @@ def _whose(point: Point) -> str:
 
 
 _PROGRESS = "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's."
+_OF_MEANS = (
+    "Divide what all replicas have summed by what all have counted; a mean of means is right only where shards are equal:\n"
+    "    total = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_sum, axis=None)\n"
+    "    rows = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_rows, axis=None)\n"
+    "    loss = total / rows  # of several batches: the sum of their totals by the sum of their rows\n"
+    "or feed the losses of the rows to a keras.metrics.Mean, made in strategy.scope()."
+)
 _OF_A_TRAIN_STEP = (
     "Return from train_step what all replicas have together: of losses that were divided by the rows of all replicas the sum,\n"
     "    context = tf.distribute.get_replica_context()\n"
@@ -71,9 +95,21 @@ _OF_A_TRAIN_STEP = (
     "or the result of a keras.metrics.Mean, made in strategy.scope(), that is fed the losses of the rows: that of the epoch is "
     "right then."
 )
+_OF_FIT = (
+    "Keras's own train_step logs it, of the losses that compile and add_loss are given: let each be one number for each row, "
+    "or the mean of those of the rows that it gets, of which Keras keeps sums and counts. What the program logs itself, in a "
+    "train_step, it has to add up itself."
+)
+_OF_CENTRAL_STORAGE = (
+    "It is the strategy: under CentralStorageStrategy all replicas share one copy of what a metric of Keras counts, and what "
+    "each makes of it (what was there, and its own) is added up, so that what was there counts once for each replica. Use "
+    "MirroredStrategy, or take the loss in a loop of your own:\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)  # of losses divided by the rows of all"
+)
 
 
 _ANY = "it differs by another factor each time"
+_OF_REPLICAS = "it is the mean of the replicas' numbers, whether or not they are of as many rows"
 
 
 def _what(case: Case, wrong: Sequence[Point]) -> str:
@@ -108,35 +144,41 @@ def _search_metric(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
-    passing = _is_progress_alone(case, "metric")
+    progress = _progress(case, wrong)
     case.explain(lambda point: point.measure.key.kind == "metric")
     told = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
         f"({_factors(wrong)}), while the gradients, weights and losses of these steps agree"
     )
-    if passing:
-        return Sign(
-            f"The metric {m.key.tensor} is the mean of the replicas' while an epoch goes on; that of the epoch is right.",
-            told,
-            _PROGRESS,
-            advice=True,
-        )
-    unseen = m.key.tensor.startswith("batch/")
-    return Sign(f"The metric {m.key.tensor} is not that of all replicas together.", told, _NO_EPOCH if unseen else None)
+    if progress is not None:
+        return Sign(f"The metric {m.key.tensor} {progress[0]}", told, progress[1], advice=True)
+    is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
+    summary = f"The metric {m.key.tensor} is not that of all replicas together."
+    return Sign(summary, told, _OF_CENTRAL_STORAGE if is_of_strategy else None)
 
 
 _NO_EPOCH = (
-    "Look at the epoch's: a run past its end (--steps) tells whether only what Keras logs after each batch differs, which it\n"
+    "Look at the epoch's: a run past its end (--steps) tells whether only what Keras logs after each batch differs, which it "
     "averages over the replicas. Else make the metric in strategy.scope(), with state that adds up over the replicas."
 )
 
 
-def _is_progress_alone(case: Case, kind: str) -> bool:
-    """Whether of the reports of a kind only what Keras logs within an epoch differs, and the epoch's was seen to agree."""
-    seen = [point.measure.key.tensor for point in case.base.points if point.measure.key.kind == kind]
+def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
+    """Where of the reports of a kind only what Keras logs within an epoch differs: what it is, and what to do.
+
+    None where the epoch's, or what it would be if it ended where the run was held, was seen to differ too; and where neither
+    was seen, but that it is a number of times what it should be, or one replica's.
+    """
+    kind = first[0].measure.key.kind
+    seen = {point.measure.key.tensor for point in case.base.points if point.measure.key.kind == kind}
     wrong = {point.measure.key.tensor for point in case.left() if point.measure.key.kind == kind}
-    epochs = {name.replace("batch/", "epoch/", 1) for name in wrong}
-    return all(name.startswith("batch/") for name in wrong) and epochs <= set(seen) - wrong
+    if not all(name.startswith("batch/") for name in wrong):
+        return None
+    if all(seen & {name.replace("batch", epoch, 1) for epoch in ("epoch", SO_FAR)} for name in wrong):
+        return "is the mean of the replicas' while an epoch goes on; that of the epoch is right.", _PROGRESS
+    if _what(case, first) != _ANY:
+        return None
+    return "is not that of all replicas while an epoch goes on; that of an epoch was not seen.", _NO_EPOCH
 
 
 LOSS_REPORT = Cause(
@@ -151,6 +193,7 @@ LOSS_REPORT = Cause(
     fix="Reduce once, in the way the loss was divided:\n"
     "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)  # divided by the global batch\n"
     "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)  # a mean over equal shards\n"
+    "Of shards that are not equal (a last batch, masks) reduce sums and counts, and divide after that;\n"
     "or feed per-example losses to a keras.metrics.Mean.",
     search=_search_loss,
 )

@@ -53,7 +53,7 @@ def _search_batches(case: Case) -> Sign | None:
 
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if case.has(BATCH_SIZE.code):
+    if case.has(BATCH_SIZE.code) or (ledger is not None and _moved(ledger)):
         return None
     if ledger is None:
         return _alike(case) if case.ledger is None else None
@@ -116,7 +116,7 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or ledger.lost <= 0 or (ledger.repeated_in_step and ledger.is_prefix):
+    if ledger is None or ledger.lost <= 0 or (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
     k = ledger.first_apart or 0
     seen, expected = ledger.sizes(k)
@@ -143,18 +143,51 @@ _TOO_FEW_STEPS = (
 
 def _search_reordered(case: Case) -> Sign | None:
     ledger = _apart(case)
+    if ledger is not None and (moved := _moved(ledger)):
+        batches = f"{abs(moved)} batch{'es' * (abs(moved) > 1)} {'later' if moved > 0 else 'earlier'}"
+        return Sign(
+            f"The batches are those of one device in its order, but begin {batches}.",
+            _seen(ledger),
+            _AHEAD_IN_FIT + _AHEAD if case.facts.compiled else _AHEAD,
+        )
     if ledger is None or ledger.repeated_in_step or ledger.lost > 0 or case.has(BATCH_SIZE.code):
         return None
     if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
     if not ledger.is_reordered and (ledger.foreign > 0.9 * ledger.samples.seen or ledger.is_changed_in_place):
         return None
+    return Sign(f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.", _seen(ledger))
+
+
+def _seen(ledger: Ledger) -> str:
+    """The four numbers, and why they need not add up."""
     beyond = f"; {ledger.foreign} rows come from beyond the steps that one device recorded" if ledger.foreign else ""
     cut = "; the last step lies within an epoch, so some rows came once more than others, on one device too"
-    return Sign(
-        f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.",
-        _four_numbers(ledger) + (cut if ledger.is_cut_within_an_epoch else beyond),
-    )
+    return _four_numbers(ledger) + (cut if ledger.is_cut_within_an_epoch else beyond)
+
+
+def _moved(ledger: Ledger) -> int:
+    """By how many steps all batches come too early (more than 0) or too late, of half of the steps at most; else 0."""
+    ours = [sorted(row for rows in step.values() for row in rows) for step in ledger.topology]
+    theirs = [sorted(rows) for rows in ledger.reference]
+    most = 0 if ledger.ended else ledger.num_steps - max(_FEWEST, ledger.num_steps // 2)
+    for k in range(1, most + 1):
+        for by, one, other in ((k, theirs, ours), (-k, ours, theirs)):
+            if all(early == late for early, late in zip(one[k:], other, strict=False)):
+                return by
+    return 0
+
+
+_AHEAD_IN_FIT = (
+    "Of fit with a keras.utils.PyDataset that has workers > 1 (or use_multiprocessing) it is Keras's own doing: they work "
+    "before the first epoch begins, and the more replicas there are, the more batches are gone when it does. With one worker "
+    "each epoch has its own batches, from the first one on:\n"
+    "    super().__init__(workers=1, use_multiprocessing=False)\n"
+)
+_AHEAD = (
+    "Of an iterator take no batch before the training, or as many whatever the number of replicas. Or accept it with "
+    "--allow samples-reordered."
+)
 
 
 def _four_numbers(ledger: Ledger) -> str:
@@ -216,7 +249,8 @@ REORDERED = Cause(
     title="rows in other batches",
     meaning="Every row is seen, but the batches are composed differently than on one device: sharded by file, shuffled "
     "after "
-    "sharding, interleaved. Each step then has another gradient.",
+    "sharding, interleaved. Or they are those of one device, and begin later: some were fetched before the training. Each step "
+    "then has another gradient.",
     evidence="The identity of every row: the same rows over the recorded steps, in other steps.",
     fix="Shuffle and batch before sharding, with one seed on all hosts; shard by data, not by file:\n"
     "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from emulate.probe.rows import row_names
 from emulate.probe.trace import Step
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
@@ -17,41 +18,119 @@ from emulate.verify.measure import complete
 Array = NDArray[Any]
 _STEPS = 3
 """What is the same in so many steps is no batch."""
+_CLOSE = 1e-4
+"""What was normalized in 32 bits is off by less."""
 
 
 def _search_split(case: Case) -> Sign | None:
-    for name in case.reference.optimizers:
-        ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
-        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
-            continue
-        alone = [step[min(step)] for step in theirs]
-        static = _static_inputs(alone)
-        split = [(at, shares) for at in static if (shares := _shares(static[at], at, ours))]
-        if split:
+    for alone, ours in _steps(case):
+        static = _static_inputs(_arrays(alone))
+        if split := _split(static, ours):
             case.cut(0, "each replica has another part of a tensor that should be the same on all")
             return _sign(static, split)
     return None
 
 
-def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]]) -> Sign:
+def _search_split_of_batch(case: Case) -> Sign | None:
+    """One as long as the batch looks like rows of it: it is looked for where each replica's rows by themselves explain all."""
+    for alone, ours in _steps(case):
+        arrays = _arrays(alone)
+        static = _static_of_batch(arrays)
+        split = sorted(_split(static, ours), key=lambda one: not _is_sure(static[one[0]], arrays))
+        if split and _is_sure(static[split[0][0]], arrays):
+            return _sign(static, split, "; one device with the parts of one replica after the other has the same gradients")
+    return None
+
+
+def possible_split(case: Case) -> str:
+    """The same where an argument may as well be of the rows: which, in words; empty where there is none."""
+    for alone, ours in _steps(case):
+        static = _static_of_batch(_arrays(alone))
+        if split := _split(static, ours):
+            which = f"flattened argument {split[0][0]} (shape {list(static[split[0][0]].shape)})"
+            return f"; {which} of the step is the same in every step: if each row needs all of it, it is static-tensor-split"
+    return ""
+
+
+def _steps(case: Case) -> Iterator[tuple[list[Step], list[StepOfAll]]]:
+    """The first steps of each optimizer, on one device and on several replicas."""
+    for name in case.reference.optimizers:
+        ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
+        if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
+            continue
+        yield [step[min(step)] for step in theirs], ours
+
+
+def _split(static: Mapping[int, Array], ours: list[StepOfAll]) -> list[tuple[int, list[int]]]:
+    return [(at, shares) for at in static if (shares := _shares(static[at], at, ours))]
+
+
+def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]], besides: str = "") -> Sign:
     at, shares = split[0]
     shape = list(static[at].shape)
     which = f"argument {at} (shape {shape})" + (f" and {len(split) - 1} more" if len(split) > 1 else "")
     return Sign(
         f"A static tensor of {shape[0]} rows is split over the replicas: none of them has all of it.",
         f"Flattened {which} of the step is the same in every step on one device; the replicas have {numbers(shares)} of its "
-        "rows, and put together they are the tensor",
+        f"rows, and put together they are the tensor{besides}",
     )
 
 
-def _static_inputs(steps: list[Step]) -> dict[int, Array]:
-    """Arguments that no step changes, of other lengths than those that change: labels may well be alike in every batch."""
+def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
+    """By place the arguments that were kept in all steps, and have rows."""
     arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
     known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
-    known = {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
-    same = {at: of_steps[0] for at, of_steps in known.items() if all(np.array_equal(of_steps[0], one) for one in of_steps)}
-    batch = {len(one) for at, of_steps in known.items() if at not in same for one in of_steps}
+    return {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}
+
+
+def _static_inputs(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
+    """Arguments that no step changes, of other lengths than those that change: labels may well be alike in every batch."""
+    same = _same(arrays)
+    batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
     return {at: array for at, array in same.items() if batch and len(array) not in batch}
+
+
+def _same(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
+    return {at: found[0] for at, found in arrays.items() if all(np.array_equal(found[0], one) for one in found)}
+
+
+def _static_of_batch(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
+    """Arguments that no step changes, as long as those that change, or with a column for each row; labels are none of them."""
+    same = _same(arrays)
+    batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
+    return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
+
+
+def _is_sure(array: Array, arrays: Mapping[int, list[Array]]) -> bool:
+    """Whether it cannot be one row for each of the batch's: it relates them to each other, or others come in another order."""
+    same = _same(arrays)
+    changing = [of_steps for at, of_steps in arrays.items() if at not in same and len(of_steps[0]) == len(array)]
+    return _relates_rows(array) or any(map(_is_permuted, changing))
+
+
+def _is_permuted(arrays: list[Array]) -> bool:
+    """Whether every step has the same rows, none of them twice."""
+    rows = [row_names([{"dense": array}]) for array in arrays]
+    return all(len(set(one)) == len(one) and set(one) == set(rows[0]) for one in rows)
+
+
+def _is_table(array: Array) -> bool:
+    """Whether it has rows of numbers, each another one."""
+    return array.ndim > 1 and array.dtype.kind == "f" and len(set(row_names([{"dense": array}]))) == len(array)
+
+
+def _relates_rows(array: Array) -> bool:
+    """Whether it is an adjacency, a similarity or a distance: symmetric, or normalized by row or column.
+
+    A mask that is the same for all rows is none, and neither are one-hot rows.
+    """
+    if array.ndim != 2 or array.shape[0] != array.shape[1] or array.dtype.kind not in "fbiu":
+        return False
+    wide = array.astype(np.float64)
+    if (wide == wide[:1]).all() or (np.count_nonzero(wide, axis=1) < 2).all():
+        return False
+    sums = [wide.sum(axis=axis) for axis in (0, 1) if (wide >= 0).all()]
+    return np.allclose(wide, wide.T, _CLOSE) or any(np.allclose(one, 1.0, _CLOSE) for one in sums)
 
 
 def _whole(step: Step, at: int) -> Array | None:
@@ -99,12 +178,14 @@ STATIC_SPLIT = Cause(
     meaning="A tensor that every row needs whole (a table, prototypes, a kernel matrix) is put into a dataset and "
     "distributed. That splits every element by its first dimension, so each replica has another part and none has all of it.",
     evidence="An argument of the step that is the same in every step on one device, while the replicas have parts of it "
-    "that together are the whole.",
+    "that together are the whole. One as long as the batch relates its rows to each other (an adjacency), or stays where the "
+    "rows beside it are permuted; and one device on the rows of one replica after the other has the same gradients.",
     fix="Keep it out of the dataset: one variable made in scope has one copy on each device,\n"
     "    with strategy.scope(): table = tf.Variable(array, trainable=False)\n"
     "or gpudist_core.replicate(array, strategy), or distribute the same value to all:\n"
     "    strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))",
     search=_search_split,
+    behind=_search_split_of_batch,
 )
 
 STATIC_IN_GRAPH = Cause(

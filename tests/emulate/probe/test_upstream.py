@@ -191,9 +191,19 @@ def test_the_places_where_tensorflow_writes_files_have_these_parameters(host: An
 
     assert host(look) == [
         ("_prewrite_check", ["self"]),
+        ("rename_v2", ["src", "dst"]),
         ("create_summary_file_writer", ["writer", "logdir"]),
         ("save", ["self", "file_prefix"]),
     ]
+
+
+def test_the_places_where_tensorflow_reads_files_have_these_parameters(host: Any) -> None:
+    def look() -> tuple[list[tuple[str, list[str]]], bool]:
+        file_io = upstream.load("tensorflow.python.lib.io.file_io")
+        found = [(name, _parameters(getattr(owner, name))) for owner, name, _ in upstream.file_readers()]
+        return found, file_io.FileIO("", "r")._read_buf is None
+
+    assert host(look) == ([("_preread_check", ["self"]), ("NewCheckpointReader", ["filepattern"])], True)
 
 
 def test_every_variable_is_assigned_through_these_methods(host: Any) -> None:

@@ -1,19 +1,29 @@
-"""What runs write where they can meet is known, whichever way it is written; what is a run's own is not told."""
+"""What runs write and read where they can meet is known, whichever way it is done; what is a run's own is not told."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import pytest
 
 from emulate.verify.result import RunResult
 
 Run = Callable[..., RunResult]
 
 
-def test_writes_outside_of_the_runs_folders_are_told_whichever_way_they_are_made(run: Run) -> None:
-    elsewhere = Path("/var/tmp") / f"gpudist-test-{os.getpid()}"
-    elsewhere.mkdir()
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder that is no run's own."""
+    folder = Path("/var/tmp") / f"gpudist-test-{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_writes_outside_of_the_runs_folders_are_told_whichever_way_they_are_made(run: Run, elsewhere: Path) -> None:
     (elsewhere / "old").mkdir()
     (elsewhere / "read").touch()
 
@@ -38,15 +48,77 @@ def test_writes_outside_of_the_runs_folders_are_told_whichever_way_they_are_made
             own.write(b"the run's own")
         Path("in-the-working-directory").touch()
 
-    try:
-        result = run(program, "1x1")
-    finally:
-        for file in sorted(elsewhere.rglob("*"), reverse=True):
-            file.rmdir() if file.is_dir() else file.unlink()
-        elsewhere.rmdir()
+    result = run(program, "1x1")
     assert result.status == "ok", result.failure
     names = {os.path.relpath(path, os.path.realpath(elsewhere)) for path in result.written}
     assert names == {"plain", "made", "renamed", "gfile", "hdf5", "checkpoint", "summary"}
+
+
+def test_what_others_have_written_meanwhile_is_told_when_it_is_read_whichever_way(run: Run, elsewhere: Path) -> None:
+    (elsewhere / "from-before").write_text("x")
+
+    def program() -> None:
+        import subprocess
+
+        import h5py
+        import tensorflow as tf
+
+        def by_another(name: str) -> str:
+            subprocess.run(["cp", "-r", f"made/{name}", elsewhere], check=True)
+            return str(elsewhere / name)
+
+        os.mkdir("made")
+        for name in ("plain", "gfile", "both", "replaced", "lock"):
+            Path("made", name).write_text("x")
+        with h5py.File("made/hdf5", "w") as file:
+            file["x"] = 1
+        checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+        tf.train.CheckpointManager(checkpoint, "made/checkpoints", 1).save()
+
+        (elsewhere / "from-before").read_text()
+        os.close(os.open(by_another("lock"), os.O_RDWR | os.O_CREAT))
+        Path(by_another("plain")).read_text()
+        Path(by_another("replaced")).write_text("y")
+        with tf.io.gfile.GFile(by_another("gfile")) as file:
+            file.read()
+        with h5py.File(by_another("hdf5"), "r+"):
+            pass
+        with open(by_another("both"), "r+"):
+            pass
+        checkpoint.restore(tf.train.latest_checkpoint(by_another("checkpoints")))
+        checkpoint.read(str(elsewhere / "checkpoints" / "ckpt-1"))
+        Path("own").write_text("x")
+        Path("own").read_text()
+        (elsewhere / "read-back").write_text("x")
+        (elsewhere / "read-back").read_text()
+
+    result = run(program, "1x1")
+    assert result.status == "ok", result.failure
+    found = {os.path.relpath(path, os.path.realpath(elsewhere)): is_own for path, is_own in result.read.items()}
+    others = ("plain", "gfile", "hdf5", "both", "checkpoints/checkpoint", "checkpoints/ckpt-1")
+    assert found == {**dict.fromkeys(others, False), "read-back": True}
+
+
+def test_what_a_run_writes_over_that_was_there_before_is_known(run: Run, elsewhere: Path) -> None:
+    import tensorflow as tf
+
+    for name in ("written", "removed", "left"):
+        (elsewhere / name).write_text("x")
+    tf.train.Checkpoint(v=tf.Variable(1.0)).write(str(elsewhere / "checkpoint"))
+
+    def program() -> None:
+        import tensorflow as tf
+
+        for name in ("written", "new"):
+            (elsewhere / name).write_text("y")
+            (elsewhere / name).write_text("z")
+        (elsewhere / "removed").unlink()
+        tf.train.Checkpoint(v=tf.Variable(1.0)).write(str(elsewhere / "checkpoint"))
+
+    result = run(program, "1x1")
+    assert result.status == "ok", result.failure
+    found = {os.path.relpath(path, os.path.realpath(elsewhere)): was_there for path, was_there in result.written.items()}
+    assert found == {"written": True, "new": False, "removed": True, "checkpoint": True}
 
 
 def test_checkpoints_and_models_are_told_with_the_hosts_that_wrote_them(run: Run) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from emulate.probe.trace import Trace
 from emulate.verify.ledger import Ledger
-from emulate.verify.order import is_in_order, order_matters
+from emulate.verify.order import is_in_order, is_wide, order_matters, order_widens
 from tests.emulate.verify.cases import Folder
 
 GRADIENTS = np.random.default_rng(1).normal(size=(12, 2, 32)).astype("f4")
@@ -52,6 +52,23 @@ def test_a_unit_on_the_other_side_of_its_kink_is_no_order(folder: Folder) -> Non
     assert not order_matters(trained(folder), one_of_three, 1.0)
     all_of_them = [trained(folder, seed=k, off=0.1, at=2, loss=1e-6) for k in (1, 2, 3)]
     assert not order_matters(trained(folder), all_of_them, 1.0)
+
+
+def test_a_wide_noise_that_coarse_rounding_does_not_make_is_the_orders_also_late(folder: Folder) -> None:
+    plain, rounded = trained(folder), [trained(folder, seed=k, off=1e-5) for k in (4, 5)]
+    late = [trained(folder, seed=k, off=0.1, at=10, loss=1e-6) for k in (1, 2, 3)]
+    assert not order_matters(plain, late, 1.0)
+    assert is_wide(plain, late)
+    assert order_widens(plain, late, rounded)
+
+
+def test_a_wide_noise_that_rounding_makes_too_or_one_run_has_not_is_no_order(folder: Folder) -> None:
+    plain, late = trained(folder), [trained(folder, seed=k, off=0.1, at=10) for k in (1, 2, 3)]
+    assert not order_widens(plain, late, [trained(folder, off=1e-5), trained(folder, off=0.01, at=9)])
+    assert not order_widens(plain, [*late[:2], trained(folder, off=1e-6)], [trained(folder, off=1e-5)])
+    assert not order_widens(plain, late, [])
+    assert not is_wide(plain, [*late[:2], trained(folder, off=1e-6)])
+    assert not is_wide(plain, [])
 
 
 def test_rows_are_in_order_when_the_replicas_have_them_one_after_the_other() -> None:

@@ -1,0 +1,70 @@
+"""What Keras logs of an epoch that the run is held in, and what the cures of reported numbers speak of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emulate.verify.case import Case
+from emulate.verify.causes.cause import names_in_words
+from emulate.verify.judge import Judgement, judge
+from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.hand_made import right_reference, right_topology
+from tests.emulate.verify.made_traces import Made
+
+WITHIN = (0.4, 0.4, 0.4), (0.3, 0.35, 0.41)
+"""What is logged of each batch: on one device, on four."""
+
+
+def _judged(folder: Folder, kind: str, name: str, so_far: float | None, **facts: Any) -> Judgement:
+    def run(made: Made, step: Any, logged: tuple[float, ...], in_the_end: float | None) -> Any:
+        def report(made: Made, k: int) -> None:
+            if k == 0 and facts:
+                made.event({"event": "program", **facts})
+            step(made, k)
+            made.report(kind, f"batch/{name}", k, logged[k])
+            if k == 2 and in_the_end is not None:
+                made.report(kind, f"epoch so far/{name}", 0, in_the_end)
+
+        return loop(made, report)
+
+    alone = run(folder.made(), right_reference, WITHIN[0], None if so_far is None else 0.5)
+    return judge(Case(alone, run(folder.made("1x4"), right_topology, WITHIN[1], so_far)))
+
+
+@pytest.mark.parametrize(("kind", "name", "code"), [("metric", "auc", "metric-aggregation"), ("loss", "loss", "loss-report")])
+@pytest.mark.parametrize(("so_far", "verdict"), [(0.5, "equivalent"), (0.7, "divergent"), (None, "equivalent")])
+def test_what_the_epoch_would_log_where_the_run_is_held_decides(
+    folder: Folder, kind: str, name: str, code: str, so_far: float | None, verdict: str
+) -> None:
+    found = _judged(folder, kind, name, so_far)
+    assert (found.verdict, codes(found)) == (verdict, [code])
+    assert found.causes[0].advice == (verdict == "equivalent")
+    assert ("was not seen" in found.causes[0].summary) == (so_far is None)
+
+
+@pytest.mark.parametrize(("own", "cure"), [(True, "Return from train_step"), (False, "Keras's own train_step logs it")])
+def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_one(
+    folder: Folder, own: bool, cure: str
+) -> None:
+    assert _judged(folder, "loss", "loss", 0.7, own_train_step=own).causes[0].fix.startswith(cure)
+
+
+@pytest.mark.parametrize(
+    ("how", "cure"),
+    [("mean", "Divide what all replicas have summed by what all have counted"), (None, "Reduce once, in the way the loss")],
+)
+def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folder: Folder, how: str | None, cure: str) -> None:
+    def run(made: Made, step: Any, values: tuple[float, ...]) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            event = {"event": "report", "kind": "loss", "name": "evaluate/reduce", "step": k, "value": values[k], "made": k + 1}
+            made.event({**event, "line": "train.py:7", **({"how": how} if how else {})})
+
+        return loop(made, report)
+
+    found = judge(Case(run(folder.made(), right_reference, WITHIN[0]), run(folder.made("1x4"), right_topology, WITHIN[1])))
+    assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
+    assert found.causes[0].fix.startswith(cure)
+    assert found.causes[0].evidence.endswith(f"reduced in {names_in_words(['train.py:7'])}")
