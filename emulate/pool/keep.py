@@ -39,12 +39,7 @@ def keep_state() -> None:
     Raises:
         WrongUse: In a process that is no warm host.
     """
-    if state is None:
-        raise WrongUse(
-            "Only a warm host keeps state for later jobs. Received: a call of keep_state() in another process. "
-            "Call it in a function that runs through Lease.run."
-        )
-    state.keep()
+    _of_this_host("keep_state", "keeps state for later jobs").keep()
 
 
 def restore_state() -> None:
@@ -53,9 +48,13 @@ def restore_state() -> None:
     Raises:
         WrongUse: In a process that is no warm host.
     """
+    _of_this_host("restore_state", "puts its state back").restore_early()
+
+
+def _of_this_host(call: str, does: str) -> HostState:
     if state is None:
         raise WrongUse(
-            "Only a warm host puts its state back. Received: a call of restore_state() in another process. "
+            f"Only a warm host {does}. Received: a call of {call}() in another process. "
             "Call it in a function that runs through Lease.run."
         )
-    state.restore_early()
+    return state
