@@ -1,17 +1,18 @@
 """What is recorded while a program runs, and the trace it leaves."""
 
 from emulate.probe.intact import check_intact
+from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
-from emulate.probe.writes import Writes
 
 __all__ = [
     "FORMAT",
     "IN_32_BITS",
     "SWITCHES",
     "TAPES_JOINED",
+    "Paths",
     "Probe",
     "ProbePlan",
     "Pulse",
@@ -22,7 +23,6 @@ __all__ = [
     "Trace",
     "TraceWriter",
     "Variable",
-    "Writes",
     "check_intact",
     "digest",
 ]

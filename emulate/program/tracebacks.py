@@ -31,12 +31,13 @@ def _without_our_frames(lines: Iterable[str]) -> Iterator[str]:
         if indent is not None and len(line) - len(line.lstrip()) > indent:
             continue
         match = _FRAME.match(line)
-        indent = len(match["indent"]) if match and _is_ours(match["file"]) else None
+        indent = len(match["indent"]) if match and is_ours(match["file"]) else None
         if indent is None:
             yield line
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
+    """Whether a file of a traceback is gpudist's, or of the import machinery."""
     return file in _MACHINERY or file.startswith(_OURS + "/")
 
 

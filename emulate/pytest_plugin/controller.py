@@ -77,7 +77,7 @@ class Controller:
         self._num_tests = 0
         self._folder: Path | None = None
         self._told: set[str] = set()
-        self._notes = [note for note in [spare_snapshots(config)] if note]
+        self._notes = spare_snapshots(config)
         self._interrupted = ""
 
     @pytest.hookimpl(tryfirst=True)

@@ -19,19 +19,19 @@ it failed: one host that runs a test again leaves the others alone in their coll
 _KEEPS_SNAPSHOTS = "syrupy deletes and reports no unused snapshots in a run with tests on hosts: it cannot know what they use."
 
 
-def spare_snapshots(config: pytest.Config) -> str:
+def spare_snapshots(config: pytest.Config) -> list[str]:
     """Have syrupy leave snapshots alone that no test of this process has used: those on hosts have, and it knows of none.
 
     Args:
         config: The controller's.
 
     Returns:
-        What the user is told of it; empty where there is nothing to tell.
+        What the user is told of it.
     """
     if config.getoption("disable_unused_snapshots", True):  # which is so without syrupy, too
-        return ""
+        return []
     config.option.disable_unused_snapshots = True
-    return _KEEPS_SNAPSHOTS
+    return [_KEEPS_SNAPSHOTS]
 
 
 def keep_off(config: pytest.Config, markers: list[str]) -> None:

@@ -104,7 +104,7 @@ class Watch:
             self._hurry()
 
     def _hurry(self) -> None:
-        """The others may wait for a host for ever that has failed."""
+        """The others may wait for ever for a host that has failed, or leaves."""
         if len(self.received) > 1:
             self._lease.hurry()
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Probe, ProbePlan, Writes
+from emulate.probe import Paths, Probe, ProbePlan
 from emulate.program import Program
 from emulate.verify.listing import list_in_another_order
 from emulate.verify.seeding import Seeding
@@ -52,14 +52,14 @@ class RecordedProgram:
         """Run on this host."""
         if self.device == "gpu":
             when_imported("tensorflow", _without_tf32)
-        writes = Writes(
+        paths = Paths(
             context.is_private,
             lambda path, was_there: context.send({"event": "wrote", "path": path, "was_there": was_there}),
             lambda path, is_own: context.send({"event": "read", "path": path, "is_own": is_own}),
             lambda path: context.send({"event": "saved", "path": path}),
             self.since,
         )
-        writes.install()
+        paths.install()
         if self.plan is None:
             if self.seed is not None:
                 Seeding(self.seed, self.precision).install()

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from emulate.probe import Replay, Trace
-from emulate.program import Program
+from emulate.program import Program, is_ours
 from emulate.verify.case import RATE, Rerun
 from emulate.verify.causes.cause import error_line
 from emulate.verify.result import RunResult
@@ -102,15 +102,11 @@ class Reruns:
         return self._program.listing_places()
 
 
-_OURS = str(Path(__file__).parents[1])
-"""Where our own files lie."""
-
-
 def _ending(failed: RunResult, replay: Replay | None) -> str:
     """How a run that did not end well did: whose error it is, and what may have led to it."""
     told = f", on one device that is told of {replay.told} replicas" if replay is not None and replay.told > 1 else ""
     raised_in = re.findall(r'File "([^"]+)"', failed.failure or "")
-    is_own = failed.status == "failed" and bool(raised_in) and not raised_in[-1].startswith(_OURS)
+    is_own = failed.status == "failed" and bool(raised_in) and not is_ours(raised_in[-1])
     whose = ", where the program itself raises" if is_own else ""
     return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
 

@@ -26,7 +26,7 @@ MOST = 200
 """So many paths are told; a program that writes more elsewhere is known well enough."""
 
 
-class Writes:
+class Paths:
     """Tells each path once that this process writes or reads and that other runs can see, and each checkpoint or saved model.
 
     Args:
