@@ -2,7 +2,7 @@
 
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
-from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, ProbePlan, Replay
+from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
@@ -12,6 +12,7 @@ __all__ = [
     "IN_32_BITS",
     "SWITCHES",
     "TAPES_JOINED",
+    "Follow",
     "Paths",
     "Probe",
     "ProbePlan",

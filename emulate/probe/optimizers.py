@@ -93,16 +93,17 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
         pairs = replay.applied(probe.plan.replay, body, name, pairs)
         if not pairs:
             return None
-    pairs = probe.rounding.changed(name, pairs)
+    recorded = probe.rounding.changed(name, pairs)
+    applied = probe.following.applied(name, pairs, recorded)
     switches.without_clipping(probe, optimizer, inner)
     _inside.update(marked)
     try:
-        result = proceed(pairs)
+        result = proceed(applied)
     finally:
         _release(marked)
     # An optimizer of one's own, which gpudist_core gives the sum: each replica has its part of it.
     parts = upstream.replicas_summed(optimizer)
-    kept = [(_part(gradient, parts), variable) for gradient, variable in pairs if is_floating(variable)]
+    kept = [(_part(gradient, parts), variable) for gradient, variable in recorded if is_floating(variable)]
     again = body is not None and body.updates.total() > 1
     probe.step_made(name, body, replica, kept, {"reduced": reduced, "again": again})
     return result

@@ -46,6 +46,19 @@ class Replay:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """Gradients of another run that this run's optimizers apply in place of its own.
+
+    Attributes:
+        trace: Folder of the trace whose gradients are taken.
+        averaged: Optimizers that apply the mean of the replicas' gradients; others their sum.
+    """
+
+    trace: Path
+    averaged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ProbePlan:
     """How one run is recorded, and in what it differs from the program as it stands.
 
@@ -65,6 +78,7 @@ class ProbePlan:
             together each makes its part of them.
         switches: Suspects switched off, of `SWITCHES`.
         replay: Rows to take from another run.
+        follow: Gradients to apply that are another run's; its own are recorded.
         own_seeds: Each host is seeded with another number, as where nobody seeds them.
         own_hashes: Each host hashes strings in its own way, as real ones do.
         own_listing: The hosts after the first list folders in another order, as those with other disks do.
@@ -91,6 +105,7 @@ class ProbePlan:
     drawn: Mapping[str, int] = field(default_factory=dict)
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None
+    follow: Follow | None = None
     own_seeds: bool = False
     own_hashes: bool = False
     own_listing: bool = False

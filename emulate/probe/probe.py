@@ -27,6 +27,7 @@ from emulate.probe import (
     upstream,
 )
 from emulate.probe.body import Body
+from emulate.probe.following import Following
 from emulate.probe.initial import InitialWeights
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Recorder
@@ -71,6 +72,7 @@ class Probe:
         self._all_reduce = all_reduce
         self.names = Names()
         self.rounding = Rounding(plan, self.names)
+        self.following = Following(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self.recording = Recording(self.writer, steps=plan.steps, send=send)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
@@ -96,6 +98,7 @@ class Probe:
             "compiled": False,
             "train_steps": False,
             "own_train_step": False,
+            "follows": plan.follow is not None,
         }
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from emulate import graph_functions
+from emulate.probe.local_gradients import LocalGradients
 from emulate.probe.plan import ProbePlan
-from emulate.probe.trace import StoredArray, Trace
+from emulate.probe.trace import Array
 from emulate.probe.variables import Names
 
 _OF_16_BITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -80,49 +76,14 @@ class Rounding:
         if self._plan.short:
             moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
-            largest = self._locals.read_in_step(optimizer, self._names.of(variable), tuple(variable.shape), gradient.dtype)
+            name = self._names.of(variable)
+            largest = self._locals.in_step(optimizer, name, tf.zeros(variable.shape, gradient.dtype), _largest)
             moved += tf.reshape(largest, [-1]) * units(499, self._plan.perturb_summands)
         return tf.reshape(moved, tf.shape(gradient))
 
 
-class LocalGradients:
-    """Of another run how large the replicas' gradients are, element by element and step after step.
-
-    Args:
-        trace: The run's trace.
-    """
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = Trace(trace)
-        self._calls: Counter[tuple[str, str]] = Counter()
-        self._lock = threading.Lock()
-
-    def read_in_step(self, optimizer: str, tensor: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        """The largest on any replica in this step, as a tensor of this shape; 0 where it was not recorded whole."""
-        import tensorflow as tf
-
-        def read() -> NDArray[Any]:
-            return self._next(optimizer, tensor, shape).astype(dtype.as_numpy_dtype)
-
-        with graph_functions.on_cpu():
-            value = tf.numpy_function(read, [], dtype)
-        value.set_shape(shape)
-        return value
-
-    def _next(self, optimizer: str, tensor: str, shape: tuple[int, ...]) -> NDArray[Any]:
-        with self._lock:
-            number = self._calls[(optimizer, tensor)]
-            self._calls[(optimizer, tensor)] += 1
-        steps = self._trace.steps(optimizer)
-        made = steps[number] if number < len(steps) else {}
-        found = [one.gradients[tensor] for one in made.values() if tensor in one.gradients]
-        if not found or not all(_is_whole(array, shape) for array in found):
-            return np.zeros(shape)
-        return np.asarray(np.max([np.abs(array.read()) for array in found], axis=0))
-
-
-def _is_whole(array: StoredArray, shape: tuple[int, ...]) -> bool:
-    return array.is_complete and array.rows is None and array.shape == shape
+def _largest(locals_: list[Array]) -> Array:
+    return np.asarray(np.max(np.abs(locals_), axis=0))
 
 
 def _scale(flat: Any) -> Any:

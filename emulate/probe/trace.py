@@ -375,6 +375,11 @@ class Trace:
         return found
 
     @cached_property
+    def follows(self) -> bool:
+        """Whether its optimizers applied another run's gradients."""
+        return any(event.get("follows") for _, event in self.of("program"))
+
+    @cached_property
     def applies_sums(self) -> bool:
         """Whether a step applied gradients that were the sum over the replicas, or workers, already."""
         return any(event.get("reduced") for _, event in self.of("step"))

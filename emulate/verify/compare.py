@@ -208,7 +208,8 @@ def compare(
     runs = Runs(reference, topology, noise, confirmation)
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
-    points = _points([m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)])
+    seen = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
+    points = _points(seen, lockstep=reference.follows)
     kink, cancelled = kink_onset(points), cancelled_onset(points)
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
@@ -229,7 +230,7 @@ def compare(
     )
 
 
-def _points(measures: Sequence[Measure]) -> list[Point]:
+def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
     spreads: dict[Key, dict[int, float]] = {}
     scales: dict[Key, dict[int, float]] = {}
     units: dict[Key, float] = {}
@@ -237,7 +238,7 @@ def _points(measures: Sequence[Measure]) -> list[Point]:
         spreads.setdefault(m.key, {})[m.step] = max(m.spread, spreads.get(m.key, {}).get(m.step, 0.0))
         scales.setdefault(m.key, {})[m.step] = max(m.scale, scales.get(m.key, {}).get(m.step, 0.0))
         units[m.key] = max(m.eps, units.get(m.key, 0.0))
-    found = floors(spreads, scales, units)
+    found = floors(spreads, scales, units, lockstep=lockstep)
     return [Point(m, found[m.key][m.step]) for m in measures]
 
 

@@ -22,7 +22,11 @@ NEEDED = ("gradient", "weight", "loss")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The fields of a verdict's run that follow from the traces."""
+    """The fields of a verdict's run that follow from the traces.
+
+    Attributes:
+        is_amplified: Not one of them: whether gradients show little beside rounding that is amplified.
+    """
 
     verdict: str
     reason: str | None
@@ -36,6 +40,12 @@ class Judgement:
     notes: tuple[str, ...]
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
+    is_amplified: bool = False
+
+    @property
+    def has_unexplained(self) -> bool:
+        """Whether something that decides has no known cause."""
+        return any(cause.code == "unexplained" for cause in _deciding(self.causes))
 
     @property
     def is_unexplained(self) -> bool:
@@ -77,7 +87,7 @@ class Judgement:
 
     def fill(self, run: Run) -> Run:
         """The run with these fields; its own notes come first."""
-        own = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name in Run.__dataclass_fields__}
         return replace(run, **{**own, "notes": run.notes + self.notes})
 
 
@@ -134,6 +144,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
+        is_amplified=base.drowned_from is not None,
     )
 
 

@@ -4,7 +4,9 @@ Floating point sums depend on their order, so a correct program on four replicas
 device. How far apart is still right is *measured*: the reference runs again with the rows of each batch permuted and
 each gradient changed by one unit in the last place - mathematically the same training, rounded differently. What
 these runs differ by, per tensor and step, is the floor. It only grows over the steps, since what was disturbed once
-stays disturbed. Three runs see a tensor of a few elements too seldom (three zeros happen), so the floor is never less than
+stays disturbed; but where the reference follows the run that is judged (lockstep.py), gradients, losses and metrics are
+those of their step alone. Three runs see a tensor of a few elements too seldom (three zeros happen), so the floor is
+never less than
 
 - 8 units in the last place of the tensor's scale: the largest element so far, local gradients included, because a
   gradient that cancels to nothing over the batch is as noisy as its summands;
@@ -40,10 +42,11 @@ class Key:
 
 BySteps = Mapping[int, float]
 REPORTED = ("loss", "metric")
+_OF_A_STEP = ("gradient", "objective", *REPORTED)
 
 
 def floors(
-    spreads: Mapping[Key, BySteps], scales: Mapping[Key, BySteps], eps: Mapping[Key, float]
+    spreads: Mapping[Key, BySteps], scales: Mapping[Key, BySteps], eps: Mapping[Key, float], *, lockstep: bool = False
 ) -> dict[Key, dict[int, float]]:
     """The noise floor of each tensor by step.
 
@@ -51,12 +54,15 @@ def floors(
         spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference).
         scales: For each tensor and step its largest absolute element.
         eps: The unit in the last place at 1 of each tensor's dtype.
+        lockstep: Whether the runs have the same weights in each step.
 
     Returns:
         For each tensor and step what rounding alone may make of it, in the tensor's unit.
     """
-    spread = {key: _running(values) for key, values in spreads.items()}
-    scale = {key: _running(values) for key, values in scales.items()}
+    spread, scale = (
+        {key: _of_each(values) if lockstep and key.kind in _OF_A_STEP else _running(values) for key, values in one.items()}
+        for one in (spreads, scales)
+    )
     pool = _Pool(spread, scale)
     return {
         key: {k: max(spread[key][k], max(UNITS * eps[key], pool.at(key.kind, k)) * scale[key][k]) for k in spread[key]}
@@ -90,6 +96,11 @@ class _Pool:
 
     def _latest(self, kind: str, step: int) -> float:
         return max((value for k, value in self._medians.get(kind, {}).items() if k <= step), default=0.0)
+
+
+def _of_each(values: BySteps) -> dict[int, float]:
+    """As they are; what is not finite counts as nothing."""
+    return {step: value if np.isfinite(value) else 0.0 for step, value in values.items()}
 
 
 def _running(values: BySteps) -> dict[int, float]:

@@ -48,10 +48,12 @@ class Reruns:
         for switch in asked:
             variation = variation if switch in replays or switch.startswith(RATE) else variation.without(switch)
         if variation != base:
-            again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None)))
+            again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None, follow=None)))
             if again is None:
                 return None
             topology = again
+            if variation.follow is not None:
+                variation = replace(variation, follow=replace(variation.follow, trace=topology.directory))
         rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
         if rows is not None:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
@@ -75,7 +77,7 @@ class Reruns:
         seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
         if seeded >= set(product(range(run.topology.num_hosts), GENERATORS)):
             return None
-        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_seeds=True)).result()
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_seeds=True)).result()
 
     def with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
@@ -83,13 +85,13 @@ class Reruns:
             return None
         if os.environ.get("PYTHONHASHSEED", "random") != "random":
             return None
-        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_hashes=True)).result()
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_hashes=True)).result()
 
     def with_own_listing(self, run: RunResult, base: Variation) -> RunResult | None:
         """The topology's run with folders that the hosts after the first list in another order."""
         if run.status != "ok" or run.topology.num_stepping_hosts == 1 or not self.listing_places:
             return None
-        return self._yardsticks.topology(run.topology, replace(base, replay=None, own_listing=True)).result()
+        return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_listing=True)).result()
 
     @cached_property
     def hash_places(self) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from emulate.errors import WrongUse
 from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
+from emulate.verify import lockstep
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import error_line
 from emulate.verify.causes.shared_files import SHARED_FILES
@@ -286,10 +287,14 @@ class Session:
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
-        judgement = judged_on(bases[0])
+        judgement, decides = judged_on(bases[0]), bases[0]
         if len(bases) > 1 and (judgement.is_unexplained or judgement.leaves_the_scale_open):
             on_shares = judged_on(bases[1]).advised_by(judgement)
-            judgement = on_shares if judgement.is_unexplained or on_shares.is_scaled else judgement
+            if judgement.is_unexplained or on_shares.is_scaled:
+                judgement, decides = on_shares, bases[1]
+        followed = lockstep.follow(reference.trace, compared) if run.status == "ok" and lockstep.is_wanted(judgement) else None
+        if followed is not None:
+            judgement = lockstep.better(judgement, judged_on(replace(decides, follow=followed)))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
             told = f"Runs that could have told more did not end well. The first was {failed}"

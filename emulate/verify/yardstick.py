@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from emulate.probe import IN_32_BITS, ProbePlan, Replay, Trace
+from emulate.probe import IN_32_BITS, Follow, ProbePlan, Replay, Trace
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -29,6 +29,7 @@ class Variation:
         keyed_draws: Random draws are a function of seed, place and row.
         switches: Suspects switched off.
         replay: The rows come from another run.
+        follow: The gradients that are applied come from another run.
         own_seeds: Each host has a seed of its own.
         own_hashes: Each host hashes strings in its own way.
         own_listing: The hosts after the first list folders in another order.
@@ -37,6 +38,7 @@ class Variation:
     keyed_draws: bool = False
     switches: frozenset[str] = frozenset()
     replay: Replay | None = None
+    follow: Follow | None = None
     own_seeds: bool = False
     own_hashes: bool = False
     own_listing: bool = False
@@ -50,6 +52,7 @@ class Variation:
             keyed_draws=self.keyed_draws,
             switches=self.switches,
             replay=self.replay,
+            follow=self.follow,
             own_seeds=self.own_seeds,
             own_hashes=self.own_hashes,
             own_listing=self.own_listing,
@@ -71,6 +74,7 @@ class Variation:
             batch += f" and {self.replay.workers} workers" if self.replay.workers > 1 else ""
             rate = f" {self.replay.rate:.4g} times the learning rate" if self.replay.rate != 1 else ""
             parts.append(f"{what} of {self.replay.trace.name}{regrouped}{told}{batch}{rate}")
+        parts += [] if self.follow is None else [f"gradients of {self.follow.trace.name}"]
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:

@@ -1,0 +1,85 @@
+"""A run whose optimizers apply what those of another run have applied: its weights stay that run's, step after step.
+
+Where rounding is amplified from step to step, two correct runs are soon so far apart that their gradients tell nothing. Here
+each step's gradients are taken at weights that are the other run's but for the rounding of one update: what differs differs in
+this step.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from emulate.probe.local_gradients import LocalGradients
+from emulate.probe.plan import Follow, ProbePlan
+from emulate.probe.rounding import Pairs, Rounding
+from emulate.probe.trace import Array
+from emulate.probe.variables import Names
+
+_LARGE = 1 << 24
+"""Of tables with more elements than this sparse gradients are the run's own: they would be made dense."""
+
+
+class Following:
+    """Takes the other run's gradients, rounded as this run's are.
+
+    Args:
+        plan: Whose gradients, and by how much they are off.
+        names: The variables' names.
+    """
+
+    def __init__(self, plan: ProbePlan, names: Names) -> None:
+        self._follow = plan.follow
+        self._rounding = Rounding(plan, names)
+        self._names = names
+
+    def applied(self, optimizer: str, own: Pairs, recorded: Pairs) -> Pairs:
+        """What an optimizer is given.
+
+        Args:
+            optimizer: The optimizer's name.
+            own: Gradients and variables as the program has them.
+            recorded: The same as they are recorded.
+
+        Returns:
+            `recorded` where no run is followed.
+        """
+        if self._follow is None:
+            return recorded
+        given = [(self._given(self._follow, optimizer, gradient, variable), variable) for gradient, variable in own]
+        return self._rounding.changed(optimizer, given)
+
+    @cached_property
+    def _locals(self) -> LocalGradients:
+        assert self._follow is not None
+        return LocalGradients(self._follow.trace)
+
+    def _given(self, follow: Follow, optimizer: str, gradient: Any, variable: Any) -> Any:
+        import tensorflow as tf
+
+        if gradient is None or not gradient.dtype.is_floating:
+            return gradient
+        join = _mean if optimizer in follow.averaged else _sum
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        if is_sparse and np.prod(variable.shape) > _LARGE:
+            return gradient
+        whole = self._locals.in_step(optimizer, self._names.of(variable), tf.convert_to_tensor(gradient), join)
+        if not is_sparse:
+            return whole
+        rows, _ = tf.unique(gradient.indices)
+        return tf.IndexedSlices(tf.gather(whole, rows), rows, gradient.dense_shape)
+
+
+def _sum(locals_: list[Array]) -> Array:
+    return np.asarray(np.sum(locals_, axis=0, dtype=_wide(locals_[0])))
+
+
+def _mean(locals_: list[Array]) -> Array:
+    return np.asarray(np.mean(locals_, axis=0, dtype=_wide(locals_[0])))
+
+
+def _wide(array: Array) -> Any:
+    """In 16 bits sums would be rounded as no all-reduce rounds them."""
+    return np.promote_types(array.dtype, np.float32)

@@ -1,0 +1,56 @@
+"""A second look at a run whose weights are soon far from the reference's, by rounding that is amplified or by a mistake.
+
+The reference runs again, and its optimizers apply what this run's have applied. Its weights stay this run's then but for the
+rounding of one update, so that each step is compared by itself: its gradients at the same weights, and what the optimizer
+makes of the same gradients. What agrees so in every step trains the same model, however far apart the runs have drifted by
+rounding; and a mistake of a late step, which would drown in what the steps before have amplified, stands out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from emulate.probe import Follow, Trace
+from emulate.verify.aggregation import aggregation
+from emulate.verify.judge import Judgement
+
+_AGREES = (
+    "weights drift apart by rounding that is amplified{first}: the reference was run again with the gradients of this run "
+    "applied, and step by step, at the same weights, gradients and updates agree"
+)
+_DIFFERS = (
+    "rounding is amplified: what differs was found where the reference applies the gradients of this run, so that each step is "
+    "compared at the same weights"
+)
+
+
+def follow(reference: Trace, topology: Trace) -> Follow | None:
+    """What makes a reference follow a run; None where no optimizer is seen to apply gradients, or servers do it."""
+    both = [name for name in topology.optimizers if name in reference.optimizers]
+    applied = [name for name in both if not _is_of_tape(topology, name)]
+    if not applied or topology.topology.num_ps:
+        return None
+    return Follow(topology.directory, tuple(name for name in applied if aggregation(topology, reference, name) == "mean"))
+
+
+def _is_of_tape(trace: Trace, optimizer: str) -> bool:
+    return any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer)
+
+
+def is_wanted(judgement: Judgement) -> bool:
+    """Whether a second look may tell more: something has no known cause, or gradients show little beside amplified rounding."""
+    return judgement.is_unexplained or (judgement.verdict == "equivalent" and judgement.is_amplified)
+
+
+def better(judgement: Judgement, followed: Judgement) -> Judgement:
+    """The one of both that tells more.
+
+    Single units on the other side of a kink stand out here too: what has no known cause then is left to the runs as they came.
+    """
+    if followed.verdict == "equivalent":
+        first = judgement.first_divergence
+        since = f" (in {first.tensor} from step {first.step} on)" if first is not None else ""
+        return replace(followed, notes=(*followed.notes, _AGREES.format(first=since)))
+    if followed.verdict == "divergent" and not followed.has_unexplained:
+        return replace(followed, notes=(*followed.notes, _DIFFERS))
+    return judgement

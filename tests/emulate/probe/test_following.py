@@ -1,0 +1,94 @@
+"""A run whose optimizers apply another run's gradients: its weights are that run's, and what is recorded are its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulate.probe import following
+from emulate.probe.plan import Follow, ProbePlan
+from emulate.probe.variables import Names
+from tests.emulate.probe.loops import custom_loop
+from tests.emulate.verify.made_traces import Made
+
+LOCALS = np.array([[[1.0, 2.0], [0.0, 0.0], [5.0, 6.0]], [[10.0, 20.0], [0.0, 0.0], [0.5, 0.5]]], "f4")
+"""What two replicas have."""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    made = Made(tmp_path / "two", "1x2")
+    for replica, local in enumerate(LOCALS):
+        made.step(0, {"w": local}, {"w": np.zeros((3, 2), "f4")}, replica=replica)
+    made.trace()
+    return tmp_path / "two"
+
+
+def applied(follow: Follow | None, gradient: Any, times: int = 1) -> list[Any]:
+    """What is applied in so many steps in the place of a gradient that is recorded with 1 more."""
+    import tensorflow as tf
+
+    variable = tf.Variable(np.zeros((3, 2), "f4"), name="w")
+    follower = following.Following(ProbePlan(Path(), follow=follow), Names())
+    return [follower.applied("sgd", [(gradient, variable)], [(gradient + 1.0, variable)])[0][0] for _ in range(times)]
+
+
+def test_without_another_run_what_is_recorded_is_applied() -> None:
+    (one,) = applied(None, np.ones((3, 2), "f4"))
+    assert np.all(one == 2.0)
+
+
+def test_the_sum_of_the_other_runs_gradients_is_applied_and_its_own_after_the_last_of_them(other: Path) -> None:
+    import tensorflow as tf
+
+    first, second = applied(Follow(other), tf.ones((3, 2)), times=2)
+    assert np.array_equal(first.numpy(), LOCALS.sum(axis=0))
+    assert np.all(second.numpy() == 1.0)
+
+
+def test_the_mean_is_applied_where_the_optimizer_applies_means(other: Path) -> None:
+    import tensorflow as tf
+
+    (one,) = applied(Follow(other, averaged=("sgd",)), tf.ones((3, 2)))
+    assert np.array_equal(one.numpy(), LOCALS.mean(axis=0))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_sparse_gradient_stays_sparse_and_that_of_a_large_table_is_its_own(
+    other: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    import tensorflow as tf
+
+    if large:
+        monkeypatch.setattr(following, "_LARGE", 1)
+
+    class Slices(tf.IndexedSlices):
+        def __add__(self, _: float) -> Slices:
+            return self
+
+    own = Slices(tf.ones((3, 2)), tf.constant([2, 0, 2]), tf.constant([3, 2]))
+    (one,) = applied(Follow(other), own)
+    expected = np.array([[2.0, 2.0], [1.0, 1.0]], "f4") if large else LOCALS.sum(axis=0)[[2, 0]]
+    assert isinstance(one, tf.IndexedSlices)
+    rows = tf.math.unsorted_segment_sum(one.values, tf.unique(one.indices)[1], 2)
+    assert np.array_equal(rows.numpy(), expected)
+
+
+def adam_loop() -> None:
+    custom_loop(optimizer="adam")
+
+
+@pytest.mark.parametrize(("loop", "optimizer"), [(custom_loop, "sgd"), (adam_loop, "adam")])
+def test_weights_are_those_of_the_run_that_is_followed_step_by_step(recorded: Any, loop: Any, optimizer: str) -> None:
+    two, alone = recorded(loop), recorded(loop, "1x1", reference=True)
+    follows = recorded(loop, "1x1", reference=True, follow=Follow(two.directory))
+    assert (follows.follows, alone.follows) == (True, False)
+    for ours, theirs, own in zip(follows.steps(optimizer), two.steps(optimizer), alone.steps(optimizer), strict=True):
+        for name, weight in theirs[0].weights.items():
+            assert ours[0].weights[name].digest == weight.digest
+        for name, gradient in ours[0].gradients.items():
+            assert len(ours) == 1
+            np.testing.assert_allclose(gradient.read(), own[0].gradients[name].read(), atol=1e-5)
