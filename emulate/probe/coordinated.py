@@ -103,6 +103,22 @@ def install(probe: Probe) -> None:
     _take_turns(names)
     _see_closures(probe, names)
     _see_waits(probe, names)
+    _see_strategy(probe)
+
+
+def _see_strategy(probe: Probe) -> None:
+    """A strategy with servers is the program's, whether or not this process ever runs a step under it."""
+    import tensorflow as tf
+
+    cls = tf.distribute.ParameterServerStrategy
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        probe.strategy_seen(self)
+
+    cls.__init__ = init
 
 
 def _see_closures(probe: Probe, names: upstream.Coordination) -> None:

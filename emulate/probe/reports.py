@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emulate.probe import body as bodies
 from emulate.probe import upstream
@@ -30,6 +30,7 @@ def install_reduce(probe: Probe) -> None:
     """Wrap `Strategy.reduce`: how custom loops get one loss out of their replicas."""
     cls = upstream.strategy_class()
     original = cls.reduce
+    places = _Places()
 
     @functools.wraps(original)
     def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
@@ -37,12 +38,31 @@ def install_reduce(probe: Probe) -> None:
         frame = sys._getframe(1)
         caller = _caller(frame)
         if caller is not None:
+            name = places.name(f"{caller.name}/reduce", caller)
             is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
             more = {"line": _line(result, frame), **({"how": "mean"} if is_mean else {})}
-            report_tensor(probe, result, "loss", f"{caller}/reduce", more)
+            report_tensor(probe, result, "loss", name, more)
         return result
 
     cls.reduce = reduce
+
+
+class _Places:
+    """Tells apart what a function calls for in several places: a loss and an accuracy."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[tuple[int, int], int]] = {}
+
+    def name(self, name: str, caller: _Caller) -> str:
+        """The name with the place's number among those seen so far, from the second one on.
+
+        Args:
+            name: Of the function and what it calls.
+            caller: Where that is called.
+        """
+        places = self._seen.setdefault(name, {})
+        number = places.setdefault(caller.place, len(places) + 1)
+        return name if number == 1 else f"{name} {number}"
 
 
 def _line(result: Any, frame: Any) -> str:
@@ -58,6 +78,7 @@ def install_local_results(probe: Probe) -> None:
     """Wrap `Strategy.experimental_local_results`: a number that is taken of one replica alone is reported as it is."""
     cls = upstream.strategy_class()
     original = cls.experimental_local_results
+    places = _Places()
 
     @functools.wraps(original)
     def experimental_local_results(self: Any, value: Any) -> Any:
@@ -67,7 +88,7 @@ def install_local_results(probe: Probe) -> None:
         if caller is None or bodies.current() is not None or any(hasattr(one, "assign") for one in results):
             return results
         parts = _OfReplicas(results)
-        parts.looked_at = functools.partial(_looked_at, probe, f"{caller}/local result", {})
+        parts.looked_at = functools.partial(_looked_at, probe, places.name(f"{caller.name}/local result", caller), {})
         return parts
 
     cls.experimental_local_results = experimental_local_results
@@ -123,7 +144,19 @@ def _is_asked_by_the_program(frame: Any) -> bool:
     return not is_ours and _caller(frame) is not None
 
 
-def _caller(frame: Any) -> str | None:
+class _Caller(NamedTuple):
+    """The program's function that calls, and where: autograph may make a function anew, on other lines."""
+
+    name: str
+    place: tuple[int, int]
+
+    @classmethod
+    def of(cls, name: str, frame: Any) -> _Caller:
+        """A function of this name, where it stands."""
+        return cls(name, (frame.f_lineno - frame.f_code.co_firstlineno, frame.f_lasti))
+
+
+def _caller(frame: Any) -> _Caller | None:
     """The program's function that calls, `lambda` for one without a name that TensorFlow calls.
 
     None where TensorFlow or Keras themselves do. Autograph may stand between.
@@ -137,8 +170,8 @@ def _caller(frame: Any) -> str | None:
         if not passing and theirs:
             return nameless
         if not passing and name not in ("<listcomp>", "<genexpr>", "<lambda>"):
-            return name.strip("<>")
-        nameless = nameless if passing else "lambda"
+            return _Caller.of(name.strip("<>"), frame)
+        nameless = nameless if passing else _Caller.of("lambda", frame)
         frame = frame.f_back
     return nameless
 

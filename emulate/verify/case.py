@@ -58,6 +58,7 @@ class Outcome:
         collectives: By host the collectives that its program has, each as often as it has it.
         saved: By checkpoint or model that was written, the hosts that did.
         cut: Hosts, of either run, whose process ended before what they had recorded was written.
+        hides: How the program hides GPUs from itself.
     """
 
     failure: str | None = None
@@ -71,6 +72,7 @@ class Outcome:
     collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
     saved: Mapping[str, Collection[int]] = field(default_factory=dict)
     cut: Collection[int] = ()
+    hides: str | None = None
 
 
 def _nothing(*_: str) -> Rerun | None:

@@ -370,7 +370,16 @@ def _reports(runs: Runs) -> Iterator[Measure]:
             eps=precision,
             host=place[0] if runs.topology.num_hosts > 1 else None,
         )
-        yield replace(found, at=min(report.step, last) if often[place[:3]] >= last else _made_after(report, last))
+        yield replace(found, at=_step_of(report, often[place[:3]], last))
+
+
+def _step_of(report: Report, often: int, last: int) -> int:
+    """The step that a number belongs to, of which so many were reported: one for each step, several for each, or fewer."""
+    if often < last:
+        return _made_after(report, last)
+    times = -(-often // (last + 1))
+    each = times if times * (last + 1) - often <= times else 1  # those of the step in which runs are held may be missing
+    return min(report.step // max(each, 1), last)
 
 
 def _made_after(report: Report, last: int) -> int:

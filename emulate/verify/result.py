@@ -26,6 +26,7 @@ class RunResult:
         met: Of these paths those that other runs wrote too.
         saved: Checkpoints and models it wrote, with the hosts that did.
         cut: Hosts whose process ended before what they had recorded was written.
+        hides: How the program hides GPUs from itself.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -47,5 +48,6 @@ class RunResult:
     met: Met = field(default_factory=Met)
     saved: dict[str, set[int]] = field(default_factory=dict)
     cut: set[int] = field(default_factory=set)
+    hides: str | None = None
     xla: bool = False
     seconds: float = 0.0

@@ -417,6 +417,7 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         where=run.where,
         saved=run.saved,
         cut=run.cut | reference.cut,
+        hides=run.hides,
         collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
     )
 

@@ -134,6 +134,7 @@ class Watch:
 
     def _note(self, event: Mapping[str, Any]) -> None:
         self._result.xla = self._result.xla or event["code"] == "xla-off"
+        self._result.hides = event["text"] if event["code"] == "gpus-hidden" else self._result.hides
         if event["text"] not in self._result.notes:
             self._result.notes.append(event["text"])
 

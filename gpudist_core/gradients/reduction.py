@@ -5,29 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 from gpudist_core.errors import WrongUse
+from gpudist_core.upstream import strategies as upstream
 
 
-def sum_over_replicas(grads: list[Any], variables: list[Any]) -> list[Any]:
+def sum_over_replicas(grads: list[Any], variables: list[Any], *, differentiable: bool = False) -> list[Any]:
     """The sum of every replica's gradients; that of a sharded variable is its slice's total already.
 
     Args:
         grads: A tensor or `tf.IndexedSlices` for each variable, or None.
         variables: The variables, in the same order.
+        differentiable: Whether a gradient may be taken of the sums.
 
     Returns:
         The sums, in the same order; the same on all replicas but for sharded variables.
     """
-    sums, _ = sum_with(grads, variables, [])
+    sums, _ = sum_with(grads, variables, [], differentiable=differentiable)
     return sums
 
 
-def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple[list[Any], list[Any]]:
+def sum_with(
+    grads: list[Any], variables: list[Any], extras: list[Any], *, differentiable: bool = False
+) -> tuple[list[Any], list[Any]]:
     """As `sum_over_replicas`, and the sums of some more tensors, in the same collective where they are of the same dtype.
 
     Args:
         grads: A tensor or `tf.IndexedSlices` for each variable, or None.
         variables: The variables, in the same order.
         extras: Tensors of any shapes, the same on all replicas.
+        differentiable: Whether a gradient may be taken of the sums.
 
     Returns:
         The sums of the gradients and those of the extras.
@@ -38,7 +43,7 @@ def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple
     shared = [i for i, (g, v) in enumerate(zip(grads, variables, strict=True)) if g is not None and not is_sharded(v)]
     together = [grads[i] for i in shared] + list(extras)
     if context is not None and context.num_replicas_in_sync > 1:
-        together = _all_reduced(context, together)
+        together = _all_reduced(context, together, differentiable=differentiable)
     sums = list(grads)
     for i, value in zip(shared, together, strict=False):
         sums[i] = value
@@ -46,8 +51,8 @@ def sum_with(grads: list[Any], variables: list[Any], extras: list[Any]) -> tuple
 
 
 def all_reduce(value: Any) -> Any:
-    """The sum of one tensor over all replicas; the tensor itself where there is one replica."""
-    return all_reduce_all([value])[0]
+    """The sum of one tensor over all replicas, differentiable; the tensor itself where there is one replica."""
+    return sum_with([], [], [value], differentiable=True)[1][0]
 
 
 def all_reduce_all(values: list[Any]) -> list[Any]:
@@ -55,7 +60,7 @@ def all_reduce_all(values: list[Any]) -> list[Any]:
     return sum_with([], [], values)[1]
 
 
-def _all_reduced(context: Any, values: list[Any]) -> list[Any]:
+def _all_reduced(context: Any, values: list[Any], *, differentiable: bool) -> list[Any]:
     """The sums, one dtype after the other: TensorFlow 2.21 packs what it sums, and packs of two dtypes it cannot make.
 
     What NCCL does not take is summed in a dtype that it does.
@@ -69,7 +74,7 @@ def _all_reduced(context: Any, values: list[Any]) -> list[Any]:
     for dtype, places in by_dtype.items():
         wide = _summed_in(dtype)
         given = [with_values(values[place], tf.cast(values_of(values[place]), wide)) for place in places]
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, given)
+        summed = upstream.all_reduce(context, given, differentiable=differentiable)
         for place, value in zip(places, summed, strict=True):
             sums[place] = with_values(value, tf.cast(values_of(value), dtype))
     return sums

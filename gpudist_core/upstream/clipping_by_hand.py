@@ -76,7 +76,7 @@ class _Whole:
 
     def __init__(self, parts: Parts, share: shares.Share, gradients: list[Any], variables: list[Any]) -> None:
         self._parts, self._replicas, self._variables = parts, share.num_replicas, variables
-        self.gradients = reduction.sum_over_replicas(gradients, variables)
+        self.gradients = reduction.sum_over_replicas(gradients, variables, differentiable=True)
         self.is_sharded = any(reduction.is_sharded(variable) for variable in variables)
 
     @classmethod

@@ -113,7 +113,7 @@ class Parts:
             self._whole |= {_key(old): new for old, new in zip(value.op.outputs, made, strict=True)}
             return
         gradients, variables = self._groups[group]
-        for part, total in zip(gradients, reduction.sum_over_replicas(gradients, variables), strict=True):
+        for part, total in zip(gradients, reduction.sum_over_replicas(gradients, variables, differentiable=True), strict=True):
             self._whole |= {_key(old): new for old, new in zip(_tensors(part), _tensors(total), strict=True)}
 
     def _look_at(self, value: Any) -> None:

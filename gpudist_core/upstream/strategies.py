@@ -60,6 +60,45 @@ def beside_other_strategies() -> Iterator[None]:
         cls._collective_key_base += _KEYS_APART  # for one that is made otherwise
 
 
+def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list[Any]:
+    """The sums over all replicas, without the order in which variables are read and updated being lost.
+
+    TensorFlow's own `all_reduce` hands all sums on through one IdentityN, for their gradient. Where replicas are summed
+    tensor by tensor, Grappler takes that for a way from each gradient to each update, drops the edges by which an update
+    waits until its variable was read, and drops the IdentityN after that (2.21): a loss that is linear in the outputs (a
+    critic's) is then made of weights that are updated already, now and then.
+
+    Args:
+        context: The replica's.
+        values: Tensors, or `tf.IndexedSlices`, of one dtype.
+        differentiable: Whether a gradient may be taken of the sums; never of those of sparse values.
+
+    Returns:
+        The sums, in their order.
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or not context.strategy.extended._use_merge_call():  # collectives sum all in one piece
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+
+    def batch(strategy: Any, *flat: Any) -> Any:
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(value, value) for value in flat])
+
+    sums = list(context.merge_call(batch, args=values))
+    return [_with_gradient(context, *pair) for pair in zip(values, sums, strict=True)] if differentiable else sums
+
+
+def _with_gradient(context: Any, value: Any, total: Any) -> Any:
+    """The sum, whose gradient is the sum of the replicas' gradients of it."""
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def summed(_: Any) -> Any:
+        return total, lambda upstream: context.all_reduce(tf.distribute.ReduceOp.SUM, upstream)
+
+    return total if isinstance(value, tf.IndexedSlices) else summed(value)
+
+
 def _context() -> Any:
     from tensorflow.python.eager import context
 

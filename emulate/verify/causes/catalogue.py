@@ -35,7 +35,8 @@ from emulate.verify.causes.python_state import PYTHON_STATE
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
 from emulate.verify.causes.recovery import CHECKPOINT_NOT_RESTORED, NOT_RECOVERED, RECOVERED_DIFFERENTLY
 from emulate.verify.causes.regularization import REGULARIZATION
-from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE, REPLICAS_MISSING
+from emulate.verify.causes.replicas import INITIAL_WEIGHTS, MISSING_ALL_REDUCE, REPLICAS_DISAGREE
+from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.causes.reports import LOSS_REPORT, METRIC_AGGREGATION
 from emulate.verify.causes.samples import BATCH_SIZE, MISSING, REORDERED, REPEATED
 from emulate.verify.causes.shared_files import SHARED_FILES

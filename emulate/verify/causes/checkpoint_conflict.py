@@ -26,6 +26,7 @@ def _search(case: Case) -> Sign | None:
 _OF_A_MODEL = (
     "Let the first host write, and the others where nobody looks (all must save: variables are gathered):\n"
     "    folder = 'models' if task_index == 0 else tempfile.mkdtemp()\n"
+    "    os.makedirs(folder, exist_ok=True)\n"
     "    model.save(os.path.join(folder, 'model.keras'))  # or keras.callbacks.ModelCheckpoint of this path\n"
     "or gpudist_core.Checkpoints, which has one writer for each file."
 )

@@ -1,4 +1,4 @@
-"""Replicas that are missing, start differently or drift apart."""
+"""Replicas that start differently or drift apart."""
 
 from __future__ import annotations
 
@@ -19,26 +19,6 @@ from emulate.verify.measure import complete
 _FOLLOWS = 0.95
 """From this part of the telling elements on, an update follows a gradient."""
 _TELLING = 16
-
-
-_DEFAULT = "_DefaultDistributionStrategy"
-"""What TensorFlow calls it when a program makes none."""
-
-
-def _search_fewer(case: Case) -> Sign | None:
-    topology = case.untouched.topology
-    wanted, have = topology.num_replicas, case.num_replicas
-    if topology.num_ps or have >= wanted or not case.untouched.of("step"):
-        return None
-    if topology.num_hosts > 1:
-        case.cut(0, "every host trains a model of its own")
-    strategies = {str(event["name"]) for _, event in case.untouched.of("strategy")} - {_DEFAULT}
-    name = ", ".join(sorted(strategies)) or "no strategy"
-    who = name if strategies else "The default strategy"
-    evidence = f"{who} has num_replicas_in_sync = {have} on each of {topology.num_hosts} hosts, {topology} has {wanted} devices"
-    if topology.num_hosts > 1:
-        return Sign(f"Each of the {topology.num_hosts} hosts trains a model of its own ({name}).", evidence)
-    return Sign(f"{have} of {wanted} devices train ({name}); the others are idle.", evidence)
 
 
 def _variables(apart: Disagreement) -> str:
@@ -269,20 +249,6 @@ def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
 def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
-
-REPLICAS_MISSING = Cause(
-    code="replicas-missing",
-    title="devices that do not train",
-    meaning="The strategy has fewer replicas than the topology has devices: a strategy for one host on several hosts "
-    "(each trains a "
-    "model of its own and nobody notices), a device list written by hand, no strategy at all.",
-    evidence="num_replicas_in_sync of the strategy that the program made, against the devices of the topology.",
-    fix="On several hosts use tf.distribute.MultiWorkerMirroredStrategy(); on one, MirroredStrategy() without a device "
-    "list. "
-    "Assert it: assert strategy.num_replicas_in_sync == EXPECTED",
-    search=_search_fewer,
-    runs_that_ended=True,
-)
 
 INITIAL_WEIGHTS = Cause(
     code="initial-weights",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 
 from emulate.probe.reports import SO_FAR
 from emulate.probe.trace import Report
@@ -10,16 +12,17 @@ from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
+from emulate.verify.gradients import objective
 from emulate.verify.measure import complete
 
 
-def _wrong(case: Case, kind: str) -> list[Point]:
-    """Reports of one kind and name that differ in steps whose gradients, and weights before them, agree."""
+def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
+    """Reports of one name, of those of a kind, that differ in steps whose gradients, and weights before them, agree."""
     trained = [
         p.step for p in case.base.exceeding if p.measure.key.kind in ("gradient", "weight") and not _scaled_only(case, p)
     ]
     clean = min(trained, default=None)
-    found = [p for p in case.left() if p.measure.key.kind == kind and (clean is None or p.step < clean)]
+    found = [p for p in case.left() if is_of_kind(p) and (clean is None or p.step < clean)]
     return [p for p in found if p.measure.key == found[0].measure.key]
 
 
@@ -30,7 +33,8 @@ def _scaled_only(case: Case, point: Point) -> bool:
 
 
 def _search_loss(case: Case) -> Sign | None:
-    wrong = _wrong(case, "loss")
+    others = _beside_the_loss(case)
+    wrong = _wrong(case, lambda point: point.measure.key.kind == "loss" and point.measure.key.tensor not in others)
     if not wrong:
         return None
     name = wrong[0].measure.key.tensor
@@ -39,24 +43,56 @@ def _search_loss(case: Case) -> Sign | None:
         f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
         f"{_factors(wrong)}), while the gradients and weights of these steps agree"
     )
-    what = _what(case, wrong)
+    reports = _reports(case, wrong)
+    what = _what(case, wrong, reports)
     progress = _progress(case, wrong) if what == _ANY else None
     if progress is not None:
         case.explain(lambda point: point.measure.key.kind == "loss")
         return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
-    reports = _reports(case, wrong)
-    what = _OF_REPLICAS if what == _ANY and any(report.how == "mean" for report in reports) else what
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    lines = list(dict.fromkeys(report.line for report in reports if report.line))
-    at = f"; reduced in {names_in_words(lines)}" if lines else ""
-    return Sign(f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.", told + at, fix)
+    return Sign(f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.", told + _reduced_in(reports), fix)
+
+
+def _beside_the_loss(case: Case) -> set[str]:
+    """Names of numbers that the program takes of its replicas in each step beside what it trains: an accuracy, say.
+
+    What is always as many times what is trained is a loss too.
+    """
+    values: dict[str, list[tuple[int, float]]] = {}
+    for point in case.base.points:
+        if point.measure.key.kind == "loss" and _TAKEN.search(point.measure.key.tensor):
+            values.setdefault(point.measure.key.tensor, []).append((point.step, point.measure.reference_value or 0.0))
+    factors = {name: _factors_of_trained(case, found) for name, found in values.items()}
+    trained = [name for name, known in factors.items() if any(abs(factor - 1) < ROUND for factor in known)]
+    return {
+        name for name, known in factors.items() if not known and any(len(values[name]) == len(values[one]) for one in trained)
+    }
+
+
+_TAKEN = re.compile(r"/(reduce|local result)( \d+)?$")
+
+
+def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]]) -> list[float]:
+    """Of each optimizer by what factor the numbers of all steps are what it minimizes; none where there is no such factor."""
+    found = []
+    for name in case.base.runs.optimizers:
+        objectives = [objective(reference) for _, reference in case.base.runs.pairs(name)]
+        ratios = [value / (objectives[step] or math.nan) for step, value in values if step < len(objectives)]
+        if ratios and all(abs(ratio - ratios[0]) <= ROUND * abs(ratios[0]) for ratio in ratios):
+            found.append(ratios[0])
+    return found
 
 
 def _reports(case: Case, wrong: Sequence[Point]) -> list[Report]:
     """These as the program has reported them."""
     places = {(p.measure.host or 0, p.measure.key.tensor, p.measure.step) for p in wrong}
     return [report for report in case.base.runs.topology.reports if (report.host, report.name, report.step) in places]
+
+
+def _reduced_in(reports: Sequence[Report]) -> str:
+    lines = list(dict.fromkeys(report.line for report in reports if report.line))
+    return f"; reduced in {names_in_words(lines)}" if lines else ""
 
 
 def _of_logs(case: Case) -> str:
@@ -112,14 +148,16 @@ _ANY = "it differs by another factor each time"
 _OF_REPLICAS = "it is the mean of the replicas' numbers, whether or not they are of as many rows"
 
 
-def _what(case: Case, wrong: Sequence[Point]) -> str:
+def _what(case: Case, wrong: Sequence[Point], reports: Sequence[Report]) -> str:
     n, factors = case.num_replicas, [p.factor for p in wrong]
     if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
         return f"it is divided by the number of replicas ({n}) once too often"
     if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
         return f"it is the sum over the {n} replicas instead of their mean"
     replica = _one_replica(case, wrong)
-    return f"it is that of replica {replica} alone" if replica is not None else _ANY
+    if replica is not None:
+        return f"it is that of replica {replica} alone"
+    return _OF_REPLICAS if any(report.how == "mean" for report in reports) else _ANY
 
 
 def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
@@ -140,9 +178,9 @@ def _factors(wrong: Sequence[Point]) -> str:
 
 
 def _search_metric(case: Case) -> Sign | None:
-    wrong = _wrong(case, "metric")
+    wrong = _wrong(case, lambda point: point.measure.key.kind == "metric")
     if not wrong:
-        return None
+        return _search_number(case)
     m = wrong[0].measure
     progress = _progress(case, wrong)
     case.explain(lambda point: point.measure.key.kind == "metric")
@@ -157,6 +195,34 @@ def _search_metric(case: Case) -> Sign | None:
     return Sign(summary, told, _OF_CENTRAL_STORAGE if is_of_strategy else None)
 
 
+def _search_number(case: Case) -> Sign | None:
+    """A number that is reported beside the loss."""
+    others = _beside_the_loss(case)
+    wrong = _wrong(case, lambda point: point.measure.key.tensor in others)
+    if not wrong:
+        return None
+    m = wrong[0].measure
+    case.explain(lambda point: point.measure.key.tensor in others)
+    reports = _reports(case, wrong)
+    what = _what(case, wrong, reports)
+    what = _OF_ONE if what == _ANY and "local result" in m.key.tensor else what
+    return Sign(
+        f"The number that is reported ({m.key.tensor}) is not that of all replicas together: {what}.",
+        f"{m.key.tensor} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
+        f"{wrong[0].factor:.4f}, {_factors(wrong)}), while the gradients and weights of these steps agree"
+        + _reduced_in(reports),
+        _OF_NUMBERS,
+    )
+
+
+_OF_ONE = "it is what one replica has, taken by experimental_local_results"
+_OF_NUMBERS = (
+    "Reduce it as it was made:\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)  # a mean over the rows of equal shards\n"
+    "    strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)  # a count, or divided by the rows of all replicas\n"
+    "Of shards that are not equal (a last batch, masks) reduce sums and counts, and divide after that; or feed the values of "
+    "the rows to a metric of Keras, made in strategy.scope()."
+)
 _NO_EPOCH = (
     "Look at the epoch's: a run past its end (--steps) tells whether only what Keras logs after each batch differs, which it "
     "averages over the replicas. Else make the metric in strategy.scope(), with state that adds up over the replicas."
@@ -176,7 +242,7 @@ def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
         return None
     if all(seen & {name.replace("batch", epoch, 1) for epoch in ("epoch", SO_FAR)} for name in wrong):
         return "is the mean of the replicas' while an epoch goes on; that of the epoch is right.", _PROGRESS
-    if _what(case, first) != _ANY:
+    if _what(case, first, ()) != _ANY:
         return None
     return "is not that of all replicas while an epoch goes on; that of an epoch was not seen.", _NO_EPOCH
 

@@ -21,6 +21,7 @@ def _search_uneven(case: Case) -> Sign | None:
         "weighted by its "
         f"share of the rows it is the reference's within {max(fit.after for fit in fits):.1f} times the noise floor"
         + _even_steps(case, fits),
+        _OF_FIT if case.facts.compiled else None,
     )
 
 
@@ -107,6 +108,12 @@ _OF_COUNTS = (
 _COMPILED = (
     "\nA loss that is given to Keras's compile is called outside of the replicas too, where `context` is None: return the "
     "number as it is there."
+)
+_OF_FIT = (
+    "Drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True), which leaves its rows out; or let "
+    "gpudist_core divide by the rows of all replicas:\n"
+    "    model = gpudist_core.distributed(model)  # in strategy.scope(), before compile; fit goes on as it is\n"
+    "A loss of one's own that divides by the rows of all has the right gradient, and Keras logs another number."
 )
 _OF_A_MEAN = " gd.distributed takes it for a mean over the replica's rows: multiply it by context.num_replicas_in_sync."
 _OF_CORE = (

@@ -64,6 +64,21 @@ def test_what_the_program_reduces_is_reported_once_a_step_and_what_keras_reduces
     assert abs(trace.reports[0].value - objective) < 1e-6
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_a_function_reduces_in_several_places_has_several_names(recorded: Any, eager: bool) -> None:
+    def reported(strategy: Any, losses: Any) -> Any:
+        twice = strategy.reduce("SUM", losses, axis=None), strategy.reduce("MEAN", losses, axis=None)
+        return twice, [strategy.reduce("SUM", one, axis=None) for one in (losses, losses)]
+
+    def program() -> None:
+        __import__("tensorflow").config.run_functions_eagerly(eager)
+        custom_loop(reported=reported)
+
+    counts = Counter(one.name for one in recorded(program).reports)
+    steps = 3 if eager else 4  # it is held when its last step is made
+    assert counts == {"reported/reduce": steps, "reported/reduce 2": steps, "reported/reduce 3": 2 * steps}
+
+
 def test_a_number_that_is_taken_of_one_replica_alone_is_reported_as_it_is(recorded: Any) -> None:
     trace = recorded(functools.partial(custom_loop, reported=lambda s, losses: s.experimental_local_results(losses)[0]))
     assert [(one.kind, one.name, one.step) for one in trace.reports][:2] == [

@@ -449,8 +449,8 @@ def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica
         import tensorflow as tf
 
         from emulate import graph_functions
+        from emulate.probe.local_gradients import LocalGradients
         from emulate.probe.replay import Rows, permuted
-        from emulate.probe.rounding import LocalGradients
 
         def made(build: Any) -> list[str]:
             with tf.Graph().as_default() as graph, graph_functions.device("GPU:1"):
@@ -460,7 +460,7 @@ def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica
         return {
             "permuted": made(lambda *rows: permuted(1, rows, {})),
             "replayed": made(lambda *rows: Rows(Replay(other))._replaced(rows, {}, None)),
-            "rounded": made(lambda *rows: LocalGradients(other).read_in_step("sgd", "w", (8, 3), tf.float32)),
+            "rounded": made(lambda *rows: LocalGradients(other).in_step("sgd", "w", tf.zeros([8, 3]), sum)),
         }
 
     with Cluster("1x2", device="cpu", preload=preload) as cluster:  # where GPU:1 is CPU:1

@@ -65,10 +65,17 @@ class Folder:
 Step = Callable[[Made, int], None]
 
 
-def loop(made: Made, step: Step, steps: int = 3, replicas: int | None = None, weights: int = 128) -> Trace:
+def loop(
+    made: Made,
+    step: Step,
+    steps: int = 3,
+    replicas: int | None = None,
+    weights: int = 128,
+    strategy: str = "MirroredStrategy",
+) -> Trace:
     """A trace by hand: a strategy, equal initial weights, then steps."""
     number = replicas if replicas is not None else int(made.topology.split("x")[1])
-    made.event({"event": "strategy", "name": "MirroredStrategy", "replicas": number, "local": number})
+    made.event({"event": "strategy", "name": strategy, "replicas": number, "local": number})
     for replica in range(number):
         made.initial({"w": np.ones(weights, "f4")}, replica=replica)
     for k in range(steps):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emulate.probe.trace import Trace
-from emulate.verify.case import Case, Rerun
+from emulate.verify.case import Case, Outcome, Rerun
 from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.result import RunResult
@@ -330,6 +330,22 @@ def test_a_strategy_with_fewer_replicas_than_devices_is_missing_some(folder: Fol
     found = judge(Case(reference, topology))
     assert codes(found)[0] == "replicas-missing"
     assert "2 of 4 devices train" in found.causes[0].summary
+    assert "MirroredStrategy() without a device list" in found.causes[0].fix
+
+
+def test_what_hides_the_devices_that_are_missing_is_told_in_the_cure(folder: Folder) -> None:
+    topology = loop(folder.made("1x4"), right_reference, replicas=2)
+    hides = "the program sets CUDA_VISIBLE_DEVICES='0,1': 2 of this host's 4 GPUs are visible to it"
+    found = judge(Case(loop(folder.made(), right_reference), topology, outcome=Outcome(hides=hides)))
+    assert found.causes[0].fix.startswith(f"Let the program see the GPUs that are to train ({hides}).")
+
+
+@pytest.mark.parametrize(("topology", "cure"), [("1x4", "with strategy.scope():"), ("2x1+1ps", "Verify it on 2x1.")])
+def test_a_program_without_a_strategy_is_told_to_make_one(folder: Folder, topology: str, cure: str) -> None:
+    there = loop(folder.made(topology), right_reference, replicas=1, strategy="_DefaultDistributionStrategy")
+    found = judge(Case(loop(folder.made(), right_reference), there))
+    assert (found.verdict, codes(found)) == ("divergent", ["replicas-missing"])
+    assert cure in found.causes[0].fix
 
 
 def test_a_strategy_for_one_host_on_two_trains_two_models(folder: Folder) -> None:

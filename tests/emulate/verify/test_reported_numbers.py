@@ -1,0 +1,72 @@
+"""Numbers that a program reduces beside its loss, and those that it reduces several of in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from emulate.verify.case import Case
+from emulate.verify.judge import Judgement, judge
+from tests.emulate.verify.cases import Folder, codes, loop
+from tests.emulate.verify.hand_made import right_reference, right_topology
+from tests.emulate.verify.made_traces import Made
+
+ALONE = (0.25, 0.375, 0.5)
+
+
+def judged(folder: Folder, numbers: dict[str, Sequence[Sequence[float]]]) -> Judgement:
+    """By name what is reported in each step on one device, and on four."""
+
+    def reporting(step: Any, place: int) -> Any:
+        def report(made: Made, k: int) -> None:
+            step(made, k)
+            for name, values in numbers.items():
+                each = len(values[place]) // 3
+                for number in range(k * each, (k + 1) * each):
+                    made.report("loss", name, number, values[place][number], made=k + 1)
+
+        return report
+
+    alone, four = reporting(right_reference, 0), reporting(right_topology, 1)
+    return judge(Case(loop(folder.made(), alone), loop(folder.made("1x4"), four)))
+
+
+LOSS = ((1.0, 1.0, 1.0),) * 2
+"""What is trained: the reference's objective."""
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "what"),
+    [
+        ("train/reduce 2", [4 * value for value in ALONE], "it is the sum over the 4 replicas instead of their mean"),
+        ("train/reduce 2", [value / 4 for value in ALONE], "it is divided by the number of replicas (4) once too often"),
+        ("main/local result", (0.5, 0.25, 0.5), "it is what one replica has, taken by experimental_local_results"),
+    ],
+)
+def test_a_number_beside_the_loss_is_a_metric_that_is_not_of_all_replicas(
+    folder: Folder, name: str, there: Sequence[float], what: str
+) -> None:
+    found = judged(folder, {"train/reduce": LOSS, name: (ALONE, there)})
+    assert codes(found) == ["metric-aggregation"]
+    assert found.causes[0].summary == f"The number that is reported ({name}) is not that of all replicas together: {what}."
+    assert "ReduceOp.MEAN" in found.causes[0].fix
+
+
+def test_a_number_without_one_beside_it_that_is_trained_is_taken_for_the_loss(folder: Folder) -> None:
+    assert codes(judged(folder, {"train/reduce": (ALONE, [4 * value for value in ALONE])})) == ["loss-report"]
+
+
+def test_what_is_reported_less_often_than_the_loss_may_be_a_loss_of_other_rows(folder: Folder) -> None:
+    twice = (*ALONE, *ALONE)
+    numbers = {"train/reduce": LOSS, "validate/reduce": (twice, [4 * value for value in twice])}
+    assert codes(judged(folder, numbers)) == ["loss-report"]
+
+
+def test_of_several_numbers_of_one_name_in_a_step_each_belongs_to_its_step(folder: Folder) -> None:
+    alone = tuple(float(k) for k in range(1, 10))
+    there = (*alone[:7], 16.0, *alone[8:])
+    found = judged(folder, {"train/reduce": (alone, there)})
+    assert found.first_divergence is not None
+    assert (found.first_divergence.step, found.first_divergence.report) == (2, 7)
