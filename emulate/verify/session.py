@@ -127,7 +127,8 @@ class Session:
             about = self._without_us(reference)
             if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
                 judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
-            return self._summary(reference, None), judged, about + [_WITH_TF_CONFIG] * is_mixed
+            about += [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
+            return self._summary(reference, None), judged, about
         self._check_that_it_trains(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
@@ -361,6 +362,15 @@ def _with_faults(judged: Run, recovery: Recovery) -> Run:
         return judged
     notes = [note for note in last.notes if note not in judged.notes]
     return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
+
+
+def _out_of_time(reference: RunResult) -> list[str]:
+    """What may help a program that was not stuck when its time was over."""
+    if reference.reason != "timeout":
+        return []
+    made = reference.trace.num_steps if reference.trace is not None else 0
+    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow takes seconds to start: give a longer --timeout"
+    return [f"On one device the time was over before step {made + 1} was made. {more}."]
 
 
 def _names_a_type(failure: str | None) -> bool:

@@ -347,3 +347,10 @@ def test_a_program_that_crashes_fails_with_the_place_where_it_was(write: Any, pr
     first, reason, *stack = run.failure.splitlines()
     assert (first, reason) == ("The process of host 0 ended with signal 6.", "Aborted")
     assert stack[-1].strip() == "os.abort()"
+
+
+def test_runs_that_had_no_time_to_make_a_step_are_told_to_be_given_more(write: Any, preload: Preload) -> None:
+    verdict = emulate.verify(write(), "1x2", timeout=0.2, preload=preload)
+    assert [run.verdict for run in verdict.runs] == ["hung"]
+    (note,) = [note for note in verdict.notes if "give a longer --timeout" in note]
+    assert note.startswith("On one device the time was over before step 1 was made.")
