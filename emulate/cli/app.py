@@ -8,17 +8,31 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from emulate.cli import INTERRUPTED, causes, compare, devices, faults, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.errors import Unavailable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Commands(TyperGroup):
+    """The commands; one that does not exist but is asked for elsewhere is answered."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant."""
+        if args[:1] == ["version"]:
+            ctx.fail("No such command 'version'. Did you mean '--version'?")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="gpudist",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,7 +65,7 @@ def gpudist(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Does a TensorFlow program train the same model on many devices as on one? Answered on this machine's CPU."""
+    """Does a TensorFlow program train the same model on many devices as on one? Answered on this machine."""
 
 
 def main(args: Sequence[str] | None = None) -> int:

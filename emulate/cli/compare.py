@@ -32,15 +32,12 @@ def compare(
     html: outputs.HtmlOption = None,
 ) -> int:
     """Compare two recorded runs, also from other machines: the first is the reference for the second."""
-    from emulate.report import show
-
     for folder in (reference, trace):
         _check_trace(folder)
-    outputs.check(json, html)
+    files = outputs.check(json, html)
     options.check_codes(allow)
     verdict = _verdict(reference, trace, allow)
-    show(verdict)
-    outputs.write(verdict, json, html)
+    files.write(verdict)
     return verdict.exit_code
 
 

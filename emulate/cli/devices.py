@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from emulate.cli import outputs
 from emulate.cli.command import exits_properly
-from emulate.report import Page, check_writable, width_of, write_object
+from emulate.report import Page, width_of, write_object
 
 EXAMPLES = """Examples:
 
 gpudist devices
 
 gpudist devices --json machine.json"""
+_SCHEMA = "gpudist.devices/1"
 
 
 @exits_properly
 def devices(
-    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write it to this file.")] = None,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Also write it to this file; - is standard output.")
+    ] = None,
 ) -> int:
     """What this machine has: GPUs and the topologies that run on them, what can be emulated, and what is isolated."""
     from emulate.cluster import describe_isolation
     from emulate.devices import describe_machine
 
-    if json is not None:
-        check_writable(json, "--json")
+    files = outputs.check(json)
     about = {**describe_machine(), **describe_isolation()}
-    page = Page(width_of(sys.stdout))
+    page = Page(width_of(files.screen))
     _add(page, about, 0)
-    page.print()
-    if json is not None:
-        write_object(about, json)
+    page.print(files.screen)
+    if files.json is not None:
+        write_object({"schema": _SCHEMA, **about}, files.json)
     return 0
 
 

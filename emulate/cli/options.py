@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import Annotated
 
 import typer
@@ -15,37 +14,18 @@ from emulate.topology import Topology
 DEFAULT_TOPOLOGY = "1x4"
 DEFAULT_STEPS = 20
 DEFAULT_TIMEOUT = 300.0
+DEFAULT_RESTARTS = 3
 
 
-class Device(str, Enum):
-    """What computes."""
-
-    CPU = "cpu"
-    GPU = "gpu"
-    AUTO = "auto"
+DEVICES = ("cpu", "gpu", "auto")
+NETWORKS = ("own", "host")
+ALL_REDUCES = ("auto", "ring", "hierarchical", "one-device")
+PRECISIONS = ("float32", "float64")
 
 
-class Network(str, Enum):
-    """Which network the hosts of a topology with several are on."""
-
-    OWN = "own"
-    HOST = "host"
-
-
-class AllReduce(str, Enum):
-    """How gradients are summed over devices."""
-
-    AUTO = "auto"
-    RING = "ring"
-    HIERARCHICAL = "hierarchical"
-    ONE_DEVICE = "one-device"
-
-
-class Precision(str, Enum):
-    """The float type that the program computes in."""
-
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
+def _choice(*names: str) -> str:
+    """How possible values stand in the help."""
+    return f"[{'|'.join(names)}]"
 
 
 ProgramArgument = Annotated[
@@ -56,20 +36,31 @@ ModuleOption = Annotated[
     str | None,
     typer.Option("-m", metavar="MODULE", show_default=False, help="Instead of PROGRAM: a module, run as python -m runs it."),
 ]
-DeviceOption = Annotated[Device, typer.Option("--device", help="What computes; auto takes GPUs where each device gets one.")]
+DeviceOption = Annotated[
+    str,
+    typer.Option("--device", metavar=_choice(*DEVICES), help="What computes; auto takes GPUs where each device gets one."),
+]
 AllowOption = Annotated[
     list[str],
     typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
 ]
 NetworkOption = Annotated[
-    Network,
-    typer.Option("--network", help="Several hosts get a network of their own, or share this machine's."),
+    str,
+    typer.Option(
+        "--network",
+        metavar=_choice(*NETWORKS),
+        help="Several hosts get a network of their own, or share this machine's.",
+    ),
 ]
 AllReduceOption = Annotated[
-    AllReduce, typer.Option("--all-reduce", help="How gradients are summed; auto takes one that runs every program.")
+    str,
+    typer.Option(
+        "--all-reduce", metavar=_choice(*ALL_REDUCES), help="How gradients are summed; auto takes one that runs every program."
+    ),
 ]
-
-
+PrecisionOption = Annotated[
+    str, typer.Option("--precision", metavar=_choice(*PRECISIONS), help="The float type to compute in.")
+]
 FaultOption = Annotated[
     list[str],
     typer.Option(
@@ -124,6 +115,32 @@ def number_of_seconds(text: str) -> float:
     if seconds > 0:
         return seconds
     raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
+
+
+def number_of_restarts(text: str | None, faults: Sequence[str]) -> int:
+    """The number of `--restarts`; WrongUse when it is none, or when nothing can befall a host."""
+    if text is None:
+        return DEFAULT_RESTARTS
+    if not text.isdecimal():
+        raise WrongUse(
+            f"--restarts must be a whole number, 0 or more. Received: --restarts {text!r}. Try --restarts {DEFAULT_RESTARTS}."
+        )
+    if not faults:
+        raise WrongUse(
+            f"--restarts goes with --fault. Received: --restarts {text!r} alone. "
+            "Say what befalls a host ('gpudist faults' lists it), or leave it out."
+        )
+    return int(text)
+
+
+def check_choices(**values: str) -> None:
+    """Check the options of which each has one of a few values; they are named as parameters are."""
+    possible = {"device": DEVICES, "network": NETWORKS, "all_reduce": ALL_REDUCES, "precision": PRECISIONS}
+    for name, value in values.items():
+        option = "--" + name.replace("_", "-")
+        if value not in possible[name]:
+            those = ", ".join(possible[name])
+            raise WrongUse(f"{option} must be one of {those}. Received: {option} {value!r}. Choose one of them.")
 
 
 def check_codes(codes: Sequence[str]) -> None:

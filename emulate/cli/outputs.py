@@ -1,49 +1,94 @@
-"""The files that a verdict is written to besides the terminal: `--json` and `--html`."""
+"""The files that a report is written to besides the terminal: `--json` and `--html`."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
+
+from emulate.errors import WrongUse
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
 
-JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file.")]
+_STANDARD_OUTPUT = "-"
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file; - is standard output.")
+]
 HtmlOption = Annotated[
-    Path | None,
-    typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures; needs the extra: html."),
+    str | None, typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures; needs the extra: html.")
 ]
 
 
-def check(json: Path | None, html: Path | None) -> None:
-    """Find out before the work starts whether they can be written.
+@dataclass(frozen=True)
+class Outputs:
+    """Where a report goes. Made by `check`.
 
-    Args:
+    Attributes:
         json: The file of `--json`, or None.
         html: The file of `--html`, or None.
+        screen: What is left for people: standard output, unless a file took it.
+    """
+
+    json: Path | None
+    html: Path | None
+    screen: TextIO
+
+    def write(self, verdict: Verdict) -> None:
+        """Show a verdict, and write it to the files that were asked for."""
+        from emulate.report import show, write_html, write_json
+
+        show(verdict, self.screen)
+        if self.json is not None:
+            write_json(verdict, self.json)
+        if self.html is not None:
+            write_html(verdict, self.html)
+
+
+def check(json: str | None, html: str | None = None, others: Mapping[str, Path | None] | None = None) -> Outputs:
+    """Find out before the work starts whether the files can be written, and what that would destroy.
+
+    Args:
+        json: What `--json` names, or None.
+        html: What `--html` names, or None.
+        others: What else the command reads or writes, by what it is: no report may lie there.
+
+    Returns:
+        Where the report goes.
 
     Raises:
-        WrongUse: When one cannot.
+        WrongUse: When a file cannot be meant.
     """
-    from emulate.errors import WrongUse
-    from emulate.report import check_libraries, check_writable
+    from emulate.report import check_libraries
 
-    if json is not None and html is not None and json.absolute() == html.absolute():
-        raise WrongUse(f"--json and --html must be files of their own. Received: {str(json)!r} for both. Name another for one.")
+    named = {option: text for option, text in (("--json", json), ("--html", html)) if text is not None}
+    if len(named) == 2 and len({_place(text) for text in named.values()}) == 1:
+        raise WrongUse(f"--json and --html must be files of their own. Received: {json!r} for both. Name another for one.")
     if html is not None:
         check_libraries()
-    for option, path in (("--json", json), ("--html", html)):
-        if path is not None:
-            check_writable(path, option)
+    files = {option: _file(option, text, others or {}) for option, text in named.items()}
+    screen = sys.stderr if _STANDARD_OUTPUT in named.values() else sys.stdout
+    return Outputs(files.get("--json"), files.get("--html"), screen)
 
 
-def write(verdict: Verdict, json: Path | None, html: Path | None) -> None:
-    """Write the verdict to those that were asked for."""
-    from emulate.report import write_html, write_json
+def _file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
+    from emulate.report import STANDARD_OUTPUT, check_writable
 
-    if json is not None:
-        write_json(verdict, json)
-    if html is not None:
-        write_html(verdict, html)
+    if text == _STANDARD_OUTPUT:
+        return STANDARD_OUTPUT
+    if not text:
+        raise WrongUse(f"{option} must name a file. Received: {option} ''. Name one, or leave {option} out.")
+    for what, other in others.items():
+        if other is not None and _place(text) == os.path.realpath(other):
+            raise WrongUse(f"{option} must name a file of its own. Received: {option} {text!r}, which is {what}. Name another.")
+    check_writable(Path(text), option)
+    return Path(text)
+
+
+def _place(text: str) -> str:
+    return os.path.realpath("/dev/stdout" if text == _STANDARD_OUTPUT else text)

@@ -15,10 +15,9 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
-from emulate.cli.options import AllReduce, Device, Network
 from emulate.errors import WrongUse
 from emulate.faults import Fault, check_fired, check_for, parse_all
-from emulate.program import Program, own_traceback
+from emulate.program import Program, hint_for, own_traceback
 
 if TYPE_CHECKING:
     from emulate.cluster import HostOutcome, RunningCluster
@@ -44,9 +43,9 @@ def run(
     program: options.ProgramArgument = None,
     module: options.ModuleOption = None,
     topology: Annotated[list[str], _TOPOLOGY] = [options.DEFAULT_TOPOLOGY],  # noqa: B006 (typer copies it)
-    device: options.DeviceOption = Device.AUTO,
-    network: options.NetworkOption = Network.OWN,
-    all_reduce: options.AllReduceOption = AllReduce.AUTO,
+    device: options.DeviceOption = "auto",
+    network: options.NetworkOption = "own",
+    all_reduce: options.AllReduceOption = "auto",
     fault: options.FaultOption = [],  # noqa: B006 (typer copies it)
 ) -> int:
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
@@ -54,15 +53,16 @@ def run(
         given = " ".join(f"--topology {one}" for one in topology)
         raise WrongUse(f"A run has one topology. Received: {given}. Run each by itself; gpudist verify takes several.")
     shape = options.topologies(topology)[0]
+    options.check_choices(device=device, network=network, all_reduce=all_reduce)
     found = Program.find(options.program_target(program, module), program_args(context))
     from emulate.devices import choose_device
 
-    choice = choose_device(device.value, [shape])
+    choice = choose_device(device, [shape])
     if choice.why:
         complain(choice.why)
     faults = parse_all(fault)
     check_for(faults, shape)
-    launch = partial(_launch, found, shape, choice.kind, all_reduce.value, network.value, faults)
+    launch = partial(_launch, found, shape, choice.kind, all_reduce, network, faults)
     try:
         return launch(imports=True)
     except _NeedsFreshProcess:
@@ -127,6 +127,8 @@ def _watch(cluster: RunningCluster) -> int:
     failed = first_cause(cluster.outcomes)
     if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
         raise WrongUse(failed.error.message)
+    if failed is not None and failed.error is not None and (hint := hint_for(failed.error.traceback_text)):
+        complain(hint)
     if failed is not None and failed.status == "killed":
         complain(f"The process of {cluster.name(failed.host)} was ended by signal {-(failed.code or 0)}.")
     return 0 if failed is None else _exit_code(failed)

@@ -9,7 +9,6 @@ import typer
 
 from emulate.cli import options, outputs
 from emulate.cli.command import exits_properly, program_args
-from emulate.cli.options import AllReduce, Device, Network, Precision
 from emulate.errors import WrongUse
 
 EXAMPLES = """Examples:
@@ -31,7 +30,7 @@ def verify(
     topology: Annotated[
         list[str], typer.Option("--topology", metavar="HxD", help="Hosts x devices each; may be repeated. 1x4 unless told.")
     ] = [],  # noqa: B006 (typer copies it)
-    device: options.DeviceOption = Device.AUTO,
+    device: options.DeviceOption = "auto",
     seed: Annotated[
         str, typer.Option("--seed", metavar="N", help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
     ] = "0",
@@ -41,14 +40,20 @@ def verify(
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
     ] = f"{options.DEFAULT_TIMEOUT:g}",
-    network: options.NetworkOption = Network.OWN,
-    all_reduce: options.AllReduceOption = AllReduce.AUTO,
-    precision: Annotated[Precision, typer.Option("--precision", help="The float type to compute in.")] = Precision.FLOAT32,
+    network: options.NetworkOption = "own",
+    all_reduce: options.AllReduceOption = "auto",
+    precision: options.PrecisionOption = "float32",
     allow: options.AllowOption = [],  # noqa: B006
     fault: options.FaultOption = [],  # noqa: B006
     restarts: Annotated[
-        int, typer.Option("--restarts", metavar="N", help="With faults: how often all hosts are started again.")
-    ] = 3,
+        str | None,
+        typer.Option(
+            "--restarts",
+            metavar="N",
+            show_default=False,
+            help=f"With --fault: how often all hosts are started again; {options.DEFAULT_RESTARTS} unless told.",
+        ),
+    ] = None,
     reference_arg: Annotated[
         list[str],
         typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
@@ -61,12 +66,14 @@ def verify(
 ) -> int:
     """Does PROGRAM train the same model on these topologies as on one device?"""
     from emulate.program import Program
-    from emulate.report import progress_on, show
+    from emulate.report import progress_on
 
     wanted = options.topologies(topology)
     count, seconds, number = options.number_of_steps(steps), options.number_of_seconds(timeout), options.number_of_seed(seed)
+    again = options.number_of_restarts(restarts, fault)
+    options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
     found = Program.find(options.program_target(program, module), program_args(context))
-    outputs.check(json, html)
+    files = outputs.check(json, html, {"the program itself": found.file, "the folder of --traces": traces})
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)
@@ -76,22 +83,21 @@ def verify(
         verdict = verify_program(
             found,
             topology=wanted,
-            device=device.value,
+            device=device,
             seed=number,
             steps=count,
             timeout=seconds,
-            network=network.value,
-            all_reduce=all_reduce.value,
-            precision=precision.value,
+            network=network,
+            all_reduce=all_reduce,
+            precision=precision,
             allow=tuple(allow),
             faults=tuple(fault),
-            restarts=restarts,
+            restarts=again,
             reference_args=tuple(reference_arg) or None,
             traces=traces,
             progress=progress,
         )
-    show(verdict)
-    outputs.write(verdict, json, html)
+    files.write(verdict)
     return int(verdict.exit_code)
 
 

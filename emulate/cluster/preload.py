@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import linecache
 import os
 import pickle
@@ -98,7 +99,7 @@ def _import_all(modules: tuple[str, ...]) -> None:
     gc.disable()
     with without_matplotlib():
         importlib.import_module("tensorflow")
-        importlib.import_module("tf_keras" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "keras")
+        importlib.import_module(_keras())
     for name in (*_LATE, *modules):
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -107,6 +108,12 @@ def _import_all(modules: tuple[str, ...]) -> None:
     gc.freeze()
     system.release_clean_file_pages()
     assert not is_runtime_initialized(), "importing TensorFlow initialised its runtime"
+
+
+def _keras() -> str:
+    """The Keras that `tf.keras` is to be; where it is not installed the other: a program that needs it says so itself."""
+    is_legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and importlib.util.find_spec("tf_keras") is not None
+    return "tf_keras" if is_legacy else "keras"
 
 
 def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:

@@ -296,7 +296,7 @@ class RunningCluster:
         if not self._pids:
             raise Unavailable(
                 "The process from which hosts are forked must be able to start. Received: it ended early, and wrote:\n"
-                f"{_last_lines(self._log)}\nCheck that `python -c 'import tensorflow'` works."
+                f"{_last_lines(self._log)}\nCheck that `python -c 'import tensorflow; tensorflow.keras.layers'` works."
             )
         for number in range(len(self.roles)):
             self._read_host(number)

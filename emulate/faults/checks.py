@@ -67,8 +67,8 @@ def never_fired(fault: Fault, held: int | None = None) -> str:
     phase, step = getattr(fault, "phase", ""), getattr(fault, "step", 0)
     if held is not None and step > held:
         return (
-            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: every run is held after {held} "
-            f"steps. --steps {step} or more, or --steps all, lets the program come there."
+            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: every run is held after "
+            f"step {held}. --steps {step} or more, or --steps all, lets the program come there."
         )
     how = (
         "checkpoints of gpudist_core, tf.train and Keras are seen"

@@ -59,6 +59,9 @@ class _Places:
         Args:
             name: Of the function and what it calls.
             caller: Where that is called.
+
+        Returns:
+            `name`, `name 2`, ...
         """
         places = self._seen.setdefault(name, {})
         number = places.setdefault(caller.place, len(places) + 1)

@@ -1,4 +1,4 @@
-"""The working directory, which can be gone."""
+"""The folders of a program: the working directory, which can be gone, and that which its package lies in."""
 
 from __future__ import annotations
 
@@ -23,3 +23,11 @@ def working_directory() -> Path:
             f"The working directory must be there. Received: one that was deleted or cannot be seen ({error.strerror}). "
             "Change to a folder that exists."
         ) from None
+
+
+def package_of(file: Path) -> tuple[Path, str | None]:
+    """Where a file is imported from: inside a package by its dotted name (its relative imports work), else by itself."""
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").exists() and root.name.isidentifier():
+        root, parts = root.parent, [root.name, *parts]
+    return root, ".".join(parts) if len(parts) > 1 else None

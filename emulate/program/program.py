@@ -15,7 +15,7 @@ from typing import Any
 from emulate.errors import WrongUse
 from emulate.program import source
 from emulate.program.by_value import pickle_by_value
-from emulate.program.folder import working_directory
+from emulate.program.folder import package_of, working_directory
 from emulate.program.hashing import hashes
 from emulate.program.listing import lists_a_folder
 from emulate.program.places import places
@@ -98,7 +98,7 @@ class Program:
             )
         if where.endswith(".py") or os.sep in where:
             file = source.find_file(where, name)
-            root, module = _package_of(file)
+            root, module = package_of(file)
         else:
             file, root, module = _module_file(name, where, runnable=False), Path.cwd(), where
         source.check_function(source.parse(file, name), function, name)
@@ -178,6 +178,13 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
     file = source.find_module_file(module, runnable)
     if file is not None and file.suffix == ".py":
         return file
+    if file is not None:
+        raise WrongUse(f"A program's module must be Python source. Received: program={name!r}, whose file is {file.name!r}.")
+    if not module.endswith(".py") and (plain := _plain_module_above(module)):
+        raise WrongUse(
+            f"A program's module must have a file of its own. Received: program={name!r}, and {plain!r} is no package. "
+            "Name the module that the function is written in."
+        )
     if module.endswith(".py"):
         hint = f"A file is written without -m: {module!r}."
     elif runnable and source.find_module_file(module, runnable=False) is not None:
@@ -187,12 +194,11 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
     raise WrongUse(f"A program's module must be there. Received: program={name!r}. {hint}")
 
 
-def _package_of(file: Path) -> tuple[Path, str | None]:
-    """Where a file is imported from: inside a package by its dotted name (its relative imports work), else by itself."""
-    root, parts = file.parent, [file.stem]
-    while (root / "__init__.py").exists() and root.name.isidentifier():
-        root, parts = root.parent, [root.name, *parts]
-    return root, ".".join(parts) if len(parts) > 1 else None
+def _plain_module_above(module: str) -> str:
+    """The first part of a dotted name where it is a module without a folder, as `os` of `os.path`; else empty."""
+    first, _, rest = module.partition(".")
+    file = source.find_module_file(first, runnable=False) if rest else None
+    return "" if file is None or file.stem == "__init__" else first
 
 
 def _is_installed(folder: Path) -> bool:

@@ -34,14 +34,31 @@ def find_file(text: str, name: str) -> Path:
     path = Path(os.path.abspath(Path(text).expanduser()))
     if path.is_dir():
         raise WrongUse(f"A program must be a file, not a folder. Received: program={name!r}. {_offer(path, '')}")
+    if path.is_symlink() and not path.exists():
+        raise WrongUse(
+            f"A program's file must exist. Received: program={name!r}, a link to {os.readlink(path)!r}, which does not. "
+            "Mend the link, or name another file."
+        )
     if not path.exists():
         raise WrongUse(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
+    path = _behind_stream(path)
+    if not path.is_file():
+        raise WrongUse(
+            f"A program must be a regular file, which each host reads anew. Received: program={name!r}, a pipe or a device. "
+            "Write it to a file first."
+        )
     if path.suffix == ".ipynb":
         raise WrongUse(
             f"A program must be Python source, not a notebook. Received: program={name!r}. "
             f"Export it first: jupyter nbconvert --to script {text}"
         )
     return path
+
+
+def _behind_stream(path: Path) -> Path:
+    """Of `/dev/stdin` the file that it was redirected from: each host has another standard input."""
+    is_stream = path.is_relative_to("/dev") or path.is_relative_to("/proc")
+    return Path(os.path.realpath(path)) if is_stream else path
 
 
 def _offer(folder: Path, wanted: str, text: str = "") -> str:

@@ -1,7 +1,7 @@
 """What users read: progress while it runs, the verdict on the terminal, as JSON and as a page."""
 
 from emulate.report.assertion import assert_equivalent
-from emulate.report.files import check_writable
+from emulate.report.files import STANDARD_OUTPUT, check_writable
 from emulate.report.html import check_libraries, write_html
 from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
@@ -9,6 +9,7 @@ from emulate.report.progress import Lines, Live, progress_on
 from emulate.report.terminal import render, show
 
 __all__ = [
+    "STANDARD_OUTPUT",
     "Lines",
     "Live",
     "Page",

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import tempfile
 from pathlib import Path
 
 from emulate.errors import Unavailable, WrongUse
 
+STANDARD_OUTPUT = Path("/dev/stdout")
+_OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
+_OUR_PAGE = rb'<!DOCTYPE html>.{,400}<meta name="generator" content="gpudist">'
+_OURS = re.compile(_OUR_JSON + b"|" + _OUR_PAGE, re.DOTALL)
+_HEAD = 1024  # bytes of a file that tell whose it is
+
 
 def check_writable(path: Path, option: str) -> None:
-    """Find out before the work starts whether the file can be written at its end.
+    """Find out before the work starts whether the file can be written at its end, and that nothing is lost by it.
 
     Args:
         path: The file.
         option: The option that names it, for the message.
 
     Raises:
-        WrongUse: When it cannot.
+        WrongUse: When it cannot, or when it has something else than an earlier report.
     """
     if path.is_dir():
         raise WrongUse(f"{option} must name a file. Received: {option} {str(path)!r}, which is a folder. Name a file in it.")
@@ -27,13 +35,24 @@ def check_writable(path: Path, option: str) -> None:
         descriptor, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(descriptor)
         os.unlink(probe)
-        if path.exists():
-            path.open("ab").close()
+        is_lost = path.exists() and not _is_report(path)
     except OSError as error:
         raise WrongUse(
             f"{option} must name a file that can be written. Received: {option} {str(path)!r} ({error.strerror}). "
             "Name one in a folder that exists and is yours."
         ) from None
+    if is_lost:
+        raise WrongUse(
+            f"{option} must name a new file or an earlier report. Received: {option} {str(path)!r}, which has something else. "
+            "Name another, or delete it first."
+        )
+
+
+def _is_report(path: Path) -> bool:
+    """Whether it is empty or a report of ours; it can be written too."""
+    with path.open("r+b") as file:
+        head = file.read(_HEAD)
+    return not head or _OURS.match(head) is not None
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -59,8 +78,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
+    if path == STANDARD_OUTPUT:
+        _write_after_what_was_said(text)
+        return
     if _is_special(path):
-        path.write_text(text, encoding="utf-8")
+        with path.open("a", encoding="utf-8") as file:  # behind /dev/fd/3 there may be a file that others write too
+            file.write(text)
         return
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -73,9 +96,17 @@ def _write_whole(path: Path, text: str) -> None:
         raise
 
 
+def _write_after_what_was_said(text: str) -> None:
+    """To standard output itself: where that is a file, opening it again would overwrite what is in it."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8"))
+    sys.stdout.buffer.flush()
+
+
 def _is_special(path: Path) -> bool:
-    """Whether it is a device or a pipe (`/dev/stdout`): such a file is written, not replaced."""
-    return path.exists() and not path.is_file()
+    """Whether it is a device, a pipe or an open stream (`/dev/stdout`): such a file is written, not replaced."""
+    is_stream = path.is_symlink() and (path.is_relative_to("/dev") or path.is_relative_to("/proc"))
+    return is_stream or (path.exists() and not path.is_file())
 
 
 def _mode_of(path: Path) -> int:

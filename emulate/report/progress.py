@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from emulate.progress import Progress
+from emulate.report.words import one_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -40,7 +41,7 @@ class Lines:
         """Print how it ended, after how many steps and seconds."""
         seconds = time.monotonic() - self._started.get(label, time.monotonic())
         steps = self._steps.get(label)
-        self._print(f"{label}: {outcome}" + (f", {steps} steps" if steps else "") + f", {seconds:.1f} s")
+        self._print(f"{label}: {outcome}" + (f", {one_of(steps, 'step')}" if steps else "") + f", {seconds:.1f} s")
 
     def note(self, text: str) -> None:
         """Print it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from emulate.program import hint_for
 from emulate.report.faults import add_faults
 from emulate.report.page import Page
 from emulate.report.stacks import short_stack
@@ -72,7 +73,8 @@ def headline(runs: Sequence[Run]) -> str:
     if run.verdict == "failed" and run.faults:
         return "failed: the program did not come to its end after a fault"
     if run.verdict == "failed":
-        return f"failed: the program raised after {one_of(run.steps, 'step')}"
+        how = "raised" if "Traceback" in (run.failure or "Traceback") else "ended"
+        return f"failed: the program {how} after {one_of(run.steps, 'step')}"
     if run.verdict == "unverified":
         what = "not all that must agree was seen" if run.worst is not None else "nothing could be compared"
         return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
@@ -118,6 +120,14 @@ def _add_failure(page: Page, run: Run) -> None:
     if run.failure:
         page.blank()
         page.verbatim(run.failure, indent=2)
+        add_hint(page, run.failure)
+
+
+def add_hint(page: Page, failure: str) -> None:
+    """Add what mends a failure whose error does not say so."""
+    if hint := hint_for(failure):
+        page.blank()
+        page.labelled("fix", hint, 2, 7, style="green", label_style="dim")
 
 
 def _add_stacks(page: Page, run: Run) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
-from emulate.report.runs import add_group, groups_of, last_line
+from emulate.report.runs import add_group, add_hint, groups_of, last_line
 from emulate.report.table import HEADER, cells
 from emulate.report.words import STYLES
 
@@ -77,6 +77,7 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
     page.text(text, style="bold")
     if failure := reference_failure(reference, runs):
         page.verbatim(failure, indent=2)
+        add_hint(page, failure)
 
 
 def reference_failure(reference: Reference, runs: Sequence[Run]) -> str | None:

@@ -15,7 +15,7 @@ import time
 import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -111,13 +111,14 @@ class _Hosts:
     Args:
         strategy: Whose hosts.
         name: Of the data.
+        to: What a host that is waited for is to do, with a place for the number of the batch.
     """
 
-    def __init__(self, strategy: Any, name: str) -> None:
+    def __init__(self, strategy: Any, name: str, to: str = "ask for global batch {}, which all hosts take together") -> None:
         run = _run_of(strategy)
         replicas = replicas_of(strategy)
         self._host, self._num_hosts = replicas.host, replicas.num_hosts
-        self._what = name
+        self._what, self._to = name, to
         self._prefix = f"gpudist/rows/{run.token}/{name}/{next(run.iterations[name])}"
         self._batch = -1
 
@@ -131,11 +132,9 @@ class _Hosts:
             HostFailed: One could not make it.
             WrongUse: They differ.
         """
-        self._batch += 1
-        told = self._gathered(mine)
-        if len(set(told)) == 1:
+        told = self.told(mine, lambda told: len(set(told)) == 1)
+        if told is None:
             return
-        self._part()
         failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(told) if text.startswith(_FAILED)}
         if failed:
             raise HostFailed(
@@ -148,6 +147,23 @@ class _Hosts:
             batch=self._batch,
             hosts=told,
         )
+
+    def told(self, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
+        """What each host has; None where all is well.
+
+        Args:
+            mine: What this host has.
+            are_alike: Whether all is well.
+
+        Returns:
+            By host.
+        """
+        self._batch += 1
+        told = self._gathered(mine)
+        if are_alike(told):
+            return None
+        self._part()
+        return told
 
     def fail(self, error: BaseException) -> None:
         """Tell the others that this host cannot make the batch."""
@@ -205,8 +221,7 @@ class _Hosts:
             if waited > next_word:
                 next_word = waited + _NEXT_WORD_SECONDS
                 print(
-                    f"gpudist_core: waiting {waited:.0f} s for host {host} to ask for global batch {self._batch}, which all "
-                    f"hosts take together ({self._what})",
+                    f"gpudist_core: waiting {waited:.0f} s for host {host} to {self._to.format(self._batch)} ({self._what})",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -221,11 +236,31 @@ class _Run:
 
     Attributes:
         iterations: Counts those of each name.
+        meetings: Of hosts that tell each other other things than batches, by what it is.
     """
 
     def __init__(self, token: int) -> None:
         self.token = f"{token:08x}"
         self.iterations: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+        self.meetings: dict[str, _Hosts] = {}
+
+
+def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
+    """What each host says of something that all are to have alike; all must ask together, in one order.
+
+    Args:
+        strategy: Whose hosts.
+        what: What it is.
+        mine: What this host says.
+        are_alike: Whether all is well with what they say.
+
+    Returns:
+        By host; None where all is well.
+    """
+    meetings = _run_of(strategy).meetings
+    if what not in meetings:
+        meetings[what] = _Hosts(strategy, what, "begin to iterate what all hosts iterate together")
+    return meetings[what].told(mine, are_alike)
 
 
 def _run_of(strategy: Any) -> _Run:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines import same_data
 from gpudist_core.pipelines.alike import Alike
 from gpudist_core.pipelines.caching import RowCache
 from gpudist_core.pipelines.lookahead import LookAhead
@@ -91,6 +92,7 @@ class Distributed:
         self._position = position
         self._replicas = replicas_of(strategy)
         self._latest: Callable[[], Any] = lambda: None
+        self._is_of_all = not self.has_several_hosts
         if plan.global_batch_size < self._replicas.total:
             raise WrongUse(
                 "A global batch has at least one row for each replica (the last of an epoch may have fewer)",
@@ -150,7 +152,8 @@ class Distributed:
     def epoch_batches(self, epoch: int = 0, start: int = 0) -> LookAhead[Any] | Alike:
         """The batches of one epoch, without a change to the position: for an evaluation, which sees the same rows each time.
 
-        Of a stream, which every host reads, all hosts take a batch together: that they have the same rows is looked at.
+        The first time all hosts must ask, and that they were given the same data is looked at. Of a stream, which every host
+        reads, all hosts take each batch together: that they have the same rows is looked at.
 
         Args:
             epoch: The number of the epoch.
@@ -159,6 +162,9 @@ class Distributed:
         Returns:
             An iterator over them; `close()` ends its threads, and so does dropping it.
         """
+        if not self._is_of_all:
+            same_data.check(self._plan, self.strategy)
+            self._is_of_all = True
         shares = self._plan.shares(self._replicas, epoch, start)
         # One thread is enough to copy; several may be in the user's functions and files.
         wished = self._plan.ahead if self._plan.stages or not hasattr(self._plan.source, "parts") else 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients import reduction
+from gpudist_core.upstream import layer_state, strategies
 from gpudist_core.upstream.parts import Parts
 
 Current = Callable[[], tuple[Parts, shares.Share] | None]
@@ -33,13 +34,16 @@ def install(current: Current) -> None:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         now = current()
-        if now is not None and now[0] and not reduction.is_sharded(self):
-            value = _of_all(*now, self, tf.convert_to_tensor(value))
+        if now is not None and not reduction.is_sharded(self):
+            value = tf.convert_to_tensor(value)
+            value = _of_all(*now, self, value) if now[0] else value
+            _look_for_rows(now[0], self, value)
         return assign(self, value)
 
     backend.Variable._direct_assign = direct_assign
     for name in ("all_reduce", "all_gather", "merge_call"):
         setattr(tf.distribute.ReplicaContext, name, _meeting(current, getattr(tf.distribute.ReplicaContext, name)))
+    strategies.all_reduce = _meeting(current, strategies.all_reduce)
 
 
 def _meeting(current: Current, original: Any) -> Any:
@@ -71,6 +75,19 @@ def _of_all(parts: Parts, share: shares.Share, variable: Any, value: Any) -> Any
         else:
             _warn(variable, "Assign outside of loops, branches and functions of the graph, where replicas cannot meet.")
     return value
+
+
+def _look_for_rows(parts: Parts, variable: Any, value: Any) -> None:
+    """What a layer's call assigns is averaged, and metrics are added up; what a step assigns itself nobody can know to mean."""
+    if not layer_state.is_of_rows(variable) or layer_state.in_call_of_a_layer() or not parts.is_of_rows(value):
+        return
+    warnings.warn(
+        "What a step of one's own assigns to a variable must be the same on all replicas. Received: "
+        f"variable={variable.path!r}, made of each replica's own rows. From here on each replica has a value of its own. Make "
+        "it of all rows before: tf.distribute.get_replica_context().all_reduce('MEAN', value) of means over equal shares, "
+        "'SUM' of sums and counts, all_gather(rows, axis=0) of rows.",
+        stacklevel=2,
+    )
 
 
 def _compare(share: shares.Share, variable: Any, value: Any) -> None:

@@ -37,7 +37,7 @@ def install() -> None:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         share = shares.current()
-        if share is not None and _in_call_of_a_layer():
+        if share is not None and in_call_of_a_layer():
             value = of_all(share, self, value)
         return assign(self, value)
 
@@ -76,7 +76,8 @@ def _left_alone() -> Iterator[None]:
         _here.left_alone = outer
 
 
-def _in_call_of_a_layer() -> bool:
+def in_call_of_a_layer() -> bool:
+    """Whether a layer's call, or a model's, is being traced."""
     from keras.src.backend.common import global_state
 
     return global_state.get_global_attribute("current_call_ctx") is not None

@@ -79,6 +79,24 @@ class Parts:
         self._look_at(value)
         return self._descends[_key(value)]
 
+    def is_of_rows(self, value: Any) -> bool:
+        """Whether a tensor of a graph is made of this replica's rows, but by parts of gradients or where replicas met."""
+        seen: set[Key] = set()
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            if _is_in_a_graph(one) and _key(one) not in seen:
+                seen.add(_key(one))
+                if (
+                    one.op.type == "Placeholder"
+                    and id(one.graph) == self._graph
+                    and _has_numbers(one)
+                    and _captured(one) is None
+                ):
+                    return True
+                waiting += self._inputs(one)
+        return False
+
     def whole(self, value: Any) -> Any:
         """What a tensor would be, made of the gradients of all replicas; where they can meet.
 
@@ -153,6 +171,12 @@ class Parts:
             return here != self._graph and _captured(value) is None
         calls = any(attribute.HasField("func") for attribute in value.op.node_def.attr.values())
         return calls and any(graph != here for graph, _ in self._group_of)
+
+
+def _is_in_a_graph(value: Any) -> bool:
+    import tensorflow as tf
+
+    return bool(tf.is_symbolic_tensor(value))
 
 
 def _key(value: Any) -> Key:

@@ -8,10 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from emulate.topology import Topology
+
 if TYPE_CHECKING:
     from emulate.verify.verdict import Farthest, Run
 
-_LEAST, _MOST = 1e-2, 1e30  # times the noise: what is below or above is drawn there; an axis has no room for all floats
+LEAST, _MOST = 1e-2, 1e30  # times the noise: what is below or above is drawn there; an axis has no room for all floats
 _COLOURS = {
     "gradient": "#1f6fb2",
     "weight": "#c2571a",
@@ -23,6 +25,7 @@ _COLOURS = {
 }
 _OTHER = "#555555"
 _BAD = "#c92a2a"
+_MOST_ROWS = 24  # replicas that are drawn at their full height
 _MOST_CELLS = 60  # steps whose numbers are written into the cells
 
 
@@ -38,7 +41,7 @@ def course(run: Run, limit: float) -> str:
     """
     figure, axes = _figure(2.9)
     ceiling = max([limit * 10, *(min(10 * ratio, _MOST) for one in run.course if math.isfinite(ratio := _ratio(one)))])
-    axes.axhspan(_LEAST / 2, limit, color="#2b8a3e", alpha=0.08, linewidth=0)
+    axes.axhspan(LEAST / 2, limit, color="#2b8a3e", alpha=0.08, linewidth=0)
     axes.axhline(limit, color=_BAD, linewidth=1, linestyle="--")
     axes.annotate(
         f"{limit:g} times the noise", (0.995, limit), xycoords=("axes fraction", "data"),
@@ -48,12 +51,12 @@ def course(run: Run, limit: float) -> str:
         steps = [one.step for one in points]
         ratios = [_ratio(one) for one in points]
         colour = _COLOURS.get(kind, _OTHER)
-        drawn = [min(max(ratio, _LEAST), ceiling) if not math.isnan(ratio) else ceiling for ratio in ratios]
+        drawn = [min(max(ratio, LEAST), ceiling) if not math.isnan(ratio) else ceiling for ratio in ratios]
         axes.plot(steps, drawn, label=kind, color=colour, linewidth=1.3, marker="o", markersize=3)
         bad = [step for step, ratio in zip(steps, ratios, strict=True) if not math.isfinite(ratio)]
         axes.plot(bad, [ceiling] * len(bad), color=colour, linestyle="", marker="x", markersize=7)
     axes.set_yscale("log")
-    axes.set_ylim(_LEAST / 2, ceiling * 2)
+    axes.set_ylim(LEAST / 2, ceiling * 2)
     axes.set_ylabel("error / noise")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8)
     return _svg(figure)
@@ -73,19 +76,46 @@ def rows(run: Run) -> str:
 
     counts = np.array(run.rows).T
     num_replicas, num_steps = counts.shape
-    figure, axes = _figure(0.9 + 0.26 * min(num_replicas, 24))
+    figure, axes = _figure(0.9 + 0.26 * min(num_replicas, _MOST_ROWS))
     most = max(1, int(counts.max()))
     axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=2.5 * most)
-    if num_steps <= _MOST_CELLS and num_replicas <= 24:
+    if num_steps <= _MOST_CELLS and num_replicas <= _MOST_ROWS:
         size = 8 if num_steps <= 24 else 5
         for replica, step in np.ndindex(num_replicas, num_steps):
             value = int(counts[replica, step])
             axes.text(
                 step, replica, str(value), ha="center", va="center", fontsize=size, color=_BAD if value == 0 else "#222222"
             )
-    axes.set_ylabel("replica")
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(hosts := _hosts(run.topology, num_replicas)) > 1:
+        _name_hosts(axes, hosts)
+    else:
+        axes.set_ylabel("replica")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return _svg(figure)
+
+
+def _hosts(topology: str, num_replicas: int) -> list[range]:
+    """The replicas of each host, those of the first one first; none where the program did not use every device."""
+    shape = Topology.parse(topology)
+    starts = range(0, num_replicas, shape.num_devices) if num_replicas == shape.num_replicas else ()
+    return [range(start, start + shape.num_devices) for start in starts]
+
+
+def _name_hosts(axes: Any, hosts: Sequence[range]) -> None:
+    """Lines between the hosts, and the name of each with its replicas; of very many some."""
+    for of_host in hosts[1:]:
+        axes.axhline(of_host.start - 0.5, color="#222222", linewidth=0.8)
+    shown = list(enumerate(hosts))[:: math.ceil(len(hosts) / _MOST_ROWS)]
+    axes.set_yticks(
+        [of_host.start + (len(of_host) - 1) / 2 for _, of_host in shown],
+        [f"host {host}: {_replicas(of_host)}" for host, of_host in shown],
+        fontsize=8,
+    )
+
+
+def _replicas(of_host: range) -> str:
+    first, last = of_host[0], of_host[-1]
+    return f"replica {first}" if first == last else f"replicas {first} to {last}"
 
 
 def _figure(height: float) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import WrongUse
+from emulate.program import hint_for
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
 from emulate.report.page import clean
@@ -75,6 +76,8 @@ def page_of(verdict: Verdict) -> str:
         rows=[(run, cells(run)) for run in verdict.runs],
         reference=reference_text(verdict.reference, verdict.runs),
         reference_failure=reference_failure(verdict.reference, verdict.runs),
+        hint_for=hint_for,
+        least=f"{pictures.LEAST:g}",
         groups=[_group(runs) for runs in groups_of(verdict.runs)],
         pictures=[
             {

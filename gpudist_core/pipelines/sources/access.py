@@ -33,6 +33,10 @@ class RowSource(Protocol):
     def fingerprint(self) -> str:
         """What tells these rows from others, whatever the machine."""
 
+    @property
+    def looks(self) -> str:
+        """What hosts compare before they begin, in words: of what each was given itself, a few places."""
+
 
 class StreamSource(Protocol):
     """Rows that come one after the other."""
@@ -58,6 +62,10 @@ class StreamSource(Protocol):
     def fingerprint(self) -> str:
         """What tells these rows from others, whatever the machine."""
 
+    @property
+    def looks(self) -> str:
+        """What hosts compare before they begin, in words: of what each was given itself, a few places."""
+
 
 def spec_of(value: Any) -> Any:
     """The `tf.TensorSpec` of an array or a scalar."""
@@ -74,6 +82,19 @@ def digest(*parts: Any) -> str:
         data = part if isinstance(part, bytes) else repr(part).encode()
         total.update(len(data).to_bytes(8, "little") + data)
     return total.hexdigest()[:24]
+
+
+def evenly(count: int, most: int = 16) -> list[int]:
+    """A few numbers below a count: what stands there tells one data set from another, and costs nothing.
+
+    Args:
+        count: How many there are.
+        most: How many are wanted.
+
+    Returns:
+        The numbers, the first and the last among them.
+    """
+    return sorted({int(place) for place in np.linspace(0, count - 1, most)})
 
 
 def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:

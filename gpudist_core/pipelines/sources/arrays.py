@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers
-from gpudist_core.pipelines.sources.access import Rows, digest
+from gpudist_core.pipelines.sources.access import Rows, digest, evenly
 
 # Rows whose content tells one data set from another: enough to notice, few enough to cost nothing.
 _SAMPLES = 16
@@ -67,6 +67,33 @@ class ArraySource:
         samples = [np.ascontiguousarray(part) for part in self.take(chosen)]
         content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in samples]
         return digest(*((part.shape, part.dtype.str) for part in self._parts), *content)
+
+    @cached_property
+    def looks(self) -> str:
+        """What hosts compare before they begin, but for floating numbers: forms, and what stands in a few rows."""
+        exact = [part for part in self._sampled() if part.dtype.kind not in "fc"]
+        content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in exact]
+        forms = ", ".join(f"{part.dtype}{list(part.shape)}" for part in self._parts)
+        return f"{forms}: {digest(*content)[:8]}" if content else forms
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """What hosts compare of a few rows of floating numbers, which each may have computed itself, up to rounding."""
+        return [number for part in self._sampled() if part.dtype.kind in "fc" for number in _sums(part)]
+
+    def _sampled(self) -> Rows:
+        rows = np.asarray(evenly(self.num_rows, _SAMPLES))
+        return [np.ascontiguousarray(np.take(part, rows, axis=0)) for part in self._parts]
+
+
+def _sums(part: Any) -> list[float]:
+    """Of each row its sum with signs drawn by the place, for rows whose numbers are about 1; and how large they are."""
+    rows = np.nan_to_num(part.reshape(len(part), -1).real.astype(np.float64), nan=0.5, posinf=2.0, neginf=-2.0)
+    size = float(np.sqrt(np.mean(np.square(rows)))) if rows.size else 0.0
+    if size == 0.0:
+        return [0.0] * (len(rows) + 1)
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], rows.shape[1])
+    return [float(np.log(size)), *(rows @ signs / (size * np.sqrt(rows.shape[1]))).tolist()]
 
 
 def _row_spec(part: Any) -> Any:

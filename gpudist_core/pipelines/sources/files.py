@@ -14,7 +14,7 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers, permutation
 from gpudist_core.pipelines.order import FILES
 from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
-from gpudist_core.pipelines.sources.records import paths_of
+from gpudist_core.pipelines.sources.records import looks_of, paths_of
 
 _READERS = 8
 
@@ -51,6 +51,11 @@ class FileRows:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files])
+
+    @cached_property
+    def looks(self) -> str:
+        """What hosts compare before they begin."""
+        return looks_of(self._files)
 
 
 class FileStream:
@@ -109,3 +114,8 @@ class FileStream:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files])
+
+    @cached_property
+    def looks(self) -> str:
+        """What hosts compare before they begin."""
+        return looks_of(self._files)

@@ -13,11 +13,12 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers
-from gpudist_core.pipelines.sources.access import Rows, digest
+from gpudist_core.pipelines.sources.access import Rows, digest, evenly
 from gpudist_core.pipelines.sources.checksums import masked_crc32c
 
 # A record is its length (8 bytes), the checksum of that (4), its data, and the checksum of those (4).
 _HEADER, _FOOTER = 12, 4
+_LOOKED_AT, _LOOKED_AT_OF_FILE = 1 << 16, 256
 Read = Callable[[int, int], bytes]
 
 
@@ -70,6 +71,42 @@ class RecordSource:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return digest([os.path.basename(path) for path in self._files], self._offsets.tobytes(), self._lengths.tobytes())
+
+    @cached_property
+    def looks(self) -> str:
+        """What hosts compare before they begin: the lengths of all records, and what stands in a few.
+
+        A host that has written the files itself may have the fields of a record in another order.
+        """
+        places = np.asarray(evenly(self.num_rows))
+        offsets, lengths = self._offsets[places].tolist(), self._lengths[places].tolist()
+        content = []
+        for number, offset, length in zip(self._file_of_row[places].tolist(), offsets, lengths, strict=True):
+            with _opened(self._files[number]) as (read, _):
+                content.append(bytes(sorted(read(offset + _HEADER, min(length, _LOOKED_AT)))))
+        found = digest(self._lengths.tobytes(), *content)
+        return f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {found[:8]}"
+
+
+def looks_of(paths: Sequence[str]) -> str:
+    """What tells files from others: their names, and of a few the size and what stands in the middle.
+
+    Args:
+        paths: Where they are on this host.
+
+    Returns:
+        How many, the first name and a checksum. What files begin and end with is not looked at, as it may tell when they were
+        written.
+    """
+    import tensorflow as tf
+
+    content = []
+    for path in (paths[place] for place in evenly(len(paths))):
+        if not tf.io.gfile.isdir(path):  # a row may be a folder
+            with _opened(path) as (read, size):
+                content.append((size, read(size // 2, _LOOKED_AT_OF_FILE)))
+    names = [os.path.basename(path) for path in paths]
+    return f"{len(names)} files from {names[0]!r} on: {digest(names, content)[:8]}"
 
 
 def paths_of(files: Any) -> list[str]:

@@ -88,6 +88,11 @@ class GeneratorStream:
         """What tells these rows from others."""
         return digest(repr(self.spec), self.num_rows)
 
+    @property
+    def looks(self) -> str:
+        """What hosts compare before they begin: their rows they compare batch by batch."""
+        return f"{self.num_rows} rows of {self.spec}"
+
 
 class KeptStream:
     """The rows of a stream, read to the end once and then kept in memory, all of them on every host.
@@ -110,6 +115,11 @@ class KeptStream:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return self._stream.fingerprint
+
+    @property
+    def looks(self) -> str:
+        """What hosts compare before they begin."""
+        return self._stream.looks
 
     def keeping(self) -> KeptStream:
         """Itself."""
@@ -202,6 +212,11 @@ class DatasetStream:
     def fingerprint(self) -> str:
         """What tells these rows from others."""
         return digest(repr(self.spec), self.num_rows)
+
+    @property
+    def looks(self) -> str:
+        """What hosts compare before they begin: their rows they compare batch by batch."""
+        return f"{self.num_rows} rows of {self.spec}"
 
 
 def _row_of(spec: Any) -> Any:

@@ -24,6 +24,8 @@ COMMANDS = ("verify", "run", "compare", "devices", "causes")
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit('it was run')\n")
+    (tmp_path / "link.py").symlink_to("train.py")
+    (tmp_path / "notes.md").write_text("mine\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "fit.py").touch()
@@ -172,6 +174,13 @@ def test_the_verdict_is_on_stdout_and_progress_is_not(verified):
     assert "equivalent" not in done.stderr
 
 
+def test_a_report_may_go_to_standard_output_and_people_read_the_other(verified, folder):
+    done, _ = verified("train.py", "--json", "-")
+    assert json.loads(done.stdout)["runs"][0]["verdict"] == "equivalent"
+    assert "seed 0, on CPU" in done.stderr
+    assert not (folder / "-").exists()
+
+
 def test_json_is_written(verified, folder):
     verified("train.py", "--json", "v.json")
     assert json.loads((folder / "v.json").read_text())["runs"][0]["verdict"] == "equivalent"
@@ -179,8 +188,31 @@ def test_json_is_written(verified, folder):
 
 WRONG = [
     ("--seed 1", "A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function."),
-    ("missing.py", "A program's file must exist. Received: program='missing.py'. The Python files there are: train.py."),
+    (
+        "missing.py",
+        "A program's file must exist. Received: program='missing.py'. The Python files there are: link.py, train.py.",
+    ),
     ("train.py -m package.fit", "One program can be given. Received: -m package.fit and 'train.py'."),
+    ("train.py --device tpu", "--device must be one of cpu, gpu, auto. Received: --device 'tpu'. Choose one of them."),
+    (
+        "train.py --all-reduce x",
+        "--all-reduce must be one of auto, ring, hierarchical, one-device. Received: --all-reduce 'x'.",
+    ),
+    ("train.py --restarts x", "--restarts must be a whole number, 0 or more. Received: --restarts 'x'. Try --restarts 3."),
+    ("train.py --restarts 3", "--restarts goes with --fault. Received: --restarts '3' alone. Say what befalls a host"),
+    (
+        "train.py --json train.py",
+        "--json must name a file of its own. Received: --json 'train.py', which is the program itself.",
+    ),
+    ("train.py --html link.py", "--html must name a file of its own. Received: --html 'link.py', which is the program itself."),
+    ("-m package.fit --json package/fit.py", "Received: --json 'package/fit.py', which is the program itself. Name another."),
+    ("train.py --json notes.md", "Received: --json 'notes.md', which has something else. Name another, or delete it first."),
+    ("train.py --json x --traces ./x", "Received: --json 'x', which is the folder of --traces. Name another."),
+    (
+        "train.py --json - --html -",
+        "--json and --html must be files of their own. Received: '-' for both. Name another for one.",
+    ),
+    ("train.py --json=", "--json must name a file. Received: --json ''. Name one, or leave --json out."),
     ("train.py --topology 0x4", "A topology has 1 to 64 hosts. Received: topology='0x4' with 0 hosts."),
     ("train.py --topology 1x100000", "Received: topology='1x100000' with 100000 devices per host."),
     ("train.py --topology many", "A topology has the form HxD or HxD+Pps. Received: topology='many'."),
@@ -214,6 +246,7 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert call is None
+    assert Path("train.py").read_text() == "raise SystemExit('it was run')\n"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +254,6 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
     [
         (("train.py", "--epochs", "2"), "No such option: --epochs. Options and arguments of the program itself go after '--'."),
         (("train.py", "other.py"), "One PROGRAM can be given. Received: 'other.py' besides it."),
-        (("train.py", "--device", "tpu"), "'tpu' is not one of 'cpu', 'gpu', 'auto'"),
         (("train.py", "--xml", "v.xml"), "No such option: --xml"),
     ],
 )
@@ -329,7 +361,24 @@ def test_the_machine_is_described_in_words_and_in_json(monkeypatch, tmp_path):
         "  ports  nobody reaches them",
         "copy on write  no: the system refuses it",
     ]
-    assert json.loads((tmp_path / "machine.json").read_text()) == {**about, **isolation}
+    assert json.loads((tmp_path / "machine.json").read_text()) == {"schema": "gpudist.devices/1", **about, **isolation}
+    assert gpudist("devices", "--json", str(tmp_path / "machine.json")).exit_code == 0
+
+
+def test_who_asks_for_a_command_version_is_told_the_option():
+    done = gpudist("version")
+    assert done.exit_code == 2
+    assert "No such command 'version'. Did you mean '--version'?" in done.stderr
+
+
+def test_a_trace_is_not_written_over_by_the_report_on_it(folder):
+    (folder / "a").mkdir()
+    about = '{"format": "gpudist.trace/1", "program": "train.py"}'
+    (folder / "a" / "trace.json").write_text(about)
+    done = gpudist("compare", "a", "a", "--json", "a/trace.json")
+    assert done.exit_code == 2
+    assert "Received: --json 'a/trace.json', which has something else." in done.stderr
+    assert (folder / "a" / "trace.json").read_text() == about
 
 
 def test_main_returns_the_exit_code(folder, capsys):

@@ -1,5 +1,6 @@
 """How the process ends: interrupted, by a fault of its own, into a closed pipe."""
 
+import json
 import os
 import re
 import signal
@@ -128,6 +129,16 @@ def test_a_full_disk_under_the_output_ends_with_5_and_says_so(tmp_path, command)
         "Make room, or write elsewhere.\n"
     )
     assert shell(f"$GPUDIST {command} > /dev/full 2>&1", tmp_path) == (5, "")
+
+
+@pytest.mark.parametrize("file", ["-", "/dev/stdout"])
+def test_a_report_on_standard_output_leaves_what_a_file_behind_it_has(tmp_path, file):
+    (tmp_path / "log").write_text("before\n")
+    assert shell(f"$GPUDIST devices --json {file} >> log 2>/dev/null", tmp_path) == (0, "")
+    log = (tmp_path / "log").read_text()
+    assert log.startswith("before\n")
+    assert json.loads(log[log.index("{\n") :])["schema"] == "gpudist.devices/1"
+    assert os.listdir(tmp_path) == ["log"]
 
 
 def test_a_full_disk_under_a_report_ends_with_5_and_names_the_file(tmp_path):

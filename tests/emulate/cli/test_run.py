@@ -76,6 +76,16 @@ def test_a_function_that_is_not_there_after_all_is_a_wrong_use(run, tmp_path):
     assert "Received: program='star.py:mian', whose 'mian' is not there." in errors
 
 
+def test_a_file_of_a_package_is_told_how_to_be_started(run, tmp_path):
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "train.py").write_text("from .rows import rows\n")
+    process = run(topology="1x1", program="pkg/train.py")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3
+    assert "ImportError: attempted relative import with no known parent package" in errors
+    assert "gpudist: A file that imports from its own package is started as a module of it: -m pkg.train\n" in errors
+
+
 def test_an_interruption_ends_every_host(run):
     process = run("sleep")
     pids = []

@@ -144,7 +144,7 @@ def test_a_parent_that_dies_is_an_error_that_says_why(tmp_path: Path) -> None:
         events_until(cluster, lambda _: cluster.is_over)
     assert "The process from which hosts are forked must be able to start. Received:" in str(caught.value)
     assert "this TensorFlow is broken" in str(caught.value)
-    assert "Check that `python -c 'import tensorflow'` works." in str(caught.value)
+    assert "Check that `python -c 'import tensorflow; tensorflow.keras.layers'` works." in str(caught.value)
 
 
 def test_hosts_that_do_not_start_in_time_are_an_error(launch: Launch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,24 @@ def test_what_a_supervisor_sends_during_the_imports_does_not_disturb_them(tmp_pa
     command = [sys.executable, "-c", WORD_AFTER_WORD, str(tmp_path / "scratch")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+WITHOUT_KERAS_2 = """
+import sys
+sys.modules["tf_keras"] = None
+from emulate.cluster.preload import _import_all
+_import_all(())
+print("keras" in sys.modules)
+"""
+
+
+def test_keras_2_that_is_asked_for_and_not_installed_is_the_programs_affair() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_KERAS_2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "TF_USE_LEGACY_KERAS": "1"},
+    )
+    assert (result.returncode, result.stdout) == (0, "True\n"), result.stderr

@@ -1,5 +1,6 @@
 """A program is found and checked without running or importing any of it."""
 
+import os
 import sys
 import threading
 from functools import partial
@@ -174,6 +175,35 @@ def test_a_missing_module_says_where_it_was_looked_for(folder, name, end):
     message = wrong(name)
     assert message.startswith(f"A program's module must be there. Received: program='{name}'.")
     assert message.endswith(end)
+
+
+def test_a_module_that_is_no_package_has_no_modules(folder):
+    assert wrong("os.path:join") == (
+        "A program's module must have a file of its own. Received: program='os.path:join', and 'os' is no package. "
+        "Name the module that the function is written in."
+    )
+
+
+def test_a_link_that_leads_nowhere_says_where(folder):
+    (folder / "dangling.py").symlink_to("gone.py")
+    assert wrong("dangling.py") == (
+        "A program's file must exist. Received: program='dangling.py', a link to 'gone.py', which does not. "
+        "Mend the link, or name another file."
+    )
+
+
+def test_what_can_be_read_only_once_is_not_a_program(folder):
+    os.mkfifo(folder / "queue")
+    for name in ("queue", "/dev/null"):
+        assert wrong(name) == (
+            f"A program must be a regular file, which each host reads anew. Received: program={name!r}, a pipe or a device. "
+            "Write it to a file first."
+        )
+
+
+def test_of_an_open_stream_the_file_behind_it_is_the_program(folder):
+    with open("train.py") as file:
+        assert Program.find(f"/dev/fd/{file.fileno()}").file == (folder / "train.py").resolve()
 
 
 def test_a_missing_function_offers_the_near_one(folder):

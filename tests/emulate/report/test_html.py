@@ -164,6 +164,30 @@ def test_without_its_libraries_it_is_refused_before_the_work(monkeypatch):
     )
 
 
+def test_an_earlier_page_may_be_replaced(made, tmp_path):
+    write_html(made.verdict(made.equivalent()), tmp_path / "v.html")
+    check_writable(tmp_path / "v.html", "--html")
+
+
+def test_rows_are_told_by_host(tmp_path):
+    run = Run("2x2+1ps", "equivalent", rows=((4, 4, 4, 4), (4, 4, 4, 0)))
+    words = words_in(ET.fromstring(pictures.rows(run)))
+    assert {"host 0: replicas 0 to 1", "host 1: replicas 2 to 3"} <= set(words)
+    assert "host 1: replica 1" in words_in(ET.fromstring(pictures.rows(replace(run, topology="2x1", rows=((4, 4),)))))
+    of_one_device_each = words_in(ET.fromstring(pictures.rows(replace(run, rows=((4, 4),)))))
+    assert "replica" in of_one_device_each
+
+
+def test_where_small_errors_are_drawn_is_said(made, tmp_path):
+    text = page(made.verdict(made.equivalent("1x4", course=COURSE[:2])), tmp_path / "v.html").text
+    assert "what is below 0.01 of it is drawn at 0.01, " in " ".join(text.split())
+
+
+def test_a_failure_that_does_not_say_what_to_install_is_followed_by_that(made, tmp_path):
+    failed = made.equivalent("1x4", verdict="failed", failure="Traceback\nModuleNotFoundError: No module named 'tf_keras'")
+    assert 'pip install "gpudist[keras2]"' in page(made.verdict(failed), tmp_path / "v.html").text
+
+
 def test_a_folder_is_refused_by_the_name_of_the_option(tmp_path):
     with pytest.raises(
         WrongUse, match=r"--html must name a file\. Received: --html '.*', which is a folder\. Name a file in it\."

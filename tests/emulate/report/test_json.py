@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -66,10 +67,11 @@ def test_a_number_that_is_not_finite_is_null(made, tmp_path):
 
 def test_an_earlier_file_is_replaced_and_nothing_else_is_left(made, tmp_path):
     path = tmp_path / "v.json"
-    path.write_text("old")
+    write_json(made.verdict(made.divergent()), path)
     path.chmod(0o640)
+    old = path.read_text()
     check_writable(path, "--json")
-    assert path.read_text() == "old"
+    assert path.read_text() == old
     write_json(made.verdict(made.equivalent()), path)
     assert os.listdir(tmp_path) == ["v.json"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -103,6 +105,41 @@ def test_a_pipe_is_written_not_replaced(made, tmp_path):
     check_writable(link, "--json")
     write_json(made.verdict(made.equivalent()), link)
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "text", ["import keras\n", "{}", '{"format": "gpudist.trace/1"}', "[]", "<!DOCTYPE html>\n", "\n", "\xff"]
+)
+def test_a_file_that_is_no_report_is_not_written_over(tmp_path, text):
+    path = tmp_path / "mine"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(
+        WrongUse, match=r"--json must name a new file or an earlier report\. Received: --json '.*mine', which has"
+    ):
+        check_writable(path, "--json")
+    assert path.read_text(encoding="latin-1") == text
+
+
+def test_an_empty_file_is_written(tmp_path):
+    (tmp_path / "v.json").touch()
+    check_writable(tmp_path / "v.json", "--json")
+
+
+def test_a_queue_that_somebody_reads_is_written(made, tmp_path):
+    os.mkfifo(tmp_path / "queue")
+    check_writable(tmp_path / "queue", "--json")
+    reader = os.open(tmp_path / "queue", os.O_RDONLY | os.O_NONBLOCK)
+    write_json(made.verdict(made.equivalent()), tmp_path / "queue")
+    assert os.read(reader, 1 << 16).startswith(b"{")
+    os.close(reader)
+
+
+def test_an_open_file_is_written_behind_what_it_has(made, tmp_path):
+    with open(tmp_path / "log", "w+") as log:
+        log.write("before\n")
+        log.flush()
+        write_json(made.verdict(made.equivalent()), Path(f"/proc/self/fd/{log.fileno()}"))
+    assert (tmp_path / "log").read_text().startswith("before\n{")
 
 
 def test_checking_leaves_nothing_behind(tmp_path):

@@ -32,6 +32,13 @@ def test_the_head_names_program_seed_device_and_versions(made):
     assert head.startswith("train.py\nseed 0, on CPU, gpudist 0.1.0, tensorflow 2.21.0, keras 3.15.1\n")
 
 
+def test_a_failure_that_does_not_say_what_to_install_is_followed_by_that(made):
+    failure = "Traceback\nModuleNotFoundError: No module named 'tf_keras'"
+    run = made.equivalent("1x4", verdict="failed", failure=failure)
+    for verdict in (made.verdict(run), made.verdict(made.equivalent(), reference=Reference("failed", failure=failure))):
+        assert 'fix  TF_USE_LEGACY_KERAS=1 and tf_keras need Keras 2: pip install "gpudist[keras2]"' in render(verdict)
+
+
 def test_a_divergence_shows_where_how_much_why_and_how_to_mend_it(made):
     text = render(made.verdict(made.divergent("1x4")))
     assert "✘  1x4       divergent" in text
@@ -107,6 +114,13 @@ def test_a_failed_program_shows_its_own_traceback(made):
     text = render(made.verdict(made.equivalent(verdict="failed", steps=1, failure=failure)))
     assert "1x4  failed: the program raised after 1 step\n" in text
     assert '    File "train.py", line 3, in <module>\n  ValueError: no' in text
+
+
+def test_a_process_that_left_is_said_to_have_ended(made):
+    text = render(
+        made.verdict(made.equivalent(verdict="failed", steps=2, failure="The process of host 0 ended with exit code 3."))
+    )
+    assert "1x4  failed: the program ended after 2 steps\n" in text
 
 
 def test_a_program_that_fails_without_distribution_too_is_said_to(made):

@@ -73,7 +73,7 @@ def test_a_fault_after_the_step_at_which_runs_are_held_is_told_so(folder: Folder
     told = recovery([life(folder)], [0], (Kill(host=1, step=21), Kill(host=1, step=20)))
     held, ended = told.missed
     assert held == (
-        "A fault must come to pass. Received: fault='kill:host=1,step=21', which never did: every run is held after 20 steps. "
+        "A fault must come to pass. Received: fault='kill:host=1,step=21', which never did: every run is held after step 20. "
         "--steps 21 or more, or --steps all, lets the program come there."
     )
     assert "fault='kill:host=1,step=20', which never did: the program ended before" in ended

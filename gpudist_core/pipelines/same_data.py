@@ -1,0 +1,50 @@
+"""Whether all hosts were given the same data, which each takes its own rows of: asked once, before the first batch.
+
+A host that was given a part of the data would take its part of that, and the other rows would be nobody's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpudist_core.errors import WrongUse
+from gpudist_core.pipelines.alike import told_by_all
+from gpudist_core.pipelines.plan import Plan
+from gpudist_core.pipelines.position import identity_of
+
+_TOLERANCE = 2e-3  # of numbers that each host has computed itself, on a device that adds up in no fixed order
+
+
+def check(plan: Plan, strategy: Any) -> None:
+    """All hosts must have been given the same data, in the same order.
+
+    Args:
+        plan: What a pipeline does on this host.
+        strategy: Whose hosts have one, all of which must ask.
+
+    Raises:
+        WrongUse: They differ.
+    """
+    known = identity_of(plan) | {"data": plan.source.looks}
+    numbers = getattr(plan.source, "numbers", [])
+    told = told_by_all(strategy, "data", json.dumps([known, numbers]), _are_alike)
+    if told is None:
+        return
+    hosts, looked_at = zip(*map(json.loads, told), strict=True)
+    differing = {name: [one[name] for one in hosts] for name in known if any(one[name] != hosts[0][name] for one in hosts)}
+    if not differing:
+        differing = {"data": [one["data"] for one in hosts], "looked_at": [[round(x, 3) for x in one[:4]] for one in looked_at]}
+    raise WrongUse(
+        "All hosts must be given the same data, in the same order: each takes the rows of its replicas",
+        "Give all of it to each host: gpudist_core deals it out. What draws, splits or shuffles it before needs a seed that is "
+        "the same on all hosts.",
+        **differing,
+    )
+
+
+def _are_alike(told: list[str]) -> bool:
+    (first, numbers), *others = map(json.loads, told)
+    return all(
+        known == first and all(abs(a - b) <= _TOLERANCE for a, b in zip(found, numbers, strict=True)) for known, found in others
+    )
