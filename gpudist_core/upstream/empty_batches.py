@@ -2,11 +2,14 @@
 
 - Convolutions: TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch. A shape that is wrong would
   end the step in ReluGrad or in a collective.
+- Maxima: oneDNN's gradient of max pooling ends the process on an empty batch (`int32 expected, got float`).
+- Padding by reflection (MelSpectrogram, generators of images), the gradient of patches, the CTC loss: TensorFlow refuses an
+  empty batch.
 - Recurrent layers on a GPU: cuDNN knows no batch of 0.
 - Sums: Keras 3.15 takes a second summand of shape (0, n) for a bias, as it looks for the one dimension larger than 1, and hands
   it to BiasAdd, which refuses it. LSTM and every residual connection end so.
 
-The former two get one row of zeros then, which is cut off again; sums are TensorFlow's own.
+All but sums get one row of zeros then, which is cut off again; sums are TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -17,7 +20,15 @@ from typing import Any
 
 from gpudist_core import share as shares
 
-OPERATIONS = ("conv2d", "conv3d", "depthwise_conv2d_native")
+OPERATIONS = {
+    "conv2d": "Conv2D",
+    "conv3d": "Conv3D",
+    "depthwise_conv2d_native": "DepthwiseConv2dNative",
+    "max_pool": "MaxPool",
+    "max_pool3d": "MaxPool3D",
+    "max_pool_v2": "MaxPoolV2",
+    "max_pool_with_argmax": "MaxPoolWithArgmax",
+}
 
 
 @functools.cache
@@ -25,26 +36,71 @@ def install() -> None:
     """Mend the operations behind every layer and `tf.nn` function, for steps of ours alone."""
     import tensorflow as tf
     from keras.src.backend.tensorflow import numpy as keras_numpy
-    from tensorflow.python.ops import gen_nn_ops
+    from tensorflow.python.ops import gen_array_ops, gen_nn_ops
+    from tensorflow.python.util.tf_export import kwarg_only
 
-    for name in OPERATIONS:
-        setattr(gen_nn_ops, name, _with_a_row(getattr(gen_nn_ops, name)))
+    for name, raw in OPERATIONS.items():
+        mended = _with_a_row(getattr(gen_nn_ops, name))
+        setattr(gen_nn_ops, name, mended)
+        setattr(tf.raw_ops, raw, kwarg_only(mended))
+    gen_array_ops.extract_image_patches = _with_a_row(gen_array_ops.extract_image_patches)
+    gen_array_ops.mirror_pad = _beside_rows(gen_array_ops.mirror_pad)
+    tf.nn.ctc_loss = _of_sequences(tf.nn.ctc_loss)
     tf.raw_ops.CudnnRNNV3 = with_a_sequence(tf.raw_ops.CudnnRNNV3)
     keras_numpy.add = _without_a_bias(keras_numpy.add)
 
 
 def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(operation)
-    def convolve(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002, by this name nn_ops passes it
+    def run(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002, by this name nn_ops passes it
         if shares.current() is None or not _may_be_empty(input):
             return operation(input, *args, **kwargs)
         import tensorflow as tf
 
         rows = tf.shape(input)[0]
-        output = operation(_padded(input, 0, rows), *args, **kwargs)[:rows]
-        return tf.ensure_shape(output, [input.shape[0], *output.shape[1:]])
+        padded = operation(_padded(input, 0, rows), *args, **kwargs)
+        return tf.nest.map_structure(lambda one: tf.ensure_shape(one[:rows], [input.shape[0], *one.shape[1:]]), padded)
 
-    return convolve
+    return run
+
+
+def _beside_rows(mirror_pad: Callable[..., Any]) -> Callable[..., Any]:
+    with_a_row = _with_a_row(mirror_pad)
+
+    @functools.wraps(mirror_pad)
+    def run(input: Any, paddings: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+        import tensorflow as tf
+
+        known = tf.get_static_value(tf.convert_to_tensor(paddings))
+        pads_rows = known is None or known[0].any()
+        return (mirror_pad if pads_rows else with_a_row)(input, paddings, *args, **kwargs)
+
+    return run
+
+
+def _of_sequences(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ctc_loss)
+    def run(
+        labels: Any,
+        logits: Any,
+        label_length: Any,
+        logit_length: Any,
+        logits_time_major: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        import tensorflow as tf
+
+        axis, given = 1 if logits_time_major else 0, (labels, logits, label_length, logit_length)
+        is_plain = not args and kwargs.get("unique") is None and all(isinstance(one, tf.Tensor) for one in given)
+        if shares.current() is None or not is_plain or logits.shape.rank != 3 or logits.shape[axis] not in (None, 0):
+            return ctc_loss(*given, logits_time_major, *args, **kwargs)
+        rows = tf.shape(logits)[axis]
+        lengths = _padded(label_length, 0, rows), _padded(logit_length, 0, rows, 1)
+        found = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
+        return tf.ensure_shape(found[:rows], [logits.shape[axis]])
+
+    return run
 
 
 def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:

@@ -21,8 +21,14 @@ from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, datasets, losses, run_state
+from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, datasets, losses, metric_functions, run_state
 from gpudist_core.upstream.parts import Parts
+
+GATHERED = (
+    "In a loss of your own compare them with those of all replicas: keras.losses.circle of what "
+    "tf.distribute.get_replica_context().all_gather(..., axis=0) gives of y and y_pred, and of its values those of the "
+    "replica's own rows. The context is None while Keras builds the model."
+)
 
 _means = threading.local()
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
@@ -68,6 +74,7 @@ class _Means:
     def __init__(self, tapes: bool) -> None:
         self.tapes = tapes
         self.of_rows: dict[int, Any] = {}
+        self.outputs: Any = None  # of which a metric's function makes its values just now
         self.parts = Parts()
 
 
@@ -177,15 +184,17 @@ def of_all(value: Any) -> Any:
 
 
 def _install_mean() -> None:
-    from keras.src.metrics.reduction_metrics import Mean
+    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
 
-    original = Mean.update_state
+    original, of_function = Mean.update_state, MeanMetricWrapper.update_state
 
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         import tensorflow as tf
 
         current = _current()
+        if current is not None and current[0].outputs is not None:
+            values = metric_functions.by_row(self, values, current[0].outputs)
         if current is None or tf.convert_to_tensor(values).shape.rank != 0:
             return original(self, values, sample_weight)
         means, share = current
@@ -195,7 +204,18 @@ def _install_mean() -> None:
             sample_weight = share.fraction
         return original(self, present(values), sample_weight)
 
-    Mean.update_state = update_state
+    @functools.wraps(of_function)
+    def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        current = _current()
+        if current is None or current[1].num_replicas == 1:
+            return of_function(self, y_true, y_pred, sample_weight)
+        current[0].outputs = y_pred
+        try:
+            return of_function(self, y_true, y_pred, sample_weight)
+        finally:
+            current[0].outputs = None
+
+    Mean.update_state, MeanMetricWrapper.update_state = update_state, update_by_function
 
 
 def _install_tape() -> None:
@@ -366,27 +386,55 @@ def check_targets(model: Any, batch: Any) -> None:
 
 
 def check_losses(model: Any) -> None:
-    """Refuse losses of Keras that are a ratio over all rows: of each replica's rows they are others.
+    """Refuse losses of Keras that compare rows, or are a ratio over all: of each replica's rows they are others.
 
     Args:
         model: A compiled Keras model.
 
     Raises:
-        WrongUse: For `Dice` and `Tversky` without axes.
+        WrongUse: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the rows, `Circle`.
     """
     import keras
 
     compiled = model._compile_loss
     for given in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
         loss = keras.losses.get(given) if isinstance(given, str) else given
-        axis = getattr(loss, "axis", None)
-        joins = isinstance(loss, (keras.losses.Dice, keras.losses.Tversky)) and (axis is None or 0 in keras.tree.flatten(axis))
-        if joins or loss in (keras.losses.dice, keras.losses.tversky):
-            raise WrongUse(
-                "A loss has a value for each row, so that it does not depend on which rows a replica has",
-                "Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
-                loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""),
-            )
+        function, options = _function_of(loss)
+        if function is keras.losses.circle:
+            rule, advice = "A row's loss must not depend on which other rows a replica has", GATHERED
+        elif _joins_rows(function, options):
+            rule = "A loss has a value for each row, so that it does not depend on which rows a replica has"
+            of_images = ": keras.losses.Dice(axis=(1, 2, 3)) for images" if function in _ratios() else ""
+            advice = f"Leave the rows out of its axes{of_images}."
+        else:
+            continue
+        raise WrongUse(rule, advice, loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+
+
+def _function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function that a loss of Keras calls, and its options; a loss that has a `call` of its own is its own function."""
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    calls = getattr(type(loss), "call", None) is LossFunctionWrapper.call
+    return (loss.fn, loss._fn_kwargs) if calls else (loss, {})
+
+
+def _joins_rows(function: Any, options: dict[str, Any]) -> bool:
+    """Whether a function of Keras makes one value of several rows, or weighs one by another; a mean over them does no harm."""
+    from keras import losses as of_keras
+
+    axis = options.get("axis")
+    if function in _ratios():
+        return axis is None or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
+    crossentropies = of_keras.categorical_crossentropy, of_keras.sparse_categorical_crossentropy
+    normed = (*crossentropies, of_keras.categorical_focal_crossentropy, of_keras.cosine_similarity)
+    return axis == 0 and function in normed
+
+
+def _ratios() -> tuple[Any, ...]:
+    import keras
+
+    return keras.losses.dice, keras.losses.tversky
 
 
 def optimizers_of(model: Any) -> list[Any]:

@@ -22,7 +22,7 @@ def warn_of(name: str, value: Any) -> None:
     if share is None or share.num_replicas == 1 or isinstance(value, (tf.Variable, keras.Variable)):
         return
     value = tf.convert_to_tensor(value)
-    if value.dtype.is_floating or value.shape.rank != 0 or _is_of_variables(value):
+    if value.dtype.is_floating or value.shape.rank != 0 or is_of_variables(value):
         return
     warnings.warn(
         "A number in the logs of a step must be a mean over the rows, as logs have the mean of all replicas by their rows. "
@@ -33,7 +33,7 @@ def warn_of(name: str, value: Any) -> None:
     )
 
 
-def _is_of_variables(value: Any) -> bool:
+def is_of_variables(value: Any) -> bool:
     """Whether a tensor of a graph is made of variables, and of constants besides."""
     import tensorflow as tf
 

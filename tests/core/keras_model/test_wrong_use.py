@@ -13,6 +13,12 @@ NO_TARGETS = (
     "WrongUse: A model that was compiled with a loss needs targets. Received: y=None. Give (x, y): fit(x, y), or a pipeline or "
     "dataset whose rows are (x, y)."
 )
+COMPARING = (
+    "WrongUse: A row's loss must not depend on which other rows a replica has. Received: loss='circle'. In a loss of your own "
+    "compare them with those of all replicas: keras.losses.circle of what tf.distribute.get_replica_context().all_gather(..., "
+    "axis=0) gives of y and y_pred, and of its values those of the replica's own rows. The context is None while Keras builds "
+    "the model."
+)
 EXPECTED = {
     "no model": "WrongUse: A Keras model is needed. Received: model='Dense'. Use gd.TrainStep for another callable.",
     "unknown draws": "WrongUse: draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
@@ -31,6 +37,10 @@ EXPECTED = {
     "replica has. Received: loss='dice'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
     "a loss over all rows by name": "WrongUse: A loss has a value for each row, so that it does not depend on which rows a "
     "replica has. Received: loss='tversky'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
+    "a loss along the rows": "WrongUse: A loss has a value for each row, so that it does not depend on which rows a replica "
+    "has. Received: loss='cosine_similarity'. Leave the rows out of its axes.",
+    "a loss that compares rows": COMPARING,
+    "a loss that compares rows, by name": COMPARING,
     "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
     "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
     "an update in a branch": "WrongUse: Gradients must be applied outside of branches, loops and functions of a step, where "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,76 @@ def test_a_convolution_in_a_step_has_the_right_shape_and_gradient_with_and_witho
     np.testing.assert_allclose(output, np.concatenate([convolve(row[None], w) for row in x]) if rows else output, rtol=1e-5)
     assert (gradient.shape, of_input.shape) == (filters, x.shape)
     assert bool(tf.reduce_all(gradient == 0)) == (rows == 0)
+
+
+OTHERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
+    "max_pool": (lambda x: tf.nn.max_pool(x, 2, 2, "VALID"), (8, 8, 2)),
+    "max_pool1d": (lambda x: tf.nn.max_pool1d(x, 3, 2, "SAME"), (8, 2)),
+    "max_pool3d": (lambda x: tf.nn.max_pool3d(x, 2, 2, "VALID"), (4, 4, 4, 2)),
+    "v1": (lambda x: tf.compat.v1.nn.max_pool(x, [1, 2, 2, 1], [1, 2, 2, 1], "VALID"), (8, 8, 2)),
+    "pool": (lambda x: tf.nn.pool(x, [2, 2], "MAX", dilations=[2, 2]), (8, 8, 2)),
+    "with argmax": (lambda x: tf.nn.max_pool_with_argmax(x, 2, 2, "VALID")[0], (8, 8, 2)),
+    "raw": (lambda x: tf.raw_ops.MaxPool(input=x, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding="VALID"), (8, 8, 2)),
+    "reflected": (lambda x: tf.pad(x, [[0, 0], [2, 1], [0, 0]], "REFLECT"), (8, 2)),
+    "patches": (lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1] * 4, "VALID"), (8, 8, 2)),
+    "ctc": (lambda x: keras.losses.ctc(tf.ones((tf.shape(x)[0], 2), tf.int32), x), (6, 5)),
+    "ctc, time first": (lambda x: _ctc(tf.transpose(x, [1, 0, 2])), (6, 5)),
+}
+
+
+def _ctc(x: Any) -> Any:
+    rows = tf.shape(x)[1]
+    return tf.nn.ctc_loss(tf.ones((rows, 2), tf.int32), x, tf.fill([rows], 2), tf.fill([rows], 6), blank_index=0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("rows", [0, 2])
+@pytest.mark.parametrize("known", [True, False])
+def test_maxima_reflections_patches_and_ctc_are_right_in_a_step_with_and_without_rows(
+    name: str, rows: int, known: bool
+) -> None:
+    call, shape = OTHERS[name]
+    empty_batches.install()
+
+    @tf.function(input_signature=[tf.TensorSpec((rows if known else None, *shape), tf.float32)])
+    def step(x: Any) -> Any:
+        with shares.sharing(shares.Share(tf.shape(x)[0])), tf.GradientTape() as tape:
+            tape.watch(x)
+            output = call(x)
+        return output, tape.gradient(output, x)
+
+    x = tf.constant(np.random.default_rng(1).random((max(rows, 1), *shape), np.float32))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        right = call(x)
+    of_input = tape.gradient(right, x)
+    for seen, expected in zip(step(x[:rows]), (right, of_input), strict=True):
+        np.testing.assert_allclose(seen, expected[:rows], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_that_are_reflected_themselves_are_left_to_tensorflow() -> None:
+    empty_batches.install()
+    step = tf.function(lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), input_signature=[tf.TensorSpec((None, 2))])
+    with shares.sharing(shares.Share(tf.constant(2))):
+        assert step(tf.ones((2, 2))).shape == (4, 2)
+
+
+@pytest.mark.slow
+def test_onednn_still_ends_the_process_in_the_gradient_of_an_empty_maximum() -> None:
+    from tensorflow.python.util import _pywrap_util_port
+
+    program = (
+        "import tensorflow as tf\n"
+        "@tf.function\n"
+        "def step(x):\n"
+        "    with tf.GradientTape() as tape:\n"
+        "        tape.watch(x)\n"
+        "        y = tf.nn.max_pool2d(x, 2, 2, 'VALID')\n"
+        "    return tape.gradient(y, x)\n"
+        "step(tf.zeros([0, 6, 6, 4]))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert ended.returncode != 0 or not _pywrap_util_port.IsMklEnabled(), "Mended: empty_batches.py can leave maxima out."
 
 
 def test_tensorflow_still_returns_the_input_of_an_empty_convolution() -> None:

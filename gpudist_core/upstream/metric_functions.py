@@ -1,0 +1,79 @@
+"""Metrics that Keras 3 makes of a function: one that gives a number for a batch, and not a value for each row.
+
+Keras counts such a number once for a batch. A replica's is taken for the mean over its rows, as a loss that is one number is;
+a root or a correlation over rows is no such mean, and the metric is then another than on one device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from gpudist_core.upstream import whole_numbers
+
+# Of outputs without columns Keras's other functions take the mean over the rows.
+COMPARING = (
+    "categorical_hinge",
+    "concordance_correlation",
+    "cosine_similarity",
+    "dice",
+    "kl_divergence",
+    "pearson_correlation",
+    "tversky",
+)
+
+
+def by_row(metric: Any, values: Any, outputs: Any) -> Any:
+    """The values of a metric's function, or one number where they are of the batch; that is warned of, once for each metric.
+
+    Args:
+        metric: A `MeanMetricWrapper`.
+        values: What its function returned on one replica.
+        outputs: The model's, of which it made them.
+
+    Returns:
+        The same values if they are by row, as far as shapes tell; else their mean.
+    """
+    import tensorflow as tf
+
+    tensor = tf.convert_to_tensor(values)
+    if _has_rows(tensor, outputs):
+        return values
+    if not (_is_mean(metric._fn) or whole_numbers.is_of_variables(tensor)):
+        _warn(metric, tensor.shape)
+    return values if tensor.shape.rank == 0 else tf.reduce_mean(tensor)
+
+
+def _has_rows(values: Any, outputs: Any) -> bool:
+    """Whether there may be a value for each row, or several: a number of values that is known, while rows are not, tells."""
+    import tensorflow as tf
+
+    if not values.shape.rank or values.shape[0] is None:
+        return bool(values.shape.rank != 0)
+    shapes = [one.shape for one in tf.nest.flatten(outputs) if getattr(getattr(one, "shape", None), "rank", None)]
+    if not shapes:
+        return True
+    return any(shape[0] is not None and values.shape[0] % max(shape[0], 1) == 0 for shape in shapes)
+
+
+def _is_mean(function: Any) -> bool:
+    """Whether a function's number is known for the mean over the rows: a loss that reduces itself, and most of Keras's own."""
+    import keras
+
+    if isinstance(function, keras.losses.Loss):
+        return True
+    return str(getattr(function, "__module__", "")).startswith("keras.") and function.__name__ not in COMPARING
+
+
+def _warn(metric: Any, shape: Any) -> None:
+    if getattr(metric, "_gpudist_warned", False):
+        return
+    object.__setattr__(metric, "_gpudist_warned", True)
+    warnings.warn(
+        "A metric's function must return one value for each row, so that rows can be counted over all replicas. Received: "
+        f"metric={metric.name!r}, shape={tuple(shape)}. It is taken for the mean over the replica's rows: what is no such mean "
+        "(a root, a correlation over rows) is another number than on one device. Return the values, or give a "
+        "keras.metrics.Metric that adds up what it needs of the rows and makes the number in result(), as "
+        "keras.metrics.RootMeanSquaredError does.",
+        stacklevel=2,
+    )
