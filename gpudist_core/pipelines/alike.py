@@ -119,6 +119,7 @@ class _Hosts:
         replicas = replicas_of(strategy)
         self._host, self._num_hosts = replicas.host, replicas.num_hosts
         self._what, self._to = name, to
+        self.longest = _LONGEST_SECONDS
         self._prefix = f"gpudist/rows/{run.token}/{name}/{next(run.iterations[name])}"
         self._batch = -1
 
@@ -213,7 +214,7 @@ class _Hosts:
         begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
         while (text := self._heard(what, _PATIENCE_SECONDS)) is None:
             waited = time.monotonic() - begin
-            if waited > _LONGEST_SECONDS:
+            if waited > self.longest:
                 raise HostFailed(
                     f"All hosts must take each global batch together. Received: batch={self._batch}, no word of host {host} "
                     f"for {waited:.0f} s. See in its log why it does not come."
@@ -260,6 +261,8 @@ def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[s
     meetings = _run_of(strategy).meetings
     if what not in meetings:
         meetings[what] = _Hosts(strategy, what, "begin to iterate what all hosts iterate together")
+    limit = getattr(strategy, "_gpudist_limit", None)  # what is allowed to a step is allowed to a host that is to begin
+    meetings[what].longest = _LONGEST_SECONDS if limit is None else limit
     return meetings[what].told(mine, are_alike)
 
 

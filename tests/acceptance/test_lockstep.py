@@ -73,6 +73,7 @@ def test_a_loss_that_is_wrong_in_late_steps_alone_is_named(tmp_path: Path, prelo
     assert run.first_divergence.step == 8
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_grows_with_the_replicas_late_is_not_taken_for_rounding(tmp_path: Path, preload: Preload) -> None:
     run = verdict_of(tmp_path, preload, rate_from=7)
     assert run.verdict == "divergent"

@@ -9,7 +9,7 @@ from tests.core.conftest import OnHosts
 from tests.core.keras_model import without_rows
 
 # On hosts, as TensorFlow may end a process.
-QUICK = ("sequences", "images", "waves")
+QUICK = ("images", "waves")
 
 
 @pytest.mark.parametrize(

@@ -185,5 +185,5 @@ def test_what_is_reduced_tells_its_line_and_whether_by_a_mean(recorded: Any, eag
     first = start + next(number for number, line in enumerate(lines) if "strategy.reduce(" in line)
     assert [(one.name, one.how, one.line) for one in reports[:2]] == [
         ("train/reduce", "mean", f"test_steps_and_logs.py:{first}"),
-        ("train/reduce", None, f"test_steps_and_logs.py:{first + 1}"),
+        ("train/reduce 2", None, f"test_steps_and_logs.py:{first + 1}"),
     ]
