@@ -19,7 +19,7 @@ from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import batch_norm, central_storage, randomness, trainer, whole_numbers
+from gpudist_core.upstream import batch_norm, central_storage, randomness, row_means, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -112,7 +112,7 @@ class StepFunction:
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
-            stack.enter_context(trainer.row_means(tapes=self._own))
+            stack.enter_context(row_means.counting(tapes=self._own))
             stack.enter_context(randomness.drawing(self._draws))
             stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
@@ -134,7 +134,7 @@ class StepFunction:
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
             whole_numbers.warn_of(name, value)
-        return {name: trainer.of_all(value) for name, value in values.items()}
+        return {name: row_means.of_all(value) for name, value in values.items()}
 
 
 class PredictFunction:
@@ -183,7 +183,7 @@ class PredictFunction:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
         synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
-        with shares.sharing(share), trainer.row_means(tapes=False), randomness.drawing(self._draws), synchronizing:
+        with shares.sharing(share), row_means.counting(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)
             if self._replicas.num_hosts > 1:
                 outputs = tf.nest.map_structure(gathered, outputs)

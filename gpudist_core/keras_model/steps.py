@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.upstream import trainer
+from gpudist_core.upstream import row_means, trainer
 
 
 def train_step(model: Any, data: Any) -> Any:
@@ -26,9 +26,9 @@ def train_step(model: Any, data: Any) -> Any:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     with tf.GradientTape() as tape:
         y_pred = trainer.call(model, x, training=True)
-        loss = trainer.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
+        loss = row_means.present(trainer.loss_of(model, x, y, y_pred, weight, training=True))
         # What crosses replicas (synchronized moments, sharded tables) needs the fraction in the gradient's seed.
-        target = trainer.of_all(loss)
+        target = row_means.of_all(loss)
         if model.optimizer is not None:
             target = model.optimizer.scale_loss(target)
     _track(model, loss)
@@ -62,5 +62,5 @@ def _track(model: Any, loss: Any) -> None:
     share = shares.current()
     assert share is not None
     if loss.shape.rank:  # a value for each row, as `reduction="none"` leaves them
-        loss = trainer.present(tf.reduce_mean(loss))
+        loss = row_means.present(tf.reduce_mean(loss))
     trainer.track_loss(model, loss, share.rows)

@@ -20,7 +20,7 @@ from gpudist_core.parameter_servers.workers import Workers, server_lost
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers
+from gpudist_core.upstream import coordination, losses, models, optimizers, row_losses
 from gpudist_core.values import is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
@@ -112,6 +112,8 @@ class CoordinatedTraining:
         with self.strategy.scope():
             self.optimizer = optimizers.exact_optimizer(models.scaled_where_needed(model, optimizer), self.strategy)
         self._workers = Workers(self.strategy, timeout_seconds)
+        if schedule == "lock-step" and self._workers.num_workers > 1:
+            row_losses.check(per_example_loss)
         self._work: Work | None = None
         self._updates: Updates | None = None
         self._sums: Part | None = None

@@ -17,7 +17,16 @@ from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
 from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import batch_norm, central_storage, losses, models, optimizers, randomness
+from gpudist_core.upstream import (
+    batch_norm,
+    central_storage,
+    losses,
+    models,
+    optimizers,
+    randomness,
+    row_losses,
+    row_means,
+)
 from gpudist_core.values import is_whole
 
 DRAWS = ("replica", "row")
@@ -118,6 +127,10 @@ class TrainStep:
         self.accumulate, self.draws, self.check_finite = int(accumulate), draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
+        if self._replicas.total > 1:
+            row_losses.check(per_example_loss)
+        if self.metrics:
+            row_means.install()
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:
@@ -255,10 +268,15 @@ class TrainStep:
             sums, y_pred = run(share, x, y, weight, scale)
             loss = self._apply(sums, variables) if update else self._keep(sums, variables)
             with tf.control_dependencies([loss] if self.check_finite else []):  # a batch that is refused counts nowhere
-                for metric in self.metrics:
-                    central_storage.add_up(metric.variables)
-                    metric.update_state(y, y_pred, sample_weight=weight)
+                self._count(y, y_pred, weight)
             return loss
+
+    def _count(self, y: Any, y_pred: Any, weight: Any) -> None:
+        """Update the metrics by one replica's rows; what is one number for a batch is the mean over them."""
+        with row_means.counting(tapes=False):
+            for metric in self.metrics:
+                central_storage.add_up(metric.variables)
+                metric.update_state(y, y_pred, sample_weight=weight)
 
     def _pass(
         self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any

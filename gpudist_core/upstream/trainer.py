@@ -1,12 +1,8 @@
-"""Keras 3's trainer, taught to see one replica's rows as if they were the batch, and batches that are distributed already.
+"""Keras 3's trainer, taught to take batches that are distributed already, and what fit and its like ask of it.
 
 What is wrong in Keras 3.15 on several replicas: `TFEpochIterator` lets tf.distribute cut and shard the data;
 `_maybe_symbolic_build` adds up the parts of the first batch, which fails where they are not equally long, and on hosts;
-`reduce_per_replica` averages what each replica takes for the metric; `Mean.update_state` counts a scalar once for each replica.
-
-Inside `row_means` every scalar that a replica computes is a mean over its rows: a Keras loss, a `reduce_mean`, a regulariser.
-Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of
-them times the fraction, and metrics count them by it.
+`reduce_per_replica` averages what each replica takes for the metric. How a replica's numbers count is in `row_means`.
 """
 
 from __future__ import annotations
@@ -15,38 +11,13 @@ import contextlib
 import contextvars
 import functools
 import random
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, datasets, losses, metric_functions, run_state
-from gpudist_core.upstream.parts import Parts
+from gpudist_core.upstream import datasets, losses, row_losses, row_means, run_state
 
-GATHERED = (
-    "In a loss of your own compare them with those of all replicas: keras.losses.circle of what "
-    "tf.distribute.get_replica_context().all_gather(..., axis=0) gives of y and y_pred, and of its values those of the "
-    "replica's own rows. The context is None while Keras builds the model."
-)
-
-_means = threading.local()
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
-
-
-@contextlib.contextmanager
-def row_means(*, tapes: bool) -> Iterator[None]:
-    """While this thread traces one replica's step: scalars are means over its rows.
-
-    Args:
-        tapes: Whether `GradientTape.gradient` of variables is of the mean times the fraction: for steps that others wrote.
-    """
-    outer = getattr(_means, "state", None)
-    _means.state = _Means(tapes)
-    try:
-        yield
-    finally:
-        _means.state = outer
 
 
 @contextlib.contextmanager
@@ -64,35 +35,11 @@ def iterating(make: Callable[..., Any]) -> Iterator[None]:
         _maker.reset(token)
 
 
-class _Means:
-    """What is known of the scalars of one trace.
-
-    Args:
-        tapes: As in `row_means`.
-    """
-
-    def __init__(self, tapes: bool) -> None:
-        self.tapes = tapes
-        self.of_rows: dict[int, Any] = {}
-        self.outputs: Any = None  # of which a metric's function makes its values just now
-        self.parts = Parts()
-
-
-def _current() -> tuple[_Means, shares.Share] | None:
-    means, share = getattr(_means, "state", None), shares.current()
-    return None if means is None or share is None else (means, share)
-
-
 @functools.cache
 def install() -> None:
-    """Teach Keras; outside `row_means` and `iterating` everything does what it did."""
-    losses.install()
+    """Teach Keras; outside `row_means.counting` and `iterating` everything does what it did."""
+    row_means.install()
     _install_iterator()
-    _install_losses()
-    _install_mean()
-    _install_tape()
-    clipping_by_hand.install(_current_parts)
-    assigned_by_hand.install(_current_parts)
 
 
 def _install_iterator() -> None:
@@ -105,166 +52,6 @@ def _install_iterator() -> None:
         return original(*args, **kwargs) if make is None else make(*args, **kwargs)
 
     trainer.TFEpochIterator = epoch_iterator
-
-
-def _install_losses() -> None:
-    from keras.src.losses import loss
-
-    of_share, unscaled = loss.reduce_weighted_values, loss.unscale_loss_for_distribution
-
-    def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
-        current = _current()
-        if current is None:
-            return of_share(values, *args, **kwargs)
-        if getattr(values, "shape", None) is not None and values.shape.rank == 0:
-            return _weighted_scalar(current[1], values, *args, **kwargs)
-        value = of_share(values, *args, **kwargs)
-        return value if value.shape.rank != 0 else _over(value, current[1].fraction)
-
-    def unscale(value: Any) -> Any:
-        current = _current()
-        if current is None:
-            return unscaled(value)
-        # What is unscaled goes to a metric of Keras's own, with a static number of rows or none: it is counted by its rows.
-        current[0].of_rows[id(value)] = value
-        return value
-
-    loss.reduce_weighted_values = reduce_weighted_values
-    loss.unscale_loss_for_distribution = unscale
-
-
-def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-    """A loss that is one number for all rows is their mean."""
-    import tensorflow as tf
-
-    losses.warn_of_one_number(share)
-    given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
-    if given and share.num_replicas > 1:
-        raise WrongUse(
-            "A loss must return one value for each row where rows have weights or a mask",
-            "Leave out its mean.",
-            shape=(),
-            **{f"{name}_shape": tuple(weight.shape) for name, weight in given.items()},
-        )
-    for weight in given.values():
-        value *= tf.reduce_mean(tf.cast(weight, value.dtype))
-    return value
-
-
-def _over(value: Any, fraction: Any) -> Any:
-    import tensorflow as tf
-
-    return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
-
-
-def present(value: Any) -> Any:
-    """A replica's scalar, 0 where it has no rows (a mean over no rows is not a number)."""
-    import tensorflow as tf
-
-    share = shares.current()
-    if share is None or share.num_replicas == 1:
-        return value
-    value = tf.convert_to_tensor(value)
-    return tf.math.multiply_no_nan(value, tf.cast(tf.minimum(share.rows, 1), value.dtype)) if value.dtype.is_floating else value
-
-
-def of_all(value: Any) -> Any:
-    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it, as values by row do."""
-    import tensorflow as tf
-
-    share = shares.current()
-    if share is None or share.num_replicas == 1:
-        return value
-    value = tf.convert_to_tensor(value)
-    if value.shape.rank:
-        return value
-    if not value.dtype.is_floating:
-        value = tf.cast(value, tf.float32)
-    return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
-
-
-def _install_mean() -> None:
-    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
-
-    original, of_function = Mean.update_state, MeanMetricWrapper.update_state
-
-    @functools.wraps(original)
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        import tensorflow as tf
-
-        current = _current()
-        if current is not None and current[0].outputs is not None:
-            values = metric_functions.by_row(self, values, current[0].outputs)
-        if current is None or tf.convert_to_tensor(values).shape.rank != 0:
-            return original(self, values, sample_weight)
-        means, share = current
-        if id(values) in means.of_rows:
-            sample_weight = share.rows
-        elif sample_weight is None:
-            sample_weight = share.fraction
-        return original(self, present(values), sample_weight)
-
-    @functools.wraps(of_function)
-    def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        current = _current()
-        if current is None or current[1].num_replicas == 1:
-            return of_function(self, y_true, y_pred, sample_weight)
-        current[0].outputs = y_pred
-        try:
-            return of_function(self, y_true, y_pred, sample_weight)
-        finally:
-            current[0].outputs = None
-
-    Mean.update_state, MeanMetricWrapper.update_state = update_state, update_by_function
-
-
-def _install_tape() -> None:
-    import tensorflow as tf
-
-    original = tf.GradientTape.gradient
-
-    @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
-        current = _current()
-        if current is None or not current[0].tapes or current[1].num_replicas == 1 or not _variables(sources):
-            return original(self, target, sources, output_gradients, **kwargs)
-        targets = tf.nest.flatten(target)
-        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
-        # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
-        seeds = [g if g.shape.rank else g * tf.cast(current[1].fraction, g.dtype) for g in given]
-        grads = original(self, targets, sources, seeds, **kwargs)
-        grads = tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
-        current[0].parts.remember(tf.nest.flatten(grads), tf.nest.flatten(sources))
-        return grads
-
-    tf.GradientTape.gradient = gradient
-
-
-def _current_parts() -> tuple[Parts, shares.Share] | None:
-    """Of a step that others wrote, on several replicas."""
-    current = _current()
-    if current is None or not current[0].tapes or current[1].num_replicas == 1:
-        return None
-    return current[0].parts, current[1]
-
-
-def _variables(sources: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
-    return any(isinstance(source, (tf.Variable, keras.Variable)) for source in tf.nest.flatten(sources))
-
-
-def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
-    import tensorflow as tf
-
-    from gpudist_core.gradients import reduction
-
-    if gradient is None:
-        return None
-    values = reduction.values_of(gradient)
-    here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
-    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
 
 
 def is_default(cls: Any, name: str) -> bool:
@@ -386,55 +173,19 @@ def check_targets(model: Any, batch: Any) -> None:
 
 
 def check_losses(model: Any) -> None:
-    """Refuse losses of Keras that compare rows, or are a ratio over all: of each replica's rows they are others.
+    """Refuse losses that are of other rows on several replicas: see `row_losses`.
 
     Args:
         model: A compiled Keras model.
 
     Raises:
-        WrongUse: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the rows, `Circle`.
+        WrongUse: One of them is.
     """
     import keras
 
     compiled = model._compile_loss
-    for given in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
-        loss = keras.losses.get(given) if isinstance(given, str) else given
-        function, options = _function_of(loss)
-        if function is keras.losses.circle:
-            rule, advice = "A row's loss must not depend on which other rows a replica has", GATHERED
-        elif _joins_rows(function, options):
-            rule = "A loss has a value for each row, so that it does not depend on which rows a replica has"
-            of_images = ": keras.losses.Dice(axis=(1, 2, 3)) for images" if function in _ratios() else ""
-            advice = f"Leave the rows out of its axes{of_images}."
-        else:
-            continue
-        raise WrongUse(rule, advice, loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""))
-
-
-def _function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that a loss of Keras calls, and its options; a loss that has a `call` of its own is its own function."""
-    from keras.src.losses.losses import LossFunctionWrapper
-
-    calls = getattr(type(loss), "call", None) is LossFunctionWrapper.call
-    return (loss.fn, loss._fn_kwargs) if calls else (loss, {})
-
-
-def _joins_rows(function: Any, options: dict[str, Any]) -> bool:
-    """Whether a function of Keras makes one value of several rows, or weighs one by another; a mean over them does no harm."""
-    from keras import losses as of_keras
-
-    axis = options.get("axis")
-    if function in _ratios():
-        return axis is None or 0 in (axis if isinstance(axis, (list, tuple)) else [axis])
-    crossentropies = of_keras.categorical_crossentropy, of_keras.sparse_categorical_crossentropy
-    normed = (*crossentropies, of_keras.categorical_focal_crossentropy, of_keras.cosine_similarity)
-    return axis == 0 and function in normed
-
-
-def _ratios() -> tuple[Any, ...]:
-    import keras
-
-    return keras.losses.dice, keras.losses.tversky
+    for loss in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
+        row_losses.check(loss)
 
 
 def optimizers_of(model: Any) -> list[Any]:

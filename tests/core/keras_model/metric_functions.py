@@ -11,9 +11,11 @@ from tests.core.keras_model.run import Run, strategy
 
 
 def counted(*, alone: bool) -> tuple[dict[str, Any], list[str]]:
-    """The results of an evaluation and of an epoch of training, and the warnings."""
+    """The results of an evaluation, of an epoch of training and of steps of a `TrainStep`, and the warnings."""
     import keras
     from keras import ops
+
+    import gpudist_core as gd
 
     run = Run(None if alone else strategy())
 
@@ -41,8 +43,15 @@ def counted(*, alone: bool) -> tuple[dict[str, Any], list[str]]:
         warnings.simplefilter("always")
         evaluated = model.evaluate(x[:48], y[:48], batch_size=16, verbose=0, return_dict=True)
         trained = model.fit(x, y, batch_size=16, shuffle=False, verbose=0).history  # of the last batch one replica has a row
+        with run.scope():
+            functions = {"rmse": rmse, "mean": mean, "words": of_words, "object": keras.losses.MeanSquaredError()}
+            wrapped = [keras.metrics.MeanMetricWrapper(one, name=f"stepped {name}") for name, one in functions.items()]
+            step = gd.TrainStep(model, keras.optimizers.SGD(0.0), "mse", metrics=wrapped)
+        for batch in gd.Pipeline.from_arrays((x, y), global_batch_size=16).distribute(step.strategy):
+            step(batch)
     said = [str(one.message) for one in caught if "metric" in str(one.message)]
-    return {**evaluated, **{f"in fit {name}": values[0] for name, values in trained.items()}}, said
+    in_steps = {metric.name: float(metric.result()) for metric in wrapped}
+    return {**evaluated, **{f"in fit {name}": values[0] for name, values in trained.items()}, **in_steps}, said
 
 
 def of_one_output() -> list[str]:

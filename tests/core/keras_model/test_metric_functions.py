@@ -22,11 +22,12 @@ def test_a_metric_function_that_gives_one_number_is_warned_of_once_and_the_other
 ) -> None:
     ((expected, _),) = on_hosts("1x1", _alone)
     ((seen, said),) = on_hosts("1x3", _distributed)
-    assert sorted(said) == [WARNING.format("correlation", "(2,)"), WARNING.format("rmse", "()")]
+    of_numbers = {"correlation": "(2,)", "rmse": "()", "stepped rmse": "()"}
+    assert sorted(said) == [WARNING.format(name, shape) for name, shape in of_numbers.items()]
     for name, value in seen.items():
         if "rmse" not in name and "correlation" not in name:
             assert value == pytest.approx(expected[name], rel=1e-5), name
-    assert all(math.isfinite(seen[name]) for name in ("rmse", "correlation", "in fit rmse"))
+    assert all(math.isfinite(seen[name]) for name in ("rmse", "correlation", "in fit rmse", "stepped rmse"))
 
 
 def test_a_mean_that_keras_takes_over_the_rows_is_not_warned_of(on_hosts: OnHosts) -> None:

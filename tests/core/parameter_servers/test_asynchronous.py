@@ -99,6 +99,7 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "short": _message(lambda: lock_step.train([], 2)),
         "schedule": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, schedule="bulk")),
         "a sum": _message(lambda: gd.CoordinatedTraining(model, optimizer, keras.losses.MeanSquaredError("sum"))),
+        "circle": _message(lambda: gd.CoordinatedTraining(model, optimizer, "circle", schedule="lock-step")),
         "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
         "state": _message(lambda: lock_step.restore({"pending": 3, "sums": {}})),
         "parts": _message(lambda: gd.PartitionedEmbedding(3, 2, parts=4)),
@@ -152,6 +153,9 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
     )
     assert wrong["rows"] == "All parts of a batch must have equally many rows. Received: rows=[7, 8]. Mend the data."
+    assert wrong["circle"].startswith(
+        "A row's loss must not depend on which other rows a replica has. Received: loss='circle'."
+    )
     assert (
         wrong["steps"] == "The number of steps must be whole, 0 or more. Received: steps=-1. None means the rest of the epoch."
     )

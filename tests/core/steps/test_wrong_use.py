@@ -90,6 +90,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
         "no loss": lambda: TrainStep(model, optimizer, None),
         "an unknown loss": lambda: TrainStep(model, optimizer, "nonsense"),
+        "a loss that compares rows": lambda: TrainStep(model, optimizer, keras.losses.Circle()),
+        "a loss over all rows, by name": lambda: TrainStep(model, optimizer, "dice"),
         "a loss of three": lambda: TrainStep(model, optimizer, _of_three),
         "unknown draws": lambda: TrainStep(model, optimizer, loss, draws="column"),
         "model outside": lambda: TrainStep(outside, optimizer, loss, strategy=where),
@@ -158,6 +160,12 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Received: loss=None. Give one.",
         "an unknown loss": "The name of a loss must be one of Keras's. Received: loss='nonsense'. keras.losses lists them, or "
         "give a function.",
+        "a loss that compares rows": "A row's loss must not depend on which other rows a replica has. Received: loss='circle'. "
+        "In a loss of your own compare them with those of all replicas: keras.losses.circle of what "
+        "tf.distribute.get_replica_context().all_gather(..., axis=0) gives of y and y_pred, and of its values those of the "
+        "replica's own rows. The context is None while Keras builds the model.",
+        "a loss over all rows, by name": "A loss has a value for each row, so that it does not depend on which rows a replica "
+        "has. Received: loss='dice'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
         "a loss of three": "A loss must take (y, y_pred): what the batch has and what the model made of it. Received: "
         "loss='_of_three(model, x, y)'. The step calls the model itself; the loss gives a value for each row.",
         "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",

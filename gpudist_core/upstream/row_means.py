@@ -1,0 +1,226 @@
+"""Numbers that one replica computes, as what they are on one device: means over rows.
+
+Inside `counting` every scalar that a replica computes is a mean over its rows: a Keras loss, a `reduce_mean`, a regulariser.
+Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of
+them times the fraction, and metrics count them by it (`Mean.update_state` of Keras 3.15 counts a scalar once for each replica).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from gpudist_core import share as shares
+from gpudist_core.errors import WrongUse
+from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, metric_functions
+from gpudist_core.upstream.parts import Parts
+
+_means = threading.local()
+
+
+@contextlib.contextmanager
+def counting(*, tapes: bool) -> Iterator[None]:
+    """While this thread traces one replica's step: scalars are means over its rows.
+
+    Args:
+        tapes: Whether `GradientTape.gradient` of variables is of the mean times the fraction: for steps that others wrote.
+    """
+    outer = getattr(_means, "state", None)
+    _means.state = _Means(tapes)
+    try:
+        yield
+    finally:
+        _means.state = outer
+
+
+class _Means:
+    """What is known of the scalars of one trace.
+
+    Args:
+        tapes: As in `counting`.
+    """
+
+    def __init__(self, tapes: bool) -> None:
+        self.tapes = tapes
+        self.of_rows: dict[int, Any] = {}
+        self.outputs: Any = None  # of which a metric's function makes its values just now
+        self.parts = Parts()
+
+
+def _current() -> tuple[_Means, shares.Share] | None:
+    means, share = getattr(_means, "state", None), shares.current()
+    return None if means is None or share is None else (means, share)
+
+
+@functools.cache
+def install() -> None:
+    """Teach Keras; outside `counting` everything does what it did."""
+    losses.install()
+    _install_losses()
+    _install_mean()
+    _install_tape()
+    clipping_by_hand.install(_current_parts)
+    assigned_by_hand.install(_current_parts)
+
+
+def _install_losses() -> None:
+    from keras.src.losses import loss
+
+    of_share, unscaled = loss.reduce_weighted_values, loss.unscale_loss_for_distribution
+
+    def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
+        current = _current()
+        if current is None:
+            return of_share(values, *args, **kwargs)
+        if getattr(values, "shape", None) is not None and values.shape.rank == 0:
+            return _weighted_scalar(current[1], values, *args, **kwargs)
+        value = of_share(values, *args, **kwargs)
+        return value if value.shape.rank != 0 else _over(value, current[1].fraction)
+
+    def unscale(value: Any) -> Any:
+        current = _current()
+        if current is None:
+            return unscaled(value)
+        # What is unscaled goes to a metric of Keras's own, with a static number of rows or none: it is counted by its rows.
+        current[0].of_rows[id(value)] = value
+        return value
+
+    loss.reduce_weighted_values = reduce_weighted_values
+    loss.unscale_loss_for_distribution = unscale
+
+
+def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
+    """A loss that is one number for all rows is their mean."""
+    import tensorflow as tf
+
+    losses.warn_of_one_number(share)
+    given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
+    if given and share.num_replicas > 1:
+        raise WrongUse(
+            "A loss must return one value for each row where rows have weights or a mask",
+            "Leave out its mean.",
+            shape=(),
+            **{f"{name}_shape": tuple(weight.shape) for name, weight in given.items()},
+        )
+    for weight in given.values():
+        value *= tf.reduce_mean(tf.cast(weight, value.dtype))
+    return value
+
+
+def _over(value: Any, fraction: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
+
+
+def present(value: Any) -> Any:
+    """A replica's scalar, 0 where it has no rows (a mean over no rows is not a number)."""
+    import tensorflow as tf
+
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return value
+    value = tf.convert_to_tensor(value)
+    return tf.math.multiply_no_nan(value, tf.cast(tf.minimum(share.rows, 1), value.dtype)) if value.dtype.is_floating else value
+
+
+def of_all(value: Any) -> Any:
+    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it, as values by row do."""
+    import tensorflow as tf
+
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
+        return value
+    value = tf.convert_to_tensor(value)
+    if value.shape.rank:
+        return value
+    if not value.dtype.is_floating:
+        value = tf.cast(value, tf.float32)
+    return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
+
+
+def _install_mean() -> None:
+    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
+
+    original, of_function = Mean.update_state, MeanMetricWrapper.update_state
+
+    @functools.wraps(original)
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        import tensorflow as tf
+
+        current = _current()
+        if current is not None and current[0].outputs is not None:
+            values = metric_functions.by_row(self, values, current[0].outputs)
+        if current is None or tf.convert_to_tensor(values).shape.rank != 0:
+            return original(self, values, sample_weight)
+        means, share = current
+        if id(values) in means.of_rows:
+            sample_weight = share.rows
+        elif sample_weight is None:
+            sample_weight = share.fraction
+        return original(self, present(values), sample_weight)
+
+    @functools.wraps(of_function)
+    def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        current = _current()
+        if current is None or current[1].num_replicas == 1:
+            return of_function(self, y_true, y_pred, sample_weight)
+        current[0].outputs = y_pred
+        try:
+            return of_function(self, y_true, y_pred, sample_weight)
+        finally:
+            current[0].outputs = None
+
+    Mean.update_state, MeanMetricWrapper.update_state = update_state, update_by_function
+
+
+def _install_tape() -> None:
+    import tensorflow as tf
+
+    original = tf.GradientTape.gradient
+
+    @functools.wraps(original)
+    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
+        current = _current()
+        if current is None or not current[0].tapes or current[1].num_replicas == 1 or not _variables(sources):
+            return original(self, target, sources, output_gradients, **kwargs)
+        targets = tf.nest.flatten(target)
+        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
+        # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
+        seeds = [g if g.shape.rank else g * tf.cast(current[1].fraction, g.dtype) for g in given]
+        grads = original(self, targets, sources, seeds, **kwargs)
+        grads = tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
+        current[0].parts.remember(tf.nest.flatten(grads), tf.nest.flatten(sources))
+        return grads
+
+    tf.GradientTape.gradient = gradient
+
+
+def _current_parts() -> tuple[Parts, shares.Share] | None:
+    """Of a step that others wrote, on several replicas."""
+    current = _current()
+    if current is None or not current[0].tapes or current[1].num_replicas == 1:
+        return None
+    return current[0].parts, current[1]
+
+
+def _variables(sources: Any) -> bool:
+    import keras
+    import tensorflow as tf
+
+    return any(isinstance(source, (tf.Variable, keras.Variable)) for source in tf.nest.flatten(sources))
+
+
+def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
+    import tensorflow as tf
+
+    from gpudist_core.gradients import reduction
+
+    if gradient is None:
+        return None
+    values = reduction.values_of(gradient)
+    here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
+    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
