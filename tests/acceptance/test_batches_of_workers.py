@@ -35,7 +35,10 @@ for batch in data:
 """
 
 
-@pytest.mark.parametrize(("divisor", "verdict", "codes"), [("BATCH", "equivalent", []), ("16", "divergent", ["loss-scaling"])])
+@pytest.mark.parametrize(
+    ("divisor", "verdict", "codes"),
+    [pytest.param("BATCH", "equivalent", [], marks=pytest.mark.slow), ("16", "divergent", ["loss-scaling"])],
+)
 def test_a_rate_and_its_schedule_may_follow_the_number_of_workers_too(
     tmp_path: Path, preload: Preload, divisor: str, verdict: str, codes: list[str]
 ) -> None:

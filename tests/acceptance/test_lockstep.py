@@ -57,6 +57,7 @@ def test_a_correct_program_whose_optimizer_makes_steps_of_rounding_is_equivalent
     assert not any("are not seen there" in note for note in run.notes)
 
 
+@pytest.mark.slow
 def test_a_last_batch_that_weighs_too_much_is_named_in_its_step(tmp_path: Path, preload: Preload) -> None:
     run = verdict_of(tmp_path, preload, rows=247, loss="tf.reduce_mean(errors) / strategy.num_replicas_in_sync")
     assert [cause.code for cause in run.causes] == ["uneven-batch"]

@@ -342,6 +342,7 @@ for batch in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tenso
 """
 
 
+@pytest.mark.slow
 def test_a_loss_that_compares_rows_is_found_behind_batch_normalization_of_each_replica(
     tmp_path: Path, preload: Preload
 ) -> None:

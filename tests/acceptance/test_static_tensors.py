@@ -43,7 +43,8 @@ for nodes, mine in strategy.experimental_distribute_dataset(nodes.map(lambda i: 
 
 
 @pytest.mark.parametrize(
-    ("split", "verdict", "codes"), [(True, "divergent", ["static-tensor-split"]), (False, "equivalent", [])]
+    ("split", "verdict", "codes"),
+    [pytest.param(True, "divergent", ["static-tensor-split"], marks=pytest.mark.slow), (False, "equivalent", [])],
 )
 def test_an_adjacency_that_is_split_with_the_nodes_is_no_difference_by_design(
     tmp_path: Path, preload: Preload, split: bool, verdict: str, codes: list[str]

@@ -61,7 +61,7 @@ def fit(folder: str, end: str = "", calls: int = 0, every: int | None = 4, toget
     return history, values_of(strategy, [*model.variables, *model.optimizer.variables]), names
 
 
-@pytest.mark.parametrize(("after", "together"), [("1x2", 1), ("2x1", 3)])
+@pytest.mark.parametrize(("after", "together"), [pytest.param("1x2", 1, marks=pytest.mark.slow), ("2x1", 3)])
 def test_fit_goes_on_in_the_middle_of_an_epoch(on_hosts: OnHosts, tmp_path: Path, after: str, together: int) -> None:
     whole, weights, names = on_hosts("1x2", fit, str(tmp_path / "whole"))[0]
     assert names == ["step-00000028", "step-00000030"]

@@ -125,7 +125,7 @@ def test_a_host_that_stays_away_from_a_sum_is_an_error(on_hosts: OnHosts) -> Non
     assert on_hosts("2x1", lazy) == ["DeadlineExceededError", "stayed away"]
 
 
-@pytest.mark.parametrize("how", ["step", "fit"])
+@pytest.mark.parametrize("how", ["step", pytest.param("fit", marks=pytest.mark.slow)])
 def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHosts, how: str) -> None:
     def lazy() -> Any:
         import time
