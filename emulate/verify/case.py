@@ -16,7 +16,7 @@ from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
-from emulate.verify.verdict import Finding
+from emulate.verify.verdict import Difference, Finding
 
 RATE = "rate-times-"
 """Before a number: what is asked for is the reference with so many times the learning rate."""
@@ -169,6 +169,7 @@ class Case:
         self._both_switched: Comparison | None = None
         self._explanation: Explanation | None = None
         self._explained: list[Callable[[Point], bool]] = []
+        self._aside: list[Callable[[Point], bool]] = []
 
     @cached_property
     def comparison(self) -> Comparison:
@@ -321,6 +322,18 @@ class Case:
     def explain(self, predicate: Callable[[Point], bool]) -> None:
         """A cause explains these differences."""
         self._explained.append(predicate)
+
+    def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
+        """A cause explains these differences, and they are not where the run begins to diverge: advice, or a consequence."""
+        self.explain(predicate)
+        self._aside.append(predicate)
+
+    @property
+    def first_deciding(self) -> Difference | None:
+        """The first divergence of the runs as they came that does not stand aside."""
+        found = self.comparison.exceeding
+        deciding = (point.difference() for point in found if not any(predicate(point) for predicate in self._aside))
+        return next(deciding, None)
 
     def explain_fits(self, fits: Sequence[Fit], reports: Callable[[Point], bool] = lambda point: True) -> None:
         """Wrong gradients explain themselves, the weights from then on, and once weights differ everything.

@@ -323,8 +323,8 @@ _UNSEEN_ROWS = (
 
 def _first(case: Case) -> Difference | None:
     """The first divergence: in the numbers, else in the data, else between replicas."""
-    found = [d for d in (case.comparison.first, _in_data(case), _between_replicas(case)) if d is not None]
-    return min(found, key=lambda d: (d.step, d.kind != "data"), default=None)
+    found = [d for d in (case.first_deciding, _in_data(case), _between_replicas(case)) if d is not None]
+    return min(found, key=lambda d: (d.step, d.kind != "data"), default=case.comparison.first)
 
 
 def _in_data(case: Case) -> Difference | None:

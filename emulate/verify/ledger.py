@@ -167,6 +167,11 @@ class Ledger:
         early = len(self.topology) if self.ended and not self.grows else None
         return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), early)
 
+    @property
+    def only_ends_early(self) -> bool:
+        """Whether every step has the reference's rows, and the program came to its end in fewer of them."""
+        return self.ended and self.first_apart == len(self.topology)
+
     def sizes(self, step: int) -> tuple[int, int]:
         """How many rows a step has in the topology and in the reference."""
         ours = _together(self.topology[step]).total() if step < len(self.topology) else 0

@@ -47,7 +47,7 @@ def _search_loss(case: Case) -> Sign | None:
     what = _what(case, wrong, reports)
     progress = _progress(case, wrong) if what == _ANY else None
     if progress is not None:
-        case.explain(lambda point: point.measure.key.kind == "loss")
+        case.explain_aside(lambda point: point.measure.key.kind == "loss")
         return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
@@ -183,7 +183,7 @@ def _search_metric(case: Case) -> Sign | None:
         return _search_number(case)
     m = wrong[0].measure
     progress = _progress(case, wrong)
-    case.explain(lambda point: point.measure.key.kind == "metric")
+    (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
     told = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
         f"({_factors(wrong)}), while the gradients, weights and losses of these steps agree"

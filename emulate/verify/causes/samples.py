@@ -116,25 +116,31 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or ledger.lost <= 0 or (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
+    if ledger is None or (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
+    if ledger.lost <= 0 and not ledger.only_ends_early:
+        return None
     k = ledger.first_apart or 0
     seen, expected = ledger.sizes(k)
-    only_fewer_steps = ledger.ended and k == len(ledger.topology)
     # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
-    case.explain(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
+    rows = (
+        f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen."
+        if ledger.lost > 0
+        else f"Rows are seen less often than on one device, as there are fewer steps: {ledger.samples.missing} fewer in all."
+    )
     return Sign(
-        f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen.",
+        rows,
         f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.hosts)} replicas and {expected} on one device. "
         + _four_numbers(ledger),
-        _TOO_FEW_STEPS if only_fewer_steps else None,
+        _TOO_FEW_STEPS if ledger.only_ends_early else None,
     )
 
 
 _TOO_FEW_STEPS = (
     "Every step has the rows of one device's, there are only fewer steps. Whatever the number of replicas, take all rows (no "
-    "take() or range that is divided by num_replicas_in_sync), and count steps in global batches:\n"
+    "take(), range or number of steps that is divided by the replicas or the workers), and count steps in global batches:\n"
     "    steps_per_epoch = NUMBER_OF_ROWS // GLOBAL_BATCH_SIZE\n"
     "and give no host a shard of data that the strategy shards too. A program that decides by itself to stop needs a number "
     "for that which is summed over all replicas and hosts."
@@ -150,7 +156,7 @@ def _search_reordered(case: Case) -> Sign | None:
             _seen(ledger),
             _AHEAD_IN_FIT + _AHEAD if case.facts.compiled else _AHEAD,
         )
-    if ledger is None or ledger.repeated_in_step or ledger.lost > 0 or case.has(BATCH_SIZE.code):
+    if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0 or case.has(BATCH_SIZE.code):
         return None
     if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
