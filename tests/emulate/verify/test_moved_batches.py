@@ -17,7 +17,7 @@ EPOCHS = [0, 1, 2, 3, 2, 0, 3, 1, 1, 3]
 """Batches of two epochs, shuffled anew, and some of a third."""
 
 
-def run(folder: Folder, replicas: int, batches: Sequence[int], *, compiled: bool = False) -> Trace:
+def run(folder: Folder, replicas: int, batches: Sequence[int], *, compiled: bool = False, ended: bool = False) -> Trace:
     def step(made: Made, k: int) -> None:
         for r in range(replicas):
             mine = [f"{batches[k]}-{i}" for i in range(8 // replicas * r, 8 // replicas * (r + 1))]
@@ -25,6 +25,9 @@ def run(folder: Folder, replicas: int, batches: Sequence[int], *, compiled: bool
 
     made = folder.made(f"1x{replicas}")
     made.event({"event": "program", "compiled": compiled})
+    made.report("metric", "batch/auc", 0, 0.5 / replicas)
+    if ended:
+        made.event({"event": "end", "reason": "returned"})
     return loop(made, step, steps=len(batches))
 
 
@@ -54,3 +57,12 @@ def test_batches_in_another_order_are_not_only_moved(folder: Folder) -> None:
     assert codes(found) == ["samples-reordered"]
     assert "other batches" in found.causes[0].summary
     assert "AutoShardPolicy" in found.causes[0].fix
+
+
+@pytest.mark.parametrize("batches", [[0, 1, 0, 1], [0, 1, 2, 3]])
+def test_fewer_steps_of_the_same_batches_miss_rows_whether_or_not_they_came_before(folder: Folder, batches: list[int]) -> None:
+    found = judge(Case(run(folder, 1, batches), run(folder, 2, batches[:2], ended=True)))
+    assert codes(found) == ["samples-missing"]
+    assert "there are only fewer steps" in found.causes[0].fix
+    assert found.first_divergence is not None
+    assert (found.first_divergence.kind, found.first_divergence.step) == ("data", 2)  # not the metric of an epoch so far
