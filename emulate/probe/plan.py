@@ -26,6 +26,7 @@ class Replay:
             does with gradients by itself (a sum over replicas, clipping, an update) it does once, with all of them.
         regrouped: Each share gets rows of all replicas, as many as its own.
         backwards: The last share comes first.
+        numbered: A program that asks for the replica's number is told, for each share, that of the share's first replica.
         told: How many replicas the program is told that there are: what it divides by their number it divides here too.
         batch_of: How many replicas the program is told to have a batch of: what it multiplies by their number is as large
             here too, and what it divides is as on one device.
@@ -39,6 +40,7 @@ class Replay:
     taped: bool = False
     regrouped: bool = False
     backwards: bool = False
+    numbered: bool = False
     told: int = 1
     batch_of: int = 1
     workers: int = 1

@@ -95,6 +95,7 @@ class Probe:
             "asynchronous": False,
             "gathers": False,
             "joins": False,
+            "numbered": False,
             "compiled": False,
             "train_steps": False,
             "own_train_step": False,
@@ -127,6 +128,7 @@ class Probe:
     def _install_tensorflow(self) -> None:
         if self.plan.replay is not None:
             told.install(self.plan.replay)
+        told.see_numbers(lambda: self.facts.update(numbered=True))
         runs.install(self)
         tapes.install(self)
         assignments.install(self)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emulate import graph_functions
+from emulate.probe import told
 from emulate.probe.plan import Replay
 from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
@@ -208,6 +209,7 @@ class Rows:
         self._summed = plan.summed
         self._regrouped = plan.regrouped
         self._backwards = plan.backwards
+        self._numbered = plan.numbered
         self._steps: list[list[Step]] = [[step[replica] for replica in sorted(step)] for step in trace.calls()]
         made = [step for steps in self._steps for step in steps]
         if not all(_is_whole(step) for step in made):
@@ -226,7 +228,8 @@ class Rows:
         for made, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):
             body.share = made if made < self._shares - 1 else -1
             new_args, new_kwargs = self._replaced(args, kwargs, share)
-            results.append(probe.call_once(body, function, new_args, new_kwargs))
+            with told.numbered(self._first_of(share) if self._numbered else None):
+                results.append(probe.call_once(body, function, new_args, new_kwargs))
         body.share = None
         return _joined_result(results, summed=self._summed)
 
@@ -253,6 +256,10 @@ class Rows:
     def _at(self, share: int | None) -> int:
         """Which of the recorded calls is next; while a graph is built, the first that it is for."""
         return min(self._calls.get(share, 0), len(self._steps) - 1)
+
+    def _first_of(self, share: int) -> int:
+        """The number of a share's first replica."""
+        return share * (len(self._steps[0]) // self._shares)
 
     def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
         """The replicas of one share: neighbours, as hosts and their devices are numbered."""

@@ -1,14 +1,16 @@
-"""What a program on one device is told when it asks for the number of replicas, or of workers."""
+"""What a program on one device is told when it asks for the number of replicas, or of workers, or for its replica's number."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import numbers
 import operator
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from emulate.probe import upstream
@@ -16,6 +18,8 @@ from emulate.probe.plan import Replay
 
 _NO_HOST = "no-worker.invalid"
 _KNOWS_BETTER = ("tensorflow.", "keras.", "tf_keras.", "emulate.", "gpudist_core.")
+
+_number = threading.local()
 
 
 def install(replay: Replay) -> None:
@@ -30,6 +34,47 @@ def install(replay: Replay) -> None:
             _wrap_counter(cls, replay.told, scales_losses=True)
         elif replay.batch_of > 1:
             _wrap_counter(cls, BatchOf(replay.batch_of), scales_losses=False)
+
+
+def see_numbers(asked: Callable[[], None]) -> None:
+    """Answer the program when it asks for its replica's number.
+
+    Args:
+        asked: Called when it does.
+    """
+    cls = upstream.numbered()
+    original = cls.replica_id_in_sync_group.fget
+
+    def replica_id_in_sync_group(self: Any) -> Any:
+        if _module_above().startswith(_KNOWS_BETTER):
+            return original(self)
+        asked()
+        told = getattr(_number, "told", None)
+        return original(self) if told is None else _as_tensor(told)
+
+    cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
+
+
+@contextlib.contextmanager
+def numbered(number: int | None) -> Iterator[None]:
+    """While this thread makes a replica's step: the number that it is told, None for its own."""
+    outer = getattr(_number, "told", None)
+    _number.told = number
+    try:
+        yield
+    finally:
+        _number.told = outer
+
+
+def _as_tensor(number: int) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(number, tf.int32)
+
+
+def _module_above() -> str:
+    """The module that reads the property that calls this."""
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def _wrap_counter(cls: Any, told: Any, *, scales_losses: bool) -> None:

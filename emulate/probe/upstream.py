@@ -6,6 +6,7 @@ A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -35,6 +36,11 @@ def replica_counters() -> list[Any]:
     """The classes that tell a program `num_replicas_in_sync` (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [lib.StrategyBase, lib.ReplicaContextBase]
+
+
+def numbered() -> Any:
+    """The class that tells a program `replica_id_in_sync_group` (TF 2.21)."""
+    return load("tensorflow.python.distribute.distribute_lib").ReplicaContextBase
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,8 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 def has_compiled_loss(model: Any) -> bool:
     """Whether a Keras model, of Keras 3 or 2, was compiled with a loss."""
-    return getattr(model, "_compile_loss", None) is not None or getattr(model, "compiled_loss", None) is not None
+    of_keras_2 = getattr(model, "compiled_loss", None)  # in Keras 3 a method, that is always there
+    return getattr(model, "_compile_loss", None) is not None or not (of_keras_2 is None or inspect.ismethod(of_keras_2))
 
 
 def rate_makers() -> list[tuple[Any, str]]:

@@ -78,6 +78,7 @@ class Facts:
     train_steps: bool = False
     gathers: bool = False
     joins: bool = False
+    numbered: bool = False
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
@@ -90,7 +91,7 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins"):
+                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins", "numbered"):
                     merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 

@@ -13,7 +13,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
 from emulate.verify.causes.cause import names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.measure import changed_in_the_end, ends_of_hosts, left_to_compare
+from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
@@ -141,7 +141,7 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
                 )
             )
         ),
-        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *own_rows))),
+        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *own_rows))),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
         is_amplified=base.drowned_from is not None,
@@ -243,6 +243,21 @@ def _unreported(case: Case, verdict: str) -> list[str]:
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
 
 
+def _unchanged(case: Case) -> list[str]:
+    """That no step changes a weight: gradients are taken, and nobody applies them, or they are 0, or the rate is."""
+    seen: dict[str, set[str]] = {}
+    for name in case.untouched.optimizers:
+        for step in complete(case.untouched, name):
+            for tensor, variable in next(iter(step.values())).weights.items():
+                seen.setdefault(tensor, set()).add(variable.digest)
+    is_seen = case.untouched.num_steps > 1 and bool(seen)
+    return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in seen.values()) else []
+
+
+_UNCHANGED = (
+    "No step changes any weight: gradients are taken, but they are not applied, or are 0, or the learning rate is. What was "
+    "compared is what an untrained model computes."
+)
 _OTHER_ROWS = (
     "data from step {step} on: other rows come then than one device had, as they may where the batch grows and an epoch has a "
     "number of steps of its own; gradients, weights and losses were compared on the rows of this run"

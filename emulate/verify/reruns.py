@@ -129,4 +129,5 @@ def _replays(number: int) -> dict[str, Replay]:
         **apart,
         **{f"{name}-regrouped": replace(replay, regrouped=True) for name, replay in apart.items()},
         **{f"{name}-backwards": replace(replay, backwards=True) for name, replay in apart.items()},
+        **{f"{name}-numbered": replace(replay, numbered=True) for name, replay in apart.items()},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from emulate.verify.arithmetic import explain
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.causes.replicas_apart import explains_up_to, is_possible
+from emulate.verify.causes.replicas_apart import explains_up_to, is_possible, rebase_where_numbers_matter
 from emulate.verify.compare import Comparison
 
 
@@ -21,7 +21,7 @@ def _search(case: Case) -> Sign | None:
     told = case.switched("told")
     how = _how(told, first, case.base) if told is not None else None
     if told is None or how is None:
-        return None
+        return _of_number(case, first)
     before = case.base.exceeding[0]
     case.rebase(told, "told")
     if case.explanation.scaled:
@@ -31,6 +31,21 @@ def _search(case: Case) -> Sign | None:
         "rows and weights it has other gradients where there are more of them.",
         f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, {before.ratio:.0f} times the "
         f"noise floor; one device on the same rows, told that there are {case.num_replicas} replicas, {how}",
+    )
+
+
+def _of_number(case: Case, step: int) -> Sign | None:
+    """One device that is told each replica's number with its rows has the same gradients."""
+    before = case.base.exceeding[0]
+    agrees = rebase_where_numbers_matter(case, step)
+    if agrees is None:
+        return None
+    return Sign(
+        "What a replica computes depends on its own number (replica_id_in_sync_group): the same rows have other gradients on "
+        "another replica.",
+        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, {before.ratio:.0f} times the "
+        f"noise floor; {agrees}",
+        _ALIKE,
     )
 
 
@@ -75,6 +90,12 @@ def _how(told: Comparison, step: int, before: Comparison) -> str | None:
     return f"has the same gradients but for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
+_ALIKE = (
+    "Use a replica's number for one thing: to take its own part of what all have (rows, a slice of a tensor). What every row "
+    "has (a label smoothing, a weight, noise) every replica has to give it; what is added once for all (a term that depends "
+    "on no row) every replica adds divided by their number, whatever its own:\n"
+    "    loss += term / strategy.num_replicas_in_sync"
+)
 _SAME_INPUTS = (
     "Whatever one row has (a state, a prediction, a label made of one) has to come back to that row. Hand each replica its own "
     "part, as Strategy.run returned it:\n"
@@ -95,10 +116,11 @@ DEPENDS_ON_REPLICAS = Cause(
     title="the step depends on the number of replicas",
     meaning="What a row contributes is computed with num_replicas_in_sync: a label smoothing, a temperature, a margin, "
     "statistics of a part of the data. On more replicas it is another loss. Or the update is: a learning rate, a decay. Or "
-    "what the program computes for the rows of the next step (states, labels): one replica's is handed to all.",
+    "what the program computes for the rows of the next step (states, labels): one replica's is handed to all. Or a replica's "
+    "own number makes it another one: a term or a label smoothing of the first replica alone.",
     evidence="One device that is told the number of replicas has the replicas' gradients (or, where these agree, weights) on "
     "the same rows; told that it is alone it has not. Or it has them once it is handed, beside the same rows, what the program "
-    "has computed on the replicas for them.",
+    "has computed on the replicas for them; or, with the rows of one replica after the other, each replica's number.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
     "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica.\n"

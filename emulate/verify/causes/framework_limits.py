@@ -62,9 +62,20 @@ LIMITS = (
         "TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
-        (r"float\(\) argument must be a string or a real number, not '(Mirrored|SyncOnRead|Distributed)Variable'",),
-        "Python's float() makes no number of a variable that a strategy keeps on several devices, as Keras 3's learning rate.",
-        "Read it as an array: float(optimizer.learning_rate.numpy()), or float(keras.ops.convert_to_numpy(variable)).",
+        (r"(float|int)\(\) argument must be a string,? .*not '(Mirrored|SyncOnRead|Distributed)Variable'",),
+        "Python's float() and int() make no number of a variable that a strategy keeps on several devices, as Keras 3's "
+        "learning rate, or a count of steps.",
+        "Read it as an array: float(optimizer.learning_rate.numpy()), int(counter.numpy()), or "
+        "float(keras.ops.convert_to_numpy(variable)).",
+    ),
+    Limit(
+        (r"Could not apply FILE based sharding: the dataset only has \d+ file",),
+        "The strategy shares out whole files, and there are fewer files than hosts.",
+        "Share out rows:\n"
+        "    options = tf.data.Options()\n"
+        "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"
+        "    dataset = dataset.with_options(options)\n"
+        "or write at least as many files as there are hosts, with equally many rows.",
     ),
     Limit(
         (r"Collective ops must be configured at program startup",),

@@ -36,15 +36,15 @@ IN_BATCH_NEGATIVES = Cause(
     "of batches of 1/N of the size. The strategy does this by design.",
     evidence="The replicas' gradients are no weighted sum of what the whole batch gives, and they are what one device gives "
     "on the rows of one replica after the other.",
-    fix="Give each replica what its rows need of the others, and take the loss of its own rows. Of a contrastive loss that is "
-    "what each row is compared with:\n"
+    fix="Give each replica what its rows need of the others, and take the loss of its own rows. Of a mean, a variance, a share "
+    "of a class or another statistic of the batch, that is sums (gradients flow back through them):\n"
     "    context = tf.distribute.get_replica_context()\n"
+    "    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x, axis=0))\n"
+    "Of a contrastive loss it is what each row is compared with:\n"
     "    everyone = context.all_gather(embeddings, axis=0)  # gradients flow back through it\n"
     "    counts = context.all_gather(tf.shape(embeddings)[:1], axis=0)  # a replica's rows come after those before it\n"
     "    labels = tf.reduce_sum(counts[: context.replica_id_in_sync_group]) + tf.range(tf.shape(embeddings)[0])\n"
     "    logits = tf.matmul(embeddings, everyone, transpose_b=True)\n"
-    "Of a mean, a variance or another statistic of the batch, sums (gradients flow back here too):\n"
-    "    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(x, axis=0))\n"
     "Or accept it with --allow in-batch-negatives.",
     search=_search,
     by_design=True,

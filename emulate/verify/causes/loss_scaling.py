@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from emulate.verify.arithmetic import ROUND, Fit
@@ -11,7 +13,7 @@ from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_wo
 from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import explains_a_sum
 from emulate.verify.compare import Point
-from emulate.verify.gradients import names_of, weight_of, weights_before
+from emulate.verify.gradients import names_of, objective, weight_of, weights_before
 from emulate.verify.measure import complete
 
 _MANY = 16
@@ -47,6 +49,14 @@ _OF_ALL_ROWS = (
     "or take that of the replica's own rows, divided by the rows of all:\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE"
 )
+_OF_A_SUM = (
+    "The loss is added up over the replicas before its gradient is taken, and the gradients are added up again. Take the "
+    "gradient of the replica's own part; add up what is reported alone, outside of the tape:\n"
+    "    with tf.GradientTape() as tape:\n"
+    "        loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing is added up here\n"
+    "    gradients = tape.gradient(loss, variables)\n"
+    "    reported = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)"
+)
 _OF_ONE_NUMBER = (
     "The loss of a replica is one number for all its rows, that no row has a part of (Dice or IoU over a batch, a contrast "
     "between rows). Divide it by the number of replicas; a Keras loss whose call returns one number is not divided by Keras:\n"
@@ -63,6 +73,8 @@ _TOO_SMALL = (
     "    context = tf.distribute.get_replica_context()\n"
     "    gradient = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)  # before it is assigned by hand"
 )
+_FEWEST = 3
+"""Steps it takes to believe that replicas have one loss."""
 _ROUND_OF_16_BITS = 1e-2
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
@@ -123,7 +135,26 @@ def _search_scaling(case: Case) -> Sign | None:
     hidden = ". The weights hardly show it: this optimizer divides the factor out again"
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
-    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _cure(case, scale))
+    alike = _is_added_up(case, fits)
+    evidence += ". Every replica takes its gradient of the same number, which is one device's loss" if alike else ""
+    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _OF_A_SUM if alike else _cure(case, scale))
+
+
+def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:
+    """Whether replicas take the gradients of other rows of one number, that of one device: of a sum over the replicas."""
+    if case.facts.gathers or case.facts.joins or case.ledger is None or not case.ledger.is_same:
+        return False
+    if any(abs(fit.scale / case.num_replicas - 1) > _near(case) for fit in fits):
+        return False
+    for fit in fits:
+        ours, theirs = (complete(trace, fit.optimizer) for trace in (case.base.runs.topology, case.base.runs.reference))
+        found = [{one.objective for one in step.values()} for step in ours]
+        if len(ours) < _FEWEST or any(len(numbers) != 1 or None in numbers for numbers in found):
+            return False  # in one step alone they may be equal by chance: of an untrained model, say
+        (value,), right = found[fit.step], objective(theirs[fit.step])
+        if value is None or right is None or abs(value - right) > ROUND * abs(right):
+            return False
+    return not case.ledger.identical_replicas
 
 
 def _cure(case: Case, scale: float) -> str | None:

@@ -64,6 +64,22 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
     return f"{_rebase(case, step, found)}; with the last replica first it does not"
 
 
+def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
+    """The same where it matters that each replica knows its number.
+
+    Args:
+        case: As in `rebase_on_replicas_apart`.
+        step: As there.
+
+    Returns:
+        What agrees with it, in words; None where it does not explain the gradients, or numbers do not matter.
+    """
+    if not is_possible(case) or not case.facts.numbered or _explaining(case, step) is not None:
+        return None
+    found = _explaining(case, step, "-numbered")
+    return f"{_rebase(case, step, found)} once it is told the number of each, and not before" if found is not None else None
+
+
 @dataclass(frozen=True)
 class _Found:
     """The way of adding up by which one device on the replicas' rows explains a step; `first`: of the first update alone."""
@@ -73,11 +89,11 @@ class _Found:
     comparison: Comparison
 
 
-def _explaining(case: Case, step: int) -> _Found | None:
+def _explaining(case: Case, step: int, kind: str = "") -> _Found | None:
     if not is_possible(case):
         return None
     for switch, first in itertools.product(_sums(case), _of_first_alone(case)):
-        again = _apart(case, switch, step, first)
+        again = _apart(case, f"{switch}{kind}", step, first)
         if again is not None and explains_up_to(again, step, case.base):
             return _Found(switch, first, again)
     return None

@@ -113,7 +113,11 @@ _OF_FIT = (
     "Drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True), which leaves its rows out; or let "
     "gpudist_core divide by the rows of all replicas:\n"
     "    model = gpudist_core.distributed(model)  # in strategy.scope(), before compile; fit goes on as it is\n"
-    "A loss of one's own that divides by the rows of all has the right gradient, and Keras logs another number."
+    "A loss of one's own that divides by the rows of all has the right gradient, and Keras logs another number. In a loop of "
+    "your own divide by the rows of all replicas:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
+    "    loss = tf.reduce_sum(per_example_loss) / tf.cast(count, tf.float32)"
 )
 _OF_A_MEAN = " gd.distributed takes it for a mean over the replica's rows: multiply it by context.num_replicas_in_sync."
 _OF_CORE = (

@@ -124,6 +124,7 @@ def test_a_program_with_fewer_steps_ends_by_itself(recorded: Any, tmp_path: Path
     assert trace.num_steps == 4
     assert mark.exists()
     assert [event["reason"] for _, event in trace.of("end")] == ["returned"]
+    assert not Facts.of(trace).compiled  # a loop with a model of Keras
 
 
 def test_a_killed_host_leaves_what_it_had(run: Any) -> None:

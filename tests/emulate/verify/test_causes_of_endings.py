@@ -137,6 +137,8 @@ def test_a_program_that_raises_has_no_cause_of_ours(folder: Folder) -> None:
         "in _make_rebatch_fn get_static_batch_dim\nIndexError: list index out of range",
         "AttributeError: 'Mean' object has no attribute 'reset_states'",
         "TypeError: float() argument must be a string or a real number, not 'MirroredVariable'",
+        "TypeError: int() argument must be a string, a bytes-like object or a real number, not 'MirroredVariable'",
+        "InvalidArgumentError: Could not apply FILE based sharding: the dataset only has 1 file(s), which is not enough for",
         "RuntimeError: Collective ops must be configured at program startup",
         "ValueError: destinations can not be empty",
         "AssertionError: in user code:\n  File optimizer.py, line 134, in _distributed_tf_update_step\n  AssertionError:",
