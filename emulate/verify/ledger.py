@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _SURE = 2
 """After so many steps that have the rows of several, the batch is known to grow, whatever rows come later."""
 _CLOSE = 1e-3
 """What a model with the same weights makes of the same rows differs by no more, relative to the largest."""
+_DRAWN = 0.1
+"""So many of the rows come again before all others have come, where a program draws its rows rather than goes over them."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,42 @@ class Ledger:
         """Whether every step has the reference's rows, and the program came to its end in fewer of them."""
         return self.ended and self.first_apart == len(self.topology)
 
+    @cached_property
+    def left_out(self) -> dict[int, int]:
+        """How many rows of which steps of the reference are left out, where remainders are all that is; else none.
+
+        A remainder is an epoch's last, smaller batch or a part of it, or what a batch has left when it is divided by the
+        replicas or the hosts.
+        """
+        found: dict[int, int] = {}
+        at = 0
+        for rows in map(_together, self.topology if self.first_apart is not None and not self.grows else ()):
+            while at < len(self.reference) and self._is_smaller(at) and not self._keeps(rows, at):
+                found[at] = len(self.reference[at])
+                at += 1
+            if at == len(self.reference):
+                break
+            if not self._keeps(rows, at):
+                return {}
+            if lost := len(self.reference[at]) - rows.total():
+                found[at] = lost
+            at += 1
+        rest = range(at, len(self.reference) if self.ended else at)
+        found |= {k: len(self.reference[k]) for k in rest}
+        return found if all(map(self._is_smaller, rest)) else {}
+
+    def _is_smaller(self, step: int) -> bool:
+        """Whether a step of the reference has fewer rows than the batches of most others have."""
+        sizes = [len(rows) for rows in self.reference]
+        return sizes[step] < max(sizes) and 2 * sizes.count(max(sizes)) >= len(sizes)
+
+    def _keeps(self, rows: Counter[str], step: int) -> bool:
+        """Whether these are the rows of a step of the reference, but for a remainder."""
+        theirs = Counter(self.reference[step])
+        lost = theirs.total() - rows.total()
+        remainders = {theirs.total() % n for n in (len(self.hosts), len(set(self.hosts.values())))}
+        return rows <= theirs and (not lost or (bool(rows) and (self._is_smaller(step) or lost in remainders)))
+
     def sizes(self, step: int) -> tuple[int, int]:
         """How many rows a step has in the topology and in the reference."""
         ours = _together(self.topology[step]).total() if step < len(self.topology) else 0
@@ -230,7 +269,12 @@ class Ledger:
 
     @cached_property
     def repeated_in_step(self) -> int:
-        """Rows that several replicas consumed in the same step, more often than the reference has them in a step."""
+        """Rows that several replicas consumed in the same step, more often than the reference has them in a step.
+
+        Where the reference draws rows with replacement, other ones come twice by chance.
+        """
+        if self._repeats_by_chance:
+            return 0
         most: Counter[str] = Counter()
         for rows in self.reference:
             most |= Counter(rows)
@@ -240,6 +284,71 @@ class Ledger:
             for row, count in _together(step).items()
             if count > max(1, most[row])
         )
+
+    @property
+    def _repeats_by_chance(self) -> bool:
+        """Whether steps of the reference have rows twice as well: nearly as many, or it draws and both begin with the same."""
+        steps = list(zip(map(_together, self.topology), map(Counter, self.reference), strict=False))
+        ours = sum(rows.total() - len(rows) for rows, _ in steps)
+        theirs = sum(rows.total() - len(rows) for _, rows in steps)
+        alike = max(len(self.identical_replicas), len(self.identical_hosts))
+        if not theirs or 2 * alike > len(self.topology):
+            return False
+        begins_alike = steps[0][0] == steps[0][1]
+        return (begins_alike and self._draws) or ours <= 2 * theirs + 3 * math.sqrt(theirs)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether the reference draws its rows: many come again before all others have come once."""
+        everything = set(itertools.chain(*self.reference))
+        seen: set[str] = set()
+        again = 0
+        for rows in self.reference:
+            again += len(rows) - len(set(rows))
+            for row in dict.fromkeys(rows):
+                if row in seen and len(everything) - len(seen) < len(rows):
+                    seen = set()  # of the next epoch
+                again += row in seen
+                seen.add(row)
+        return again > _DRAWN * sum(map(len, self.reference))
+
+    @cached_property
+    def draws_others(self) -> bool:
+        """Whether the reference draws its rows, and the run too, as many: in the first steps the same, then others."""
+        pairs = list(zip(self.topology, self.expected, strict=False))
+        is_later = self.first_apart is not None and 0 < self.first_apart < len(pairs)
+        return (
+            is_later and self._draws and not self.repeated_in_step and all(_size(ours) == len(theirs) for ours, theirs in pairs)
+        )
+
+    @cached_property
+    def shared_by_hosts(self) -> int:
+        """How many rows several hosts took before all have come once, in the place of others, each in an order of its own.
+
+        0 where all hosts have the same rows, or their steps take rows of the reference's step alone.
+        """
+        steps = list(zip(self.topology, self.expected, strict=False))
+        is_apart = any(_together(ours).keys() - set(theirs) for ours, theirs in steps)
+        if self.grows or self.identical_hosts or not is_apart or any(_size(ours) != len(theirs) for ours, theirs in steps):
+            return 0
+        by_host: dict[int, Counter[str]] = {}
+        for step in self.topology[: self._first_pass]:
+            for host, rows in self._by_host(step).items():
+                by_host.setdefault(host, Counter()).update(rows)
+        hosts = Counter(row for rows in by_host.values() for row in rows)
+        again = sum(rows.total() - len(rows) for rows in by_host.values())
+        shared = sum(count > 1 for count in hosts.values())
+        return shared if shared > again else 0
+
+    @property
+    def _first_pass(self) -> int:
+        """How many of the reference's steps there are before a row comes again."""
+        seen: set[str] = set()
+        for k, rows in enumerate(self.reference):
+            if len(set(rows)) < len(rows) or not seen.isdisjoint(rows):
+                return k
+            seen.update(rows)
+        return len(self.reference)
 
     @cached_property
     def identical_replicas(self) -> tuple[int, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from emulate.probe.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compare import Point
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
@@ -53,10 +54,17 @@ def _search_batches(case: Case) -> Sign | None:
 
 def _search_repeated(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if case.has(BATCH_SIZE.code) or (ledger is not None and _moved(ledger)):
-        return None
     if ledger is None:
-        return _alike(case) if case.ledger is None else None
+        return _alike(case) if case.ledger is None and not case.has(BATCH_SIZE.code) else None
+    if case.has(BATCH_SIZE.code) or _moved(ledger) or ledger.left_out or ledger.draws_others:
+        return None
+    if ledger.shared_by_hosts:
+        return Sign(
+            f"Hosts train on the same rows in part, and on others not at all: {ledger.shared_by_hosts} rows are taken by "
+            "several of them before all have come once, as each takes its share of an order of its own.",
+            _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on, and have as many rows as on one device",
+            _ONE_ORDER,
+        )
     if ledger.repeated_in_step:
         return _shared(ledger)
     if ledger.samples.repeated and not ledger.lost and not ledger.is_cut_within_an_epoch:
@@ -65,6 +73,16 @@ def _search_repeated(case: Case) -> Sign | None:
             _four_numbers(ledger) + f"; steps differ from step {ledger.first_apart} on",
         )
     return None
+
+
+_ONE_ORDER = (
+    "Give what orders the rows before the hosts take their shares one seed, the same on every host and not one by its number:\n"
+    "    dataset.shuffle(n, seed=SEED)\n"
+    "    numpy.random.default_rng(SEED).permutation(n)\n"
+    "and let the shares not overlap. Or share the rows out first, dataset.shard(num_hosts, host) before the shuffle, and "
+    "accept the other batches that this makes. Or let the strategy shard, with one seed as well: "
+    "strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE))."
+)
 
 
 def _alike(case: Case) -> Sign | None:
@@ -118,26 +136,61 @@ def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
     if ledger is None or (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
+    if ledger.shared_by_hosts or ledger.draws_others:
+        return None
+    if ledger.left_out:
+        return _remainder(case, ledger)
     if ledger.lost <= 0 and not ledger.only_ends_early:
         return None
-    k = ledger.first_apart or 0
-    seen, expected = ledger.sizes(k)
-    # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
-    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
-    end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     rows = (
         f"Rows are lost: {ledger.lost} different rows fewer than on one device are seen."
         if ledger.lost > 0
         else f"Rows are seen less often than on one device, as there are fewer steps: {ledger.samples.missing} fewer in all."
     )
+    return _lost(case, ledger, rows, _TOO_FEW_STEPS if ledger.only_ends_early else None)
+
+
+def _remainder(case: Case, ledger: Ledger) -> Sign:
+    steps, rows = sorted(ledger.left_out), sum(ledger.left_out.values())
+    # What a program counts over an epoch, it counts over fewer rows.
+    _explain_aside(case, lambda point: point.measure.key.kind == "metric" and point.step >= steps[0] - 1)
+    what = (
+        "The last, smaller batch of an epoch is left out"
+        if all(ledger.left_out[k] == len(ledger.reference[k]) for k in steps)
+        else "Rows that are left over when a batch is divided are left out"
+    )
+    summary = f"{what}: {rows} rows of {len(steps)} step{'s' * (len(steps) > 1)} of one device."
+    return _lost(case, ledger, summary, _REMAINDER)
+
+
+def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
+    k = ledger.first_apart or 0
+    seen, expected = ledger.sizes(k)
+    # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
+    _explain_aside(case, lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
         rows,
         f"{end}Step {k}, the first that differs, has {seen} rows on {len(ledger.hosts)} replicas and {expected} on one device. "
         + _four_numbers(ledger),
-        _TOO_FEW_STEPS if ledger.only_ends_early else None,
+        fix,
     )
 
 
+def _explain_aside(case: Case, predicate: Callable[[Point], bool]) -> None:
+    _ = case.base  # what is explained before the rows are compared on their own is forgotten
+    case.explain_aside(predicate)
+
+
+_REMAINDER = (
+    "Keep the remainder, whatever the number of replicas: no drop_remainder where there are several, and no division that "
+    "leaves rows over.\n"
+    "    dataset.batch(GLOBAL_BATCH_SIZE)  # without drop_remainder\n"
+    "    steps_per_epoch = -(-NUMBER_OF_ROWS // GLOBAL_BATCH_SIZE)\n"
+    "    numpy.array_split(rows, num_replicas)  # by hand, not len(rows) // num_replicas each\n"
+    "and divide the loss by the rows of the global batch as it comes. Or drop it on one device too: drop_remainder=True "
+    "whatever the number of replicas."
+)
 _TOO_FEW_STEPS = (
     "Every step has the rows of one device's, there are only fewer steps. Whatever the number of replicas, take all rows (no "
     "take(), range or number of steps that is divided by the replicas or the workers), and count steps in global batches:\n"
@@ -156,13 +209,32 @@ def _search_reordered(case: Case) -> Sign | None:
             _seen(ledger),
             _AHEAD_IN_FIT + _AHEAD if case.facts.compiled else _AHEAD,
         )
+    if ledger is not None and ledger.draws_others and not case.has(BATCH_SIZE.code):
+        return Sign(
+            f"From step {ledger.first_apart} on other rows are drawn than on one device: which ones depends on what the steps "
+            "before it returned, or on the numbers drawn for them.",
+            f"Up to step {(ledger.first_apart or 0) - 1} the rows are those of one device, where too many come again before "
+            f"all others have come once. {_seen(ledger)}",
+            _OF_ALL_REPLICAS,
+        )
     if ledger is None or ledger.repeated_in_step or case.has(MISSING.code) or ledger.lost > 0 or case.has(BATCH_SIZE.code):
+        return None
+    if ledger.shared_by_hosts:
         return None
     if ledger.samples.repeated and not ledger.foreign and not ledger.is_cut_within_an_epoch:
         return None
     if not ledger.is_reordered and (ledger.foreign > 0.9 * ledger.samples.seen or ledger.is_changed_in_place):
         return None
     return Sign(f"The same rows come in other batches than on one device, from step {ledger.first_apart} on.", _seen(ledger))
+
+
+_OF_ALL_REPLICAS = (
+    "Choose the rows of a step by the results of all replicas, in the order of their rows; those of one replica "
+    "(strategy.experimental_local_results(per_replica)[0]) belong to its own rows alone. Priorities, errors or losses are:\n"
+    "    values = tf.concat(strategy.experimental_local_results(per_replica), axis=0)\n"
+    "or, of several hosts, strategy.gather(per_replica, axis=0). And let what draws rows have one seed, and draw as often "
+    "whatever the number of replicas."
+)
 
 
 def _seen(ledger: Ledger) -> str:
@@ -173,7 +245,12 @@ def _seen(ledger: Ledger) -> str:
 
 
 def _moved(ledger: Ledger) -> int:
-    """By how many steps all batches come too early (more than 0) or too late, of half of the steps at most; else 0."""
+    """By how many steps all batches come too early (more than 0) or too late, of half of the steps at most; else 0.
+
+    Not where both begin with the same batch, as one epoch may have the order of the next.
+    """
+    if ledger.first_apart != 0:
+        return 0
     ours = [sorted(row for rows in step.values() for row in rows) for step in ledger.topology]
     theirs = [sorted(rows) for rows in ledger.reference]
     most = 0 if ledger.ended else ledger.num_steps - max(_FEWEST, ledger.num_steps // 2)
@@ -255,8 +332,9 @@ REORDERED = Cause(
     title="rows in other batches",
     meaning="Every row is seen, but the batches are composed differently than on one device: sharded by file, shuffled "
     "after "
-    "sharding, interleaved. Or they are those of one device, and begin later: some were fetched before the training. Each step "
-    "then has another gradient.",
+    "sharding, interleaved. Or they are those of one device, and begin later: some were fetched before the training. Or "
+    "which rows are drawn depends on what the steps before returned, of one replica alone. Each step then has another "
+    "gradient.",
     evidence="The identity of every row: the same rows over the recorded steps, in other steps.",
     fix="Shuffle and batch before sharding, with one seed on all hosts; shard by data, not by file:\n"
     "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"

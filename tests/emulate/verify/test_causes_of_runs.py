@@ -254,7 +254,7 @@ def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> 
         after = np.float32(1) + np.float32(4) * (weights_after(k) - np.float32(1))
         for r in range(4):
             rows = ROWS[8 * k + 2 * r : 8 * k + 2 * r + 2]
-            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": after}, replica=r, rows=rows, objective=1.0, tape=True)
+            made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": after}, replica=r, rows=rows, objective=0.8 + 0.1 * r, tape=True)
 
     found = judge(hand_made(folder, topology))
     assert codes(found) == ["loss-scaling"]
