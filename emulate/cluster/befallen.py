@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from emulate.cluster.plan import ClusterPlan
-from emulate.faults import Fired, Link, Missing, Stop
+from emulate.faults import Disconnect, Fired, Link, Missing, Stop
+
+_OF_A_LINK = 2
+"""What was sent while a link was down is sent again after as long once more, as TCP doubles its waits."""
 
 
 class Befallen:
@@ -25,6 +28,7 @@ class Befallen:
         self.fired: list[Fired] = []
         self._before = 0
         self._stopped: dict[int, float] = {}  # until when
+        self._passes_at = 0.0
 
     def take(self, host: int, event: Mapping[str, Any]) -> None:
         """A host tells that a fault comes to pass."""
@@ -32,6 +36,9 @@ class Befallen:
         self.fired.append(fired)
         if isinstance(fired.fault, Stop):
             self._stopped[host] = float("inf") if fired.fault.seconds is None else time.monotonic() + fired.fault.seconds
+        if isinstance(fired.fault, (Stop, Disconnect)) and fired.fault.seconds is not None:
+            times = _OF_A_LINK if isinstance(fired.fault, Disconnect) else 1
+            self._passes_at = max(self._passes_at, time.monotonic() + times * fired.fault.seconds)
 
     def start(self) -> list[int]:
         """The hosts were started; those that were not, because a fault kept them from it."""
@@ -44,6 +51,7 @@ class Befallen:
         self._plan = plan
         self._before = len(self.fired)
         self._stopped.clear()
+        self._passes_at = 0.0
 
     @property
     def now(self) -> list[Fired]:
@@ -54,6 +62,11 @@ class Befallen:
     def stopped(self) -> list[int]:
         """Hosts that are stopped now."""
         return list(self._stopped)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether a host is stopped, or without its link, for a time: what waits for it now goes on by itself."""
+        return time.monotonic() < self._passes_at
 
     def to_continue(self) -> list[int]:
         """Hosts whose stop is over, each once."""

@@ -1,7 +1,8 @@
 """Knows when a cluster hangs for ever, and why.
 
 Either every live host is inside a collective that no live peer can complete. Or nobody works, and those that are in no
-collective wait for a lock that none of their threads can give back, or for data that does not come.
+collective wait for a lock, a queue or an event that none of their threads can give back, fill or set, or for data that
+does not come.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PATIENCE = 2.5
 IDLE_PATIENCE = 10.0
 _ENDLESS = {
     DATA: "waits for the next batch of its data",
-    LOCK: "waits for a lock that another of its threads holds",
+    LOCK: "waits for another of its threads (a lock, a queue, an event)",
     TENSORFLOW: "waits in a TensorFlow function, in no collective",
 }
 _BUSY = 0.1  # of one processor: a host in a hung collective uses next to none
@@ -78,7 +79,8 @@ class _Host:
 class HangJudge:
     """Is fed with the events of a cluster and says when nothing can go on any more.
 
-    A host that computes or sleeps goes on by itself, and nothing is said while there is one.
+    A host that computes or sleeps goes on by itself, and nothing is said while there is one, nor while a fault that ends by
+    itself lasts.
 
     Args:
         topology: The cluster's shape.
@@ -137,7 +139,7 @@ class HangJudge:
         live = {number: host for number, host in enumerate(self._hosts) if host.end is None}
         is_hopeless = bool(live) and all(host.is_stuck for host in live.values()) and self._is_hopeless(live)
         is_idle = bool(live) and not all(host.is_stuck for host in live.values()) and hasattr(cluster, "threads")
-        if not is_hopeless and not is_idle:
+        if not (is_hopeless or is_idle) or getattr(cluster, "is_passing", False):
             self._since = None
             return None
         now, patience = self._clock(), self._patience if is_hopeless else self._idle_patience

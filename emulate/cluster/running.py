@@ -181,6 +181,11 @@ class RunningCluster:
         return self._befallen.stopped
 
     @property
+    def is_passing(self) -> bool:
+        """Whether a fault that ends by itself lasts: hosts that wait now go on then."""
+        return self._befallen.is_passing
+
+    @property
     def is_over(self) -> bool:
         """Whether every host has ended; with parameter servers, whether the chief has (the others serve for ever)."""
         if "chief" in self.roles:

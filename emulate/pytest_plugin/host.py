@@ -92,7 +92,8 @@ class Host:
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
             sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
-        self._collectors = upstream.collectors(self._session, plan.files)
+        with self._meeting_first():  # here conftest.py of folders further down are imported
+            self._collectors = upstream.collectors(self._session, plan.files)
         self._settle()
 
     def _settle(self) -> None:

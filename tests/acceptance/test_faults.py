@@ -78,6 +78,15 @@ def test_what_an_earlier_run_left_in_the_folder_is_where_all_begin(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seconds", [4, 6, 8])
+def test_hosts_that_wait_for_one_that_is_stopped_for_a_time_go_on_without_a_restart(preload: Preload, seconds: int) -> None:
+    verdict = verify("checkpoints.py", preload, f"stop:host=1,step=4,seconds={seconds}", restarts=0)
+    [run] = verdict.runs
+    assert run.verdict == "equivalent", render(verdict)
+    assert (run.faults[0].restarts, run.faults[0].result) == (0, "identical")
+
+
+@pytest.mark.slow
 def test_each_of_several_faults_is_told_its_own_restart(preload: Preload) -> None:
     verdict = verify("checkpoints.py", preload, "kill:host=1,step=5", "kill:host=0,step=11,phase=all-reduce")
     [run] = verdict.runs

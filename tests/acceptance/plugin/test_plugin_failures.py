@@ -230,8 +230,13 @@ def test_a_host_that_ends_the_run_ends_the_others_too(run: Run, exit_: str, reas
     result.assert_outcomes()
 
 
-def test_a_tensor_that_conftest_makes_does_not_come_before_hosts_find_each_other(run: Run, suite: pytest.Pytester) -> None:
-    suite.makeconftest("import tensorflow as tf\n\nMEAN = tf.constant([0.5])\n")
+@pytest.mark.parametrize("folder", [pytest.param(".", marks=pytest.mark.slow), "unit/gpu"])
+def test_a_tensor_that_conftest_makes_does_not_come_before_hosts_find_each_other(
+    run: Run, suite: pytest.Pytester, folder: str
+) -> None:
+    where = suite.path / folder  # pytest imports the conftest.py of folders further down later
+    where.mkdir(parents=True, exist_ok=True)
+    (where / "conftest.py").write_text("import tensorflow as tf\n\nMEAN = tf.constant([0.5])\n")
     run(
         """
 import pytest
@@ -241,5 +246,6 @@ from conftest import MEAN
 @pytest.mark.topology("2x1", "1x2")
 def test_uses_it(strategy):
     assert MEAN.numpy() == 0.5 and strategy.num_replicas_in_sync == 2
-"""
+""",
+        name=f"{folder}/test_it.py",
     ).assert_outcomes(passed=2)

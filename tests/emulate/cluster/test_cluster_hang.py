@@ -22,6 +22,7 @@ class Case:
     def __init__(self, topology: str) -> None:
         self.now = 0.0
         self.cpu: dict[int, float] = {}
+        self.is_passing = False
         self.judge = HangJudge(Topology.parse(topology), clock=lambda: self.now)
 
     def cpu_seconds(self, host: int) -> float:
@@ -60,6 +61,19 @@ def test_a_host_that_died_while_another_waits_is_host_exited() -> None:
         "host 0 waits in all_reduce float32[2], its collective number 5; host 1 left with exit code 3 after step 4"
     )
     assert case.now < 3
+
+
+def test_nothing_is_said_while_a_fault_lasts_that_ends_by_itself_nor_right_after_it() -> None:
+    case = Case("2x1")
+    case.enter(0, 12)
+    case.enter(1, 3)
+    case.is_passing = True
+    assert case.after(60) is None
+    case.is_passing = False
+    assert case.after(2) is None  # what the host sends that was stopped arrives now
+    hang = case.after(4)
+    assert hang is not None
+    assert hang.code == "collective-mismatch"
 
 
 def test_a_host_that_ended_its_program_while_another_waits_is_unequal_steps() -> None:

@@ -32,6 +32,16 @@ def test_the_hang_judges_suspicion_is_reported_with_what_hosts_were_doing(folder
     assert where in found.causes[0].evidence
 
 
+def test_a_wait_for_another_thread_is_told_with_queues_and_events_as_well_as_the_order_of_locks(folder: Folder) -> None:
+    where = "host 0 waits for another of its threads (a lock, a queue, an event) (train.py:6 in <module>)"
+    found = ended(folder, hung="hang", suspect="python-deadlock", where=where)
+    [cause] = found.causes
+    assert "a lock, a queue or an event" in cause.summary
+    assert where in cause.evidence
+    assert "For a queue or an event, see that a thread of the same host fills or sets it" in cause.fix
+    assert "Take locks in one order everywhere" in cause.fix
+
+
 def test_a_host_that_was_killed_is_named_when_a_peer_raises(folder: Folder) -> None:
     hosts, status = {0: "raised", 1: "killed"}, {0: 1, 1: -9}
     found = ended(folder, failure="UnavailableError: Connection reset by peer", hosts=hosts, codes=status)
