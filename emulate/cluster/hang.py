@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from emulate.cluster.roles import host_name, roles_of
-from emulate.cluster.threads import DATA, LOCK, TENSORFLOW, Thread, is_fed_by_a_lock, place_of, waits_for
+from emulate.cluster.threads import DATA, LOCK, TENSORFLOW, Thread, is_at_a_lock, is_fed_by_a_lock, place_of, waits_for
 from emulate.topology import Topology
 
 PATIENCE = 2.5
@@ -24,6 +24,7 @@ _ENDLESS = {
     LOCK: "waits for another of its threads (a lock, a queue, an event)",
     TENSORFLOW: "waits in a TensorFlow function, in no collective",
 }
+_AT_A_LOCK = "waits for a lock that one of its threads holds"
 _BUSY = 0.1  # of one processor: a host in a hung collective uses next to none
 
 
@@ -177,7 +178,8 @@ class HangJudge:
         places = {number: place_of(found[number]) for number in outside}
         where = {number: self._where(host) for number, host in enumerate(self._hosts) if number not in outside}
         for number, kind in outside.items():
-            where[number] = f"{_ENDLESS[kind]}{places[number]}{self._hosts[number].after}"
+            doing = _AT_A_LOCK if kind == LOCK and is_at_a_lock(found[number]) else _ENDLESS[kind]
+            where[number] = f"{doing}{places[number]}{self._hosts[number].after}"
         code = "python-deadlock" if LOCK in outside.values() else "waits-for-data"
         return Hang(code, self._text(where), dict(sorted(where.items())))
 

@@ -17,13 +17,21 @@ _DATA = ("/data/ops/iterator_ops.py", "/ops/gen_dataset_ops.py", "/distribute/in
 _PIPELINE = "/gpudist_core/pipelines/"
 _COORDINATOR = "/distribute/coordinator/"
 _GENERATORS = ("/ops/script_ops.py", "/data/ops/from_generator_op.py")
-_LOCKS = ("/threading.py", "/queue.py", "/multiprocessing/", "/concurrent/futures/", "/_weakrefset.py")
+_THREADING = "/threading.py"
+_LOCKS = (_THREADING, "/queue.py", "/multiprocessing/", "/concurrent/futures/", "/_weakrefset.py")
 _POOL = "/multiprocessing/pool.py"
 _OPERATION = re.compile(r"/gen_\w+_ops\.py$")
 _LOCK_LINE = re.compile(
     r"\.acquire\(|\.join\(|\.wait\(|\.get\(|\.result\(|^(?:async )?with .*(?:lock|mutex|cond|sem)", re.IGNORECASE
 )
-_WAIT_WITH_END = re.compile(r"\btimeout\b|\.(?:join|wait|result)\(\s*[\d.]")
+_TAKES_A_LOCK = re.compile(r"\.acquire\(|^(?:async )?with ")
+_TIMED = re.compile(r"\btimeout\b|\.(?:join|wait|result|get)\(\s*\.?\d")
+_MAY_BE_TIMED = re.compile(r"\.(?:join|wait|result|exception)\(\s*[^\s)]|\.(?:get|acquire|wait_for)\(\s*(?:\*|[^,]+,\s*[^\s)])")
+_IN_THREADING = re.compile(
+    r"(?:gotit = )?waiter\.acquire\((?P<wait>True, timeout)?\)|self\._wait_for_tstate_lock\((?P<join>timeout=.+)?\)"
+)
+_HOUSEKEEPERS = ("/tqdm/_monitor.py", "/tensorboard/summary/writer/")  # look around for ever, and give nobody anything
+_LINES_OF_A_CALL = 12
 _SLEEP_LINE = re.compile(r"\bsleep\(|signal\.pause\(|sigwait")
 
 DATA, LOCK, TENSORFLOW, SLEEP, OTHER = "data", "lock", "tensorflow", "sleep", "other"
@@ -41,6 +49,16 @@ class Frame:
     def source(self) -> str:
         """Its line, where the file can be read."""
         return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def call(self) -> str:
+        """Its line with those that follow until the brackets are closed, where the file can be read."""
+        text = ""
+        for number in range(self.line, self.line + _LINES_OF_A_CALL):
+            text += linecache.getline(self.file, number)
+            if text.count("(") <= text.count(")"):
+                break
+        return text.strip()
 
     @property
     def is_of(self) -> str:
@@ -101,8 +119,22 @@ class Thread:
 
     @property
     def has_waits_with_an_end(self) -> bool:
-        """Whether the program has said how long it waits there."""
-        return self.place is not None and bool(_WAIT_WITH_END.search(self.place.source))
+        """Whether it waits for a time only and then goes on by itself; in doubt it does.
+
+        Python's `threading` has lines of its own for a wait without an end. Any other wait is what its call says.
+        """
+        if not self.frames or any(part in frame.file for frame in self.frames for part in _HOUSEKEEPERS):
+            return False
+        place = self.place
+        if place is not None and _TIMED.search(place.call):
+            return True
+        in_threading = (_IN_THREADING.search(frame.source) for frame in self.frames[:2] if frame.file.endswith(_THREADING))
+        known = next((match for match in in_threading if match), None)
+        if known is not None:
+            return known.group("wait") is not None or known.group("join") is not None
+        outside = (frame for frame in self.frames if not any(part in frame.file for part in _LOCKS))
+        call = (place or next(outside, self.frames[0])).call
+        return bool(_TIMED.search(call) or _MAY_BE_TIMED.search(call))
 
     @property
     def waits_for(self) -> str:
@@ -153,7 +185,7 @@ def waits_for(threads: Sequence[Thread]) -> str:
         As `Thread.waits_for`.
     """
     main = main_of(threads)
-    if main is None or (main.waits_for == LOCK and main.has_waits_with_an_end):
+    if main is None or any(thread.waits_for == LOCK and thread.has_waits_with_an_end for thread in threads):
         return OTHER
     # Of a pool of threads, such as TensorFlow has for eager collectives, one thread only looks after the others.
     has_pool_of_threads = any(thread.is_in_pool("worker") for thread in threads)
@@ -164,6 +196,14 @@ def waits_for(threads: Sequence[Thread]) -> str:
     if main.waits_for == TENSORFLOW and any(thread.feeds for thread in threads):
         return DATA
     return main.waits_for
+
+
+def is_at_a_lock(threads: Sequence[Thread]) -> bool:
+    """Whether a host's program takes a lock itself there; else it waits for a queue, an event or the end of a thread."""
+    main = main_of(threads)
+    if main is None or any(part in main.frames[0].file for part in _LOCKS):
+        return False
+    return bool(_TAKES_A_LOCK.search(main.frames[0].source))
 
 
 def is_fed_by_a_lock(threads: Sequence[Thread]) -> bool:

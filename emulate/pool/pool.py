@@ -259,7 +259,11 @@ class Pool:
     def _end(self, cluster: WarmCluster) -> None:
         """In the background: a killed host of several may take a moment."""
         thread = threading.Thread(target=cluster.end, name=f"end of {cluster.topology}", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # this process is about to leave: Python starts no thread any more
+            cluster.end()
+            return
         self._ending = [one for one in self._ending if one.is_alive()] + [thread]
 
     def _check_open(self) -> None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, Settings
+from emulate.pytest_plugin.orphans import end_with_parent
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Clusters:
     def __init__(self, settings: Settings, config: pytest.Config) -> None:
         worker = getattr(config, "workerinput", {})
         self._settings = settings
+        self._is_worker = bool(worker)
         self._num_workers = int(worker.get("workercount", 1))
         self._turns = Turns(str(worker.get("testrunuid", "")), len(os.sched_getaffinity(0)))
         self._preload: Preload | None = None
@@ -99,6 +102,8 @@ class Clusters:
         if self._preload is None:
             from emulate.cluster import Preload
 
+            if self._is_worker:
+                end_with_parent()
             self._preload = Preload(modules=_MODULES)
         return self._preload
 
@@ -121,12 +126,15 @@ class Clusters:
         from emulate.pool import Pool
 
         size = self._settings.pool_size or DEFAULT_POOL_SIZE
-        return Pool(
+        pool = Pool(
             max_hosts=max(self._largest, size // self._num_workers, 1),
             preload=self.warm_up(),
             device=self._settings.device,
             keeps_gpus=self._num_workers == 1,
         )
+        # A worker whose pytest is gone does not come to `close`: an error ends it before that. Then this comes first of all.
+        weakref.finalize(self, pool.close)
+        return pool
 
     def history(self) -> list[str]:
         """What became of the clusters of the pool, and why some were not used again."""

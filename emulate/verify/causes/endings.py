@@ -214,12 +214,15 @@ PYTHON_DEADLOCK = Cause(
     title="Python threads wait for each other",
     meaning="The program waits for a lock, a queue, an event or a thread that nobody will give, fill, set or end: all threads "
     "of the host wait, and none computes.",
-    evidence="For some seconds no host has computed anything; the main thread of the host named is in a wait for a lock, and "
-    "none of its other threads sleeps, reads or computes.",
-    fix="Look at the stack of that host: which thread is to release what it waits for? Take locks in one order everywhere, "
-    "release them with `with`, never call code that waits (a callback, a collective) while holding one, and give waits a "
-    "timeout.",
-    search=_suspected("python-deadlock", "A host's threads wait for a lock that none of them can release."),
+    evidence="For some seconds no host has computed anything; the main thread of the host named waits for another thread (a "
+    "lock, a queue, an event), and none of its other threads sleeps, reads, computes or waits for a time only.",
+    fix="Look at the stack of that host: which thread is to release, fill, set or end what it waits for? For a queue or an "
+    "event, see that a thread of the same host fills or sets it, also where that thread fails (a sentinel in `finally`). Take "
+    "locks in one order everywhere, release them with `with`, and never call code that waits (a callback, a collective) while "
+    "holding one. Give waits a timeout.",
+    search=_suspected(
+        "python-deadlock", "A host's threads wait for a lock, a queue or an event that none of them can release, fill or set."
+    ),
     runs_that_ended=True,
     completed=False,
 )

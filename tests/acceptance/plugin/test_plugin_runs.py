@@ -143,13 +143,22 @@ def test_hangs(cluster, devices):
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-def test_an_interrupted_pytest_leaves_nothing(suite: pytest.Pytester, number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        pytest.param(signal.SIGINT, [], id="SIGINT"),
+        pytest.param(signal.SIGKILL, [], id="SIGKILL"),
+        pytest.param(signal.SIGKILL, ["-n", "2"], id="SIGKILL, workers of pytest-xdist"),
+    ],
+)
+def test_an_interrupted_pytest_leaves_nothing(
+    suite: pytest.Pytester, number: signal.Signals, options: list[str], tmp_path: Path
+) -> None:
     suite.makepyfile(test_it=HANGS)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'base'}"]
+    command = [sys.executable, "-m", "pytest", "-q", f"--basetemp={tmp_path / 'base'}", *options]
     with subprocess.Popen(
         command,
         cwd=suite.path,

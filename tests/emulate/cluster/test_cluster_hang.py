@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from emulate.cluster import Hang, HangJudge, HostContext, Preload, RunningCluster, system
+from emulate.cluster.threads import Thread, parse
 from emulate.topology import Topology
 from tests.emulate.cluster.helpers import LIMIT
 
@@ -115,6 +117,51 @@ def test_a_host_that_sleeps_or_waits_for_input_is_not_judged() -> None:
     case = Case("2x1")
     case.enter(0, 5)
     case.leave(1, 4)
+    assert case.after(60) is None
+
+
+class Waiting(Case):
+    """A case whose host 1 idles at this line of its program, inside Python's `queue` or `threading` or not."""
+
+    def __init__(self, file: Path, line: str, *, inside: bool) -> None:
+        super().__init__("2x1")
+        file.write_text(f"{line}\n")
+        innermost = '  File "/gone/lib/python3.11/threading.py", line 1 in wait\n' * inside
+        frames = f'{innermost}  File "{file}", line 1 in work\n  File "/x/emulate/cluster/host.py", line 9 in run'
+        self._dump = f"Thread 0x1 (most recent call first):\n{frames}"
+
+    def is_runnable(self, host: int) -> bool:
+        del host
+        return False
+
+    def threads(self) -> dict[int, list[Thread]]:
+        return {1: parse(self._dump)}
+
+
+@pytest.mark.parametrize(
+    ("line", "inside", "said"),
+    [
+        ("lock.acquire()", False, "waits for a lock that one of its threads holds"),
+        ("with lock:", False, "waits for a lock that one of its threads holds"),
+        ("never.get()", True, "waits for another of its threads (a lock, a queue, an event)"),
+        ("event.wait()", True, "waits for another of its threads (a lock, a queue, an event)"),
+        ("simple_queue.get()", False, "waits for another of its threads (a lock, a queue, an event)"),
+    ],
+)
+def test_a_host_is_said_to_wait_for_a_lock_only_where_its_program_takes_one(
+    tmp_path: Path, line: str, inside: bool, said: str
+) -> None:
+    case = Waiting(tmp_path / "program.py", line, inside=inside)
+    case.enter(0, 5)
+    hang = case.after(12)
+    assert hang is not None
+    assert (hang.code, hang.where[1]) == ("python-deadlock", f"{said} (program.py:1 in work)")
+
+
+@pytest.mark.parametrize("line", ["event.wait(seconds)", "never.get(timeout=60)", "thread.join(limit)"])
+def test_a_host_whose_wait_has_an_end_is_not_judged(tmp_path: Path, line: str) -> None:
+    case = Waiting(tmp_path / "program.py", line, inside=True)
+    case.enter(0, 5)
     assert case.after(60) is None
 
 

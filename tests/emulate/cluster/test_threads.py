@@ -71,6 +71,7 @@ def waits_of(program: str, folder: Path) -> str:
         "event.wait(seconds)",
         "lock.acquire(timeout=seconds)",
         "lock.acquire(\n    True,\n    seconds,\n)",
+        "lock.acquire(*(True, seconds))",
         "simple.get(True, seconds)",
         "with condition:\n    condition.wait_for(event.is_set, seconds)",
         "concurrent.futures.ThreadPoolExecutor().submit(acquire).result(seconds)",
