@@ -325,6 +325,7 @@ class Case:
 
     def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
         """A cause explains these differences, and they are not where the run begins to diverge: advice, or a consequence."""
+        _ = self.base  # what is explained before the rows are compared on their own is forgotten
         self.explain(predicate)
         self._aside.append(predicate)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from emulate.probe.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.compare import Point
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
@@ -153,7 +152,7 @@ def _search_missing(case: Case) -> Sign | None:
 def _remainder(case: Case, ledger: Ledger) -> Sign:
     steps, rows = sorted(ledger.left_out), sum(ledger.left_out.values())
     # What a program counts over an epoch, it counts over fewer rows.
-    _explain_aside(case, lambda point: point.measure.key.kind == "metric" and point.step >= steps[0] - 1)
+    case.explain_aside(lambda point: point.measure.key.kind == "metric" and point.step >= steps[0] - 1)
     what = (
         "The last, smaller batch of an epoch is left out"
         if all(ledger.left_out[k] == len(ledger.reference[k]) for k in steps)
@@ -167,7 +166,7 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
     k = ledger.first_apart or 0
     seen, expected = ledger.sizes(k)
     # Keras's logs are of an epoch so far, and epochs of fewer rows begin elsewhere.
-    _explain_aside(case, lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     end = f"The run is over after {len(ledger.topology)} steps, one device goes on. " if ledger.ended else ""
     return Sign(
         rows,
@@ -175,11 +174,6 @@ def _lost(case: Case, ledger: Ledger, rows: str, fix: str | None) -> Sign:
         + _four_numbers(ledger),
         fix,
     )
-
-
-def _explain_aside(case: Case, predicate: Callable[[Point], bool]) -> None:
-    _ = case.base  # what is explained before the rows are compared on their own is forgotten
-    case.explain_aside(predicate)
 
 
 _REMAINDER = (
