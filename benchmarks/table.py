@@ -28,7 +28,7 @@ WHAT = {
     "sharded_memory": "A table of 1 GB in slices on `1x4`, trained: peak memory of the process, TensorFlow included, GB",
     "sharded_memory_own": "Of it the process's own: without pages of libraries, which it shares and the system can drop",
     "sharded_memory_beyond_tensorflow": "Of it what came after the strategy was made: all but TensorFlow",
-    "sharded_memory_system_allocator": "The same table with `TF_ONEDNN_USE_SYSTEM_ALLOCATOR=1`, slower in convolutions",
+    "sharded_memory_onednn": "The same table with oneDNN on (`TF_ENABLE_ONEDNN_OPTS=1`, what most Intel CPUs have)",
     "sharded_memory_fresh": "The same table in a host that imports TensorFlow itself and counts more pages of its libraries",
     "pool_warm_2x1": "An all-reduce on a warm `2x1`: times as fast",
     "pool_warm_4x1": "The same on `4x1`",

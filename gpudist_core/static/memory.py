@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudist_core.static.sources import rows_per_piece
+from gpudist_core.static.sources import PIECE_BYTES, rows_per_piece
+from gpudist_core.upstream import static as upstream
 
 Array = NDArray[Any]
 
-APART = 64 << 20
-"""Bytes of address space that are set apart for what is small."""
-_is_apart = threading.Event()
 
+def zeros(shape: tuple[int, ...], dtype: Any, device: str) -> Any:
+    """What a variable starts from, to be filled piece by piece.
 
-def set_apart(size: int) -> None:
-    """Let what is small have a place of its own before something large is allocated in this process for the first time.
-
-    TensorFlow's allocator on CPU takes memory in regions, each as large as twice the last one, and touches 8 bytes of books for
-    each 256 of a region. A large tensor fills its region, so the first small tensor after it (a piece to write, a batch) takes
-    one of its own, of up to twice that size: 32 MiB of books beside a table of 1 GB.
+    Large ones on a CPU do not come from TensorFlow's own allocator, which where oneDNN is on (most Intel CPUs) touches 8 bytes
+    of books for each 256, takes regions that double in size, and gives none of it back when the variable is gone.
 
     Args:
-        size: Bytes of the largest tensor to come on one device.
+        shape: The shape.
+        dtype: A dtype of NumPy.
+        device: Where the variable will be.
+
+    Returns:
+        A tensor of zeros.
     """
     import tensorflow as tf
 
-    if size > APART and not _is_apart.is_set():
-        _is_apart.set()
-        with tf.init_scope(), tf.device("CPU:0"):
-            tf.raw_ops.Empty(shape=[APART], dtype=tf.uint8, init=False)
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size < PIECE_BYTES or dtype.kind not in "iuf" or "CPU" not in device.upper():
+        return tf.zeros(shape, dtype)
+    return upstream.zeros_to_own(shape, dtype)
 
 
 def write(variable: Any, begin: tuple[int, ...], values: Array) -> None:

@@ -12,7 +12,7 @@ ordinary variable of the strategy, and the same program runs.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -367,11 +367,16 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
         raise WrongUse("A table needs a row to split", "Give it rows.", shape=shape, axis=axis)
     lay = info.slice_shape(shape)
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
-    check_room(dict.fromkeys(strategy.extended.parameter_devices if in_one_piece else replicas.devices, size), _TOO_LARGE)
-    memory.set_apart(size)
-    each_its_own = info.total_replicas > 1
-    own = upstream.unmirrored(strategy, lambda: tf.zeros(lay, source.dtype)) if each_its_own else contextlib.nullcontext()
-    with strategy.scope(), own:
+    devices = strategy.extended.parameter_devices if in_one_piece else replicas.devices
+    check_room(dict.fromkeys(devices, size), _TOO_LARGE)
+    zeros = functools.partial(memory.zeros, lay, source.dtype)
+    if info.total_replicas > 1:
+        creation = upstream.unmirrored(strategy, zeros)
+    else:
+        creation = tf.variable_creator_scope(
+            lambda create, **kwargs: create(**{**kwargs, "initial_value": lambda: zeros(devices[0])})
+        )
+    with strategy.scope(), creation:
         table = ShardedTable(create(lay), strategy, info, shape)
     central_storage.let_first_assign(table.variable)
     return table

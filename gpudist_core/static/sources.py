@@ -14,7 +14,7 @@ from gpudist_core.errors import WrongUse
 
 Array = NDArray[Any]
 Pieces = Iterator[tuple[int, Array]]
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """What is on its way at once: large enough that copying is not held up, small beside any table that matters."""
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes at whose multiples TensorFlow's kernels take memory as it is."""
 
 
 def plain_variable(initial_value: Any, *, device: str, name: str) -> Any:
@@ -29,7 +35,30 @@ def _create(**kwargs: Any) -> Any:
     return importlib.import_module("tensorflow.python.ops.variables").default_variable_creator_v2(None, **kwargs)
 
 
-def unmirrored(strategy: Any, initial_value: Callable[[], Any]) -> Any:
+def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """A tensor of zeros in memory of NumPy's, on a CPU, which a variable that is made of it takes over as it is.
+
+    TensorFlow updates a variable in place where its buffer is its own. A tensor over foreign memory says that it is not, and
+    the first update would copy all of it; a slice of such a tensor does not say so (TensorFlow 2.21).
+
+    Args:
+        shape: The shape; its size is not 0.
+        dtype: A dtype of whole or floating numbers.
+
+    Returns:
+        The tensor. Nothing else refers to its memory, no page of which is touched yet.
+    """
+    import tensorflow as tf
+
+    count = int(np.prod(shape, dtype=np.int64))
+    raw = np.zeros((count + 1) * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    flat = raw[start : start + (count + 1) * dtype.itemsize].view(dtype)
+    with tf.device("CPU:0"):
+        return tf.reshape(tf.experimental.dlpack.from_dlpack(flat.__dlpack__())[:count], shape)
+
+
+def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
     """A context in which a mirrored strategy's variables are made from each device's own initial value.
 
     The strategy itself would broadcast the first host's over the network, where it stays in memory once more (512 MiB of
@@ -37,7 +66,7 @@ def unmirrored(strategy: Any, initial_value: Callable[[], Any]) -> Any:
 
     Args:
         strategy: The strategy in whose scope a variable is about to be made.
-        initial_value: Makes the value, called on each device.
+        initial_value: Makes the value, called on each device with its name.
 
     Returns:
         The context manager, to be entered inside the strategy's scope.
@@ -58,7 +87,7 @@ def unmirrored(strategy: Any, initial_value: Callable[[], Any]) -> Any:
         for i, device in enumerate(devices):
             with tf.device(device):
                 new_name = f"{made[0].name.split(':')[0]}/replica_{i}/" if made else name
-                made.append(_create(**{**kwargs, "name": new_name, "initial_value": initial_value}))
+                made.append(_create(**{**kwargs, "name": new_name, "initial_value": functools.partial(initial_value, device)}))
         return made
 
     return tf.variable_creator_scope(mirrored)

@@ -339,3 +339,69 @@ def bad_ids() -> list[str]:
                 "An id must be a row" if "An id must be a row of the table: 0 <= id < 11." in str(error) else str(error)
             )
     return heard
+
+
+def memory_of_a_large_table() -> dict[str, int]:
+    """How many slices of a table lie in the memory they were given, after it is filled and after a step."""
+    import keras
+
+    import gpudist_core as gd
+
+    given: list[np.ndarray[Any, Any]] = []
+    zeros = np.zeros
+
+    def note(*args: Any) -> Any:
+        given.append(zeros(*args))
+        return given[-1]
+
+    where, rows = gd.make_strategy(), 1 << 20
+    np.zeros = note  # type: ignore[assignment]
+    try:
+        with where.scope():
+            table = gd.ShardedEmbedding(rows, 4, where, initializer=lambda start, shape: np.full(shape, 5.0, "float32"))
+            model = keras.Sequential([keras.Input((1,), dtype="int64"), table, keras.layers.Flatten()])
+            optimizer = keras.optimizers.SGD(4.0)
+    finally:
+        np.zeros = zeros
+    given = [raw for raw in given if raw.nbytes >= rows * 16 // where.num_replicas_in_sync]
+    kept = {"given": len(given), "filled in place": sum(bool((raw == 0xA0).any()) for raw in given)}  # 5.0 is 00 00 A0 40
+    step = gd.TrainStep(model, optimizer, lambda target, found: found[:, 0])
+    data = gd.Pipeline.from_arrays((np.array([[0], [rows - 1]]), np.zeros(2)), global_batch_size=2)
+    for batch in data.distribute(where):
+        step(batch)
+    kept["trained in place"] = sum(bool((raw == 0x40).sum() != (raw == 0xA0).sum()) for raw in given)  # 3.0 is 00 00 40 40
+    return kept
+
+
+LARGE = 8 << 20
+"""Bytes of a tensor that TensorFlow's allocator on CPU need not keep."""
+
+
+def large_of_any_dtype(dtype: str) -> dict[str, int]:
+    """How many values of a replicated tensor are right, and how many copies of it were given memory and gave it back."""
+    import gc
+    import weakref
+
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    given: list[Any] = []
+    where = gd.make_strategy()
+    values = tf.cast(tf.ones([LARGE // tf.as_dtype(dtype).size]), dtype)
+    zeros = np.zeros
+
+    def note(*args: Any) -> Any:
+        raw = zeros(*args)
+        given.extend([weakref.ref(raw)] if raw.nbytes >= LARGE else [])
+        return raw
+
+    np.zeros = note  # type: ignore[assignment]
+    try:
+        tensor = gd.replicate(values, where)
+    finally:
+        np.zeros = zeros
+    right = int(tf.reduce_sum(tf.cast(tensor.copies[1], tf.int64)))
+    del tensor
+    gc.collect()
+    return {"values": right, "given": len(given), "given back": sum(raw() is None for raw in given)}

@@ -220,3 +220,18 @@ def test_rows_are_written_in_place_on_a_cpu_and_by_the_way_of_a_gpu(name: str, d
     expected = np.zeros_like(whole)
     expected[2:5] = whole[2:5]
     np.testing.assert_array_equal(variable.numpy().astype(int), expected)
+
+
+@pytest.mark.parametrize("topology", ["1x1", "1x2"])
+def test_a_large_table_stays_in_the_memory_it_was_given(on_hosts: OnHosts, topology: str) -> None:
+    (kept,) = on_hosts(topology, on_host.memory_of_a_large_table)
+    slices = int(topology[-1])
+    assert kept == {"given": slices, "filled in place": slices, "trained in place": slices}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bfloat16", "bool"])
+def test_a_large_tensor_of_any_dtype_is_written_in_place_and_its_memory_given_back(on_hosts: OnHosts, dtype: str) -> None:
+    (found,) = on_hosts("1x2", on_host.large_of_any_dtype, dtype)
+    whole = on_host.LARGE // np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize
+    ours = dtype not in ("bfloat16", "bool")  # which NumPy has not, or DLPack; TensorFlow's allocator keeps them
+    assert found == {"values": whole, "given": 2 * ours, "given back": 2 * ours}

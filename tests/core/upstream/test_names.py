@@ -263,7 +263,7 @@ def tensorflow() -> dict[str, bool]:
     where = tf.distribute.OneDeviceStrategy("CPU:0")
     with where.scope():
         plain = static.plain_variable(lambda: tf.ones([2]), device="/CPU:0", name="plain")
-        with static.unmirrored(tf.distribute.MirroredStrategy(["CPU:0"]), lambda: tf.ones([2])):
+        with static.unmirrored(tf.distribute.MirroredStrategy(["CPU:0"]), lambda device: tf.ones([2])):
             pass
     inside: list[bool] = []
 
@@ -296,16 +296,17 @@ def mirrored() -> dict[str, bool]:
     from gpudist_core.upstream import static
 
     where = tf.distribute.MirroredStrategy()
-    made: list[int] = []
+    made: list[str] = []
 
-    def value() -> Any:
-        made.append(len(made))
+    def value(device: str) -> Any:
+        made.append(device)
         return tf.fill([2], float(len(made)))
 
     with where.scope(), static.unmirrored(where, value):
         variable = tf.Variable(lambda: tf.zeros([2]))
     copies = [copy.numpy().tolist() for copy in where.experimental_local_results(variable)]
-    return {"distribute_utils.create_mirrored_variable": copies == [[1.0, 1.0], [2.0, 2.0]]}
+    named = [device.rpartition(":")[2] for device in made]
+    return {"distribute_utils.create_mirrored_variable": copies == [[1.0, 1.0], [2.0, 2.0]] and named == ["0", "1"]}
 
 
 NAMES: dict[str, Callable[[], dict[str, bool]]] = {
