@@ -1,8 +1,9 @@
 """`gradient_accumulation_steps` of Keras's optimizers: which batch makes an update is decided before a step is compiled.
 
 As in Keras on one device, every batch calls `apply` and counts in the schedule of the rate, every k-th one makes the update
-with the mean of the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where
-replicas cannot meet.
+with the mean of the k gradients, and `optimizer.iterations` counts updates. A batch that a loss scale skips is none of the k;
+that it did is known after its step alone, so with a loss scale each batch waits for the one before. Keras decides inside a
+`cond`, where replicas cannot meet.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Accumulation:
     """
 
     def __init__(self, optimizer: Any, strategy: Any) -> None:
-        self.pending = 0
+        self._pending = 0
         self.every = int(optimizers.accumulates(optimizer))
         self.only_holds = False
         self._optimizer = optimizer
@@ -34,14 +35,21 @@ class Accumulation:
         self._sums = Accumulators(strategy)
         optimizers.accumulate_by(optimizer, self)
 
+    @property
+    def pending(self) -> int:
+        """How many batches were added up since the last update; one that a loss scale has skipped is none of them."""
+        if optimizers.may_skip(self._optimizer):
+            return optimizers.num_applied(self._optimizer) % self.every
+        return self._pending
+
     def next(self) -> bool:
         """Count a batch.
 
         Returns:
             Whether it makes no update yet.
         """
-        self.pending = (self.pending + 1) % self.every
-        return self.pending != 0
+        self._pending = (self.pending + 1) % self.every
+        return self._pending != 0
 
     def build(self) -> None:
         """Make the sums, outside a step; again does nothing."""
@@ -68,7 +76,6 @@ class Accumulation:
             self._sums.add(every, 1.0 / self._replicas)
             return None
         sums, count = self._sums.take(every, 1.0 / self._replicas)
-        # A batch that a loss scale has skipped is not counted, here or in Keras.
         return [scale(sums[place], 1 / (part * self._replicas * count)) for place in places]
 
     def state(self) -> dict[str, Any]:
@@ -92,7 +99,7 @@ class Accumulation:
                 pending=pending,
                 gradient_accumulation_steps=self.every,
             )
-        self.pending = pending
+        self._pending = pending
         if pending:
             self.build()
             self._sums.restore(state["sums"])

@@ -135,6 +135,16 @@ def accumulates(optimizer: Any) -> int:
     return int(getattr(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulate", None) or 0)
 
 
+def may_skip(optimizer: Any) -> bool:
+    """Whether gradients that are not finite keep it from being applied: a `LossScaleOptimizer`."""
+    return hasattr(optimizer, "inner_optimizer")
+
+
+def num_applied(optimizer: Any) -> int:
+    """How many batches' gradients an optimizer was applied with, those among them that it only added up."""
+    return int(getattr(optimizer, "inner_optimizer", optimizer)._iterations.numpy())
+
+
 def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     """Have an optimizer ask what to update with: `accumulation(grads, variables, reduced=...)`, None for nothing yet."""
     object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)

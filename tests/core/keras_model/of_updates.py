@@ -67,10 +67,24 @@ def drawn_by_row(run: Run) -> dict[str, Any]:
 
 def half_precision(run: Run) -> dict[str, Any]:
     """A row whose gradient is beyond float16 is on one replica: all skip its batch and have one loss scale."""
+    seen = _half_precision(run)
+    assert seen["made"] == 4
+    return seen
+
+
+def half_precision_accumulated(run: Run) -> dict[str, Any]:
+    """The batch that is skipped is none of those that make an update."""
+    seen = _half_precision(run, gradient_accumulation_steps=3)
+    assert seen["made"] == 1
+    return seen
+
+
+def _half_precision(run: Run, **options: Any) -> dict[str, Any]:
     import keras
 
     def optimizer() -> Any:
-        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**10, dynamic_growth_steps=4)
+        inner = keras.optimizers.SGD(0.1, **options)
+        return keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**10, dynamic_growth_steps=4)
 
     x, y = digits(75)
     weights = np.ones(75, "float32")
@@ -82,5 +96,4 @@ def half_precision(run: Run) -> dict[str, Any]:
     finally:
         keras.config.set_dtype_policy("float32")
     made = int(model.optimizer.inner_optimizer.iterations.numpy())
-    assert made == 4
     return {**seen, "made": made, "scale": float(model.optimizer.dynamic_scale.numpy())}

@@ -12,7 +12,7 @@ CASES: dict[str, Callable[[Run], dict[str, Any]]] = {
     name: case
     for module in (of_data, of_layers, of_models, of_updates, of_reports)
     for name, case in vars(module).items()
-    if getattr(case, "__module__", "") == module.__name__
+    if getattr(case, "__module__", "") == module.__name__ and not name.startswith("_")
 }
 
 
