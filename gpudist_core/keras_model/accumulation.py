@@ -14,8 +14,9 @@ from typing import Any
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import scale
+from gpudist_core.replicas import replicas_of
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.upstream import optimizers
+from gpudist_core.upstream import optimizers, saved_sums
 
 
 class Accumulation:
@@ -33,6 +34,7 @@ class Accumulation:
         self._optimizer = optimizer
         self._replicas = int(strategy.num_replicas_in_sync)
         self._sums = Accumulators(strategy)
+        self._several_hosts = replicas_of(strategy).num_hosts > 1
         optimizers.accumulate_by(optimizer, self)
 
     @property
@@ -48,8 +50,16 @@ class Accumulation:
         Returns:
             Whether it makes no update yet.
         """
+        self._take_over()
         self._pending = (self.pending + 1) % self.every
         return self._pending != 0
+
+    def _take_over(self) -> None:
+        """Go on with what Keras has loaded into the optimizer, or has trained it with before."""
+        sums = saved_sums.taken_over(self._optimizer)
+        if sums is not None:
+            pending = optimizers.num_applied(self._optimizer) % self.every
+            self.restore({"pending": pending, "sums": {"sums": sums, "weight": float(pending)}})
 
     def build(self) -> None:
         """Make the sums, outside a step; again does nothing."""
@@ -82,6 +92,11 @@ class Accumulation:
         """What a checkpoint must keep."""
         return {"pending": self.pending, "sums": self._sums.state() if self.pending else {}}
 
+    def state_here(self) -> dict[str, Any] | None:
+        """What can be said on one host alone: all but what several hosts have added up."""
+        self._take_over()
+        return None if self._several_hosts and self.pending else self.state()
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, on any topology.
 
@@ -109,12 +124,12 @@ class Accumulations:
     """Those of all optimizers of a model that accumulate.
 
     Args:
-        optimizers: The optimizers of a model.
+        accumulating: The optimizers of a model that accumulate.
         strategy: Its strategy.
     """
 
-    def __init__(self, optimizers: list[Any], strategy: Any) -> None:
-        self._each = [Accumulation(optimizer, strategy) for optimizer in optimizers]
+    def __init__(self, accumulating: list[Any], strategy: Any) -> None:
+        self._each = [optimizers.accumulation_of(one) or Accumulation(one, strategy) for one in accumulating]
 
     def next(self) -> tuple[bool, ...]:
         """Count a batch: for each optimizer, whether it makes no update yet."""

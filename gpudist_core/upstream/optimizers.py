@@ -14,7 +14,7 @@ from typing import Any
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients import clipping, reduction
-from gpudist_core.upstream import classes
+from gpudist_core.upstream import classes, saved_sums
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
@@ -40,6 +40,8 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
         exact_optimizer(inner, strategy)
         inner._gpudist_reduced = True
     if not hasattr(optimizer, "_gpudist_reduced"):
+        if inner is None and optimizer.built:
+            saved_sums.take_over(optimizer)
         classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
         # The attributes are plain values: Keras must not track them.
         for name, value in _first_values(optimizer).items():
@@ -145,6 +147,11 @@ def num_applied(optimizer: Any) -> int:
     return int(getattr(optimizer, "inner_optimizer", optimizer)._iterations.numpy())
 
 
+def accumulation_of(optimizer: Any) -> Any:
+    """What `accumulate_by` gave it; None before."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._gpudist_accumulation
+
+
 def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     """Have an optimizer ask what to update with: `accumulation(grads, variables, reduced=...)`, None for nothing yet."""
     object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)
@@ -248,6 +255,14 @@ class _Base:
                 trainable_variables = list(trainable_variables)
                 _build_outside(self, trainable_variables)
             super().apply(grads, trainable_variables=trainable_variables)  # type: ignore[misc]
+
+    def save_own_variables(self, store: Any) -> None:
+        own: dict[str, Any] = {}
+        super().save_own_variables(own)  # type: ignore[misc]
+        saved_sums.save(self, list(own.values()), store)
+
+    def load_own_variables(self, store: Any) -> None:
+        super().load_own_variables(saved_sums.split(self, store))  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]

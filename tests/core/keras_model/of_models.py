@@ -279,6 +279,20 @@ def made_in_build(run: Run) -> dict[str, Any]:
 
 def saved(run: Run) -> dict[str, Any]:
     """The file is one of plain Keras, which goes on from it; so does what was loaded and is distributed."""
+    return _saved(run)
+
+
+def saved_with_accumulation(run: Run) -> dict[str, Any]:
+    """Keras keeps its sums among the optimizer's variables, which are numbered in a file."""
+    return _saved(run, gradient_accumulation_steps=2, use_ema=True)
+
+
+def saved_between_updates(run: Run) -> dict[str, Any]:
+    """What was added up since the last update is saved too."""
+    return _saved(run, gradient_accumulation_steps=3)
+
+
+def _saved(run: Run, **options: Any) -> dict[str, Any]:
     import tempfile
     from pathlib import Path
 
@@ -286,7 +300,9 @@ def saved(run: Run) -> dict[str, Any]:
 
     x, y = digits(50)
     model = run.sequential(
-        hidden, keras.layers.BatchNormalization, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1)
+        hidden,
+        keras.layers.BatchNormalization,
+        optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.1, **options),
     )
     run.fit(model, x, y)
     with tempfile.TemporaryDirectory() as folder:

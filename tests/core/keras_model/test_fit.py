@@ -31,6 +31,7 @@ ALIKE_ON_HOSTS = {
     "masked",
     "own_compute_loss",
     "own_optimizers",
+    "saved_between_updates",
     "several_outputs",
     "subclassed",
     "two_optimizers",

@@ -1,0 +1,104 @@
+"""The sums of `gradient_accumulation_steps` among an optimizer's variables, where Keras saves and loads them by number.
+
+Keras 3.12 and 3.15 number the iterations, the rate where it is a variable, the averages, the sums, and what the optimizer
+itself keeps. An exact optimizer keeps its sums elsewhere, over replicas; in a file they stand where Keras looks for them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def take_over(optimizer: Any) -> None:
+    """What an optimizer of Keras alone was built with, or was loaded with, becomes the first state of its accumulation.
+
+    Args:
+        optimizer: A built optimizer, before it is exact, that is not a `LossScaleOptimizer`.
+    """
+    sums = optimizer.__dict__.get("_accumulated_gradients")
+    if sums:
+        values = [variable.numpy() for variable in sums]
+        for variable in sums:
+            optimizer._untrack_variable(variable)
+        object.__setattr__(optimizer, "_accumulated_gradients", None)
+        object.__setattr__(optimizer, "_gpudist_taken_over", values)
+
+
+def taken_over(optimizer: Any) -> list[Any] | None:
+    """The sums that `take_over` or a loaded file left, once; None where there are none."""
+    keeps = _keeps(optimizer)
+    values: list[Any] | None = keeps.__dict__.get("_gpudist_taken_over")
+    object.__setattr__(keeps, "_gpudist_taken_over", None)
+    return values
+
+
+def save(optimizer: Any, values: list[Any], store: Any) -> None:
+    """Write an optimizer's variables as Keras numbers them.
+
+    Args:
+        optimizer: An exact optimizer.
+        values: Of its own variables.
+        store: Keras's, for one optimizer.
+    """
+    place = _place(optimizer)
+    if place is not None:
+        values = [*values[:place], *_sums(optimizer), *values[place:]]
+    for number, value in enumerate(values):
+        store[str(number)] = value
+
+
+def split(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of what Keras saved the optimizer's own variables; the sums go on in its accumulation.
+
+    Args:
+        optimizer: An exact optimizer.
+        store: Keras's, for one optimizer.
+
+    Returns:
+        A store without the sums; the same one where there are none.
+    """
+    place = _place(optimizer)
+    number = 0 if place is None else len(_keeps(optimizer)._trainable_variables)
+    if place is None or len(store.keys()) != len(optimizer.variables) + number:
+        return store
+    values = [store[str(i)] for i in range(len(store.keys()))]
+    keeps = _keeps(optimizer)
+    object.__setattr__(keeps, "_gpudist_taken_over", [np.array(value) for value in values[place : place + number]])
+    return {str(i): value for i, value in enumerate([*values[:place], *values[place + number :]])}
+
+
+def _keeps(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def _place(optimizer: Any) -> int | None:
+    """Where the sums begin among what Keras saves; None where it keeps none."""
+    import keras
+
+    inner = _keeps(optimizer)
+    if not inner.built or not inner._gpudist_accumulate:
+        return None
+    outer = len(optimizer._variables) if inner is not optimizer else 0
+    averages = inner._model_variables_moving_average if inner.use_ema else []
+    own = [inner._iterations, inner._learning_rate, *averages]
+    return outer + sum(isinstance(one, keras.Variable) for one in own)
+
+
+def _sums(optimizer: Any) -> list[Any]:
+    inner = _keeps(optimizer)
+    accumulation = inner._gpudist_accumulation
+    state: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
+    if state is None:
+        warnings.warn(
+            "A model that is saved by Keras in the middle of an accumulation goes on without the batches that made no update "
+            "yet, as hosts cannot add up what each has while one of them saves. To go on exactly use gd.Checkpoints.",
+            stacklevel=2,
+        )
+    kept = dict(state["sums"]).get("sums") if state else None
+    if kept is not None:
+        return [np.asarray(one) for one in kept]
+    return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]
