@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from emulate.devices import about_compiling, find_gpus, what_tensorflow_says, why_not_compiled
+from emulate.devices import about_compiling, find_gpus, what_tensorflow_says, why_blind
+from gpudist_core.environments import load_cuda_libraries
 
 SIZE = 512
 
@@ -19,17 +20,17 @@ def complaints() -> list[str]:
     if not inventory.gpus:
         return [f"A GPU runner must have a GPU. Received: none ({inventory.why})."]
     answer = what_tensorflow_says()
-    if cannot := why_not_compiled(inventory.gpus, answer, inventory.driver):
-        return [f"TensorFlow must have kernels for every GPU. Received: {cannot}."]
+    if blind := why_blind(inventory, lambda: answer):
+        return [f"TensorFlow must see every GPU and have kernels for it. Received: {blind}."]
     for line in filter(None, (*inventory.left_out, about_compiling(inventory.gpus, answer))):
         print(line, flush=True)
     import tensorflow as tf
 
+    load_cuda_libraries()
     found = tf.config.list_physical_devices("GPU")
     wanted = 1 if any(gpu.is_part for gpu in inventory.gpus) else len(inventory.gpus)  # CUDA shows one MIG instance
     if len(found) != wanted:
-        text = f"TensorFlow must see every GPU. Received: {len(found)} of the {wanted} that the driver has. "
-        return [text + "Install tensorflow[and-cuda]; its log says which library is missing."]
+        return [f"TensorFlow must see every GPU. Received: {len(found)} of the {wanted} that the driver has."]
     for gpu in found:
         tf.config.experimental.set_memory_growth(gpu, True)
     return [text for number in range(wanted) if (text := _wrong_with(tf, number))]

@@ -1,10 +1,10 @@
 """A host's CPU as emulated GPUs, so that a program that was written for GPUs just works."""
 
 from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
-from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says
+from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says, why_blind
 from emulate.devices.install import forget_program, install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
-from emulate.devices.kernels import about_compiling, kernel_folder, why_not_compiled
+from emulate.devices.kernels import about_compiling, kernel_folder
 from emulate.devices.lease import GpuLease
 from emulate.devices.machine import describe_machine
 from emulate.devices.plan import ALL_REDUCE, DevicePlan, Note
@@ -37,5 +37,5 @@ __all__ = [
     "share_out",
     "strategies_made",
     "what_tensorflow_says",
-    "why_not_compiled",
+    "why_blind",
 ]

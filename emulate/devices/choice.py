@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +22,13 @@ from emulate.topology import Topology
 
 DEVICES = ("cpu", "gpu", "auto")
 _LIMIT_SECONDS = 120
+_NOT_LOADED = re.compile(r"Could not load dynamic library '([^']+)'")
 _ASK_TENSORFLOW = """
 import ctypes
 import json
 import tensorflow as tf
+from gpudist_core.environments import load_cuda_libraries
+load_cuda_libraries()
 build = tf.sysconfig.get_build_info()
 known = ctypes.c_int()
 try:
@@ -121,7 +125,7 @@ def decide(
     Raises:
         Unavailable: When `gpu` is asked for and cannot be had.
     """
-    blind = _why_blind(inventory, ask) if inventory.gpus else inventory.why
+    blind = why_blind(inventory, ask) if inventory.gpus else inventory.why
     if device == "auto":
         why = blind or _why_too_few(inventory, topologies)
         if why:
@@ -141,8 +145,16 @@ def decide(
     return DeviceChoice("gpu", lacking=lacking)
 
 
-def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:
-    """Why TensorFlow cannot use the GPUs that the driver has; empty where it can."""
+def why_blind(inventory: Inventory, ask: Callable[[], Mapping[str, Any]]) -> str:
+    """Why TensorFlow cannot use the GPUs that the driver has; empty where it can.
+
+    Args:
+        inventory: The GPUs, one or more.
+        ask: Says what `what_tensorflow_says` does.
+
+    Returns:
+        The reason, a clause.
+    """
     answer = ask()
     if answer["tensorflow"] is None:
         return f"TensorFlow cannot be asked ({answer['tensorflow_error']})"
@@ -150,6 +162,9 @@ def _why_blind(inventory: Inventory, ask: Callable[[], dict[str, Any]]) -> str:
     if len(answer["gpus"]) >= (1 if parts else number):
         return why_not_compiled(inventory.gpus, answer, inventory.driver)
     cure = "install tensorflow[and-cuda]" if answer.get("with_cuda") else "this TensorFlow was built without CUDA"
+    if answer.get("missing"):
+        missing = ", ".join(answer["missing"])
+        cure = f"it cannot load {missing}: {cure}, or name in LD_LIBRARY_PATH the folders where these are"
     seen = f"TensorFlow sees {len(answer['gpus'])} of them ({cure})"
     return f"the driver has {_count(number, 'GPU')} and {seen}{inventory.beside}"
 
@@ -192,21 +207,25 @@ def what_tensorflow_says() -> dict[str, Any]:
 
     Returns:
         `tensorflow` (its version, or None with `tensorflow_error`), `with_cuda`, `gpus` (dictionaries with a name), `built_for`
-        (`sm_89`, and `compute_90` for PTX), `cuda` (the version it was built with) and `driver_cuda` (that of the driver).
+        (`sm_89`, and `compute_90` for PTX), `cuda` (the version it was built with), `driver_cuda` (that of the driver) and
+        `missing` (libraries that it looked for in vain).
     """
     return dict(_ask(os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 @functools.cache
 def _ask(_visible: str | None) -> dict[str, Any]:
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    talking = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}
     nothing: dict[str, Any] = {"tensorflow": None, "gpus": []}
     try:
         command = [sys.executable, "-c", _ASK_TENSORFLOW]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=quiet, check=False)
+        # In a folder of nobody's: a json.py or keras.py where the user works is the program's affair.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=talking, check=False, cwd="/"
+        )
     except subprocess.TimeoutExpired:
         return {**nothing, "tensorflow_error": f"import tensorflow took more than {_LIMIT_SECONDS} s"}
     if done.returncode:
         return {**nothing, "tensorflow_error": (done.stderr.strip().splitlines() or ["it ended"])[-1]}
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+    return answer | {"missing": sorted(set(_NOT_LOADED.findall(done.stderr)))}

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from emulate.devices.choice import what_tensorflow_says
+from emulate.devices.choice import what_tensorflow_says, why_blind
 from emulate.devices.inventory import MIB, Gpu, Inventory, find_gpus
 from emulate.devices.kernels import about_compiling, why_not_compiled
 from emulate.devices.sharing import share_out
@@ -57,12 +57,14 @@ def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[s
     Returns:
         `available` and, where there are none, `why`; else `driver`, `seen_by_tensorflow`, `found` (each with `name`,
         `memory_bytes`, `compute_capability`, `tf32`, `uuid`), `left_out` (those that cannot be used), `kernels` (where the
-        driver has to compile them), `topologies` (`one_gpu_each`, `slices`, `too_large`) and `nccl`.
+        driver has to compile them), `unusable` (why TensorFlow cannot use them), `topologies` (`one_gpu_each`, `slices`,
+        `too_large`) and `nccl`.
     """
     if not inventory.gpus:
         return {"available": False, "why": inventory.why}
     cannot = why_not_compiled(inventory.gpus, tensorflow, inventory.driver)
     compiled = cannot or about_compiling(inventory.gpus, tensorflow)
+    blind = "" if cannot else why_blind(inventory, lambda: tensorflow)
     topologies = _topologies(inventory)
     return {
         "driver": inventory.driver,
@@ -70,6 +72,7 @@ def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[s
         "found": [_about(gpu) for gpu in inventory.gpus],
         **({"left_out": list(inventory.left_out)} if inventory.left_out else {}),
         **({"kernels": compiled} if compiled else {}),
+        **({"unusable": blind} if blind else {}),
         "topologies": topologies,
         "nccl": _where_nccl_sums([one for one in SHOWN_TOPOLOGIES if _may_use_nccl(inventory, one)]),
     }

@@ -14,10 +14,13 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.sharing import GpuShare
 from emulate.errors import Unavailable
 
+NONE = "-1"
+"""No GPU, as CUDA_VISIBLE_DEVICES says it."""
+
 
 def hide_gpus() -> None:
     """Leave this process without GPUs: where the CPU emulates them TensorFlow must not take the memory of real ones."""
-    _find_gpus("-1")
+    _find_gpus(NONE)
 
 
 def _find_gpus(shown: str) -> list[Any]:
@@ -26,6 +29,10 @@ def _find_gpus(shown: str) -> list[Any]:
     CUDA reads it when it is first asked which GPUs there are. A program that sets it before it imports TensorFlow means the
     GPUs of its host, not those of the machine; it finds the variable as it was.
     """
+    if shown != NONE:
+        from gpudist_core.environments import load_cuda_libraries
+
+        load_cuda_libraries()
     before = os.environ.get(VISIBLE)
     os.environ[VISIBLE] = shown
     try:
@@ -133,8 +140,8 @@ class PhysicalGpus(EmulatedGpus):
         return self.num_logical or self.num_cpus
 
     def logical(self, real: Callable[[str], Sequence[Any]]) -> list[Any]:
-        """The logical GPUs that the program made visible."""
-        return self._listed(list(real("GPU"))[: self.num_logical])
+        """The logical GPUs that the program made visible: of several hosts those of all, as TensorFlow lists them there."""
+        return self._listed([gpu for gpu in real("GPU") if int(gpu.name.rpartition(":")[2]) < self.num_logical])
 
     def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
         """Of the physical GPU that a device is, or is part of."""

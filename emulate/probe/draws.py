@@ -151,7 +151,7 @@ def _row_keys(tensors: list[Any]) -> Any:
     import tensorflow as tf
 
     number = tf.shape(tensors[0])[0]
-    keys = tf.zeros([number], tf.uint32)
+    keys = tf.cast(tf.zeros([number], tf.int32), tf.uint32)  # GPUs fill no uint32 (TensorFlow 2.21)
     for tensor in tensors:
         if tensor.shape.rank is None or (tensor.shape[0] is not None and tensor.shape[0] != tensors[0].shape[0]):
             continue

@@ -133,7 +133,9 @@ class Recorder:
         if int(number) < 0:
             return False
         site = self._sites[int(number)]
-        values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
+        # On the CPU, where the record is: on a machine with GPUs it would go through the memory of the first.
+        with graph_functions.device("CPU:0"):
+            values = upstream.unpack(packed, list(site.dtypes)) if site.dtypes else []
         arrays = [(key, np.asarray(value.numpy())) for key, value in zip(site.keys, values, strict=True)]
         del values, packed
         self._handle(Record(site.kind, site.about, arrays))

@@ -3,6 +3,7 @@
 from gpudist_core.environments.devices import index_of, local_devices, num_gpus, shares_hardware, show_own_gpus
 from gpudist_core.environments.environment import Environment, environment, find_tasks
 from gpudist_core.environments.tasks import Tasks
+from gpudist_core.upstream.cuda import load_cuda_libraries
 
 __all__ = [
     "Environment",
@@ -10,6 +11,7 @@ __all__ = [
     "environment",
     "find_tasks",
     "index_of",
+    "load_cuda_libraries",
     "local_devices",
     "num_gpus",
     "shares_hardware",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudist_core.environments.slurm import own_gpus
+from gpudist_core.upstream.cuda import load_cuda_libraries
 
 
 def local_devices() -> tuple[str, ...]:
@@ -67,5 +68,6 @@ def _owners(kind: str) -> list[str]:
 def _own(kind: str) -> list[Any]:
     import tensorflow as tf
 
+    load_cuda_libraries()
     visible = tf.config.get_visible_devices(kind)
     return own_gpus(visible) if kind == "GPU" else list(visible)

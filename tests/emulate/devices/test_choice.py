@@ -46,6 +46,15 @@ def test_gpus_that_tensorflow_does_not_see_are_unavailable() -> None:
         decide("gpu", [FOUR], gpus(4), sees(0))
 
 
+def test_a_library_that_tensorflow_looked_for_in_vain_is_named() -> None:
+    with pytest.raises(Unavailable) as caught:
+        decide("gpu", [FOUR], gpus(4), lambda: {**sees(0)(), "missing": ["libcusolver.so.11"]})
+    assert (
+        "TensorFlow sees 0 of them (it cannot load libcusolver.so.11: install tensorflow[and-cuda], or name in LD_LIBRARY_PATH "
+        "the folders where these are)"
+    ) in str(caught.value)
+
+
 def test_a_tensorflow_without_cuda_is_named() -> None:
     with pytest.raises(Unavailable, match="this TensorFlow was built without CUDA"):
         decide("gpu", [FOUR], gpus(4), lambda: {**sees(0)(), "with_cuda": False})

@@ -55,6 +55,13 @@ def test_of_each_topology_it_is_said_whether_it_runs_on_whole_gpus_or_slices() -
     )
 
 
+def test_gpus_that_tensorflow_cannot_use_are_told_with_the_library_it_lacks() -> None:
+    about = describe_gpus(gpus(2), {"tensorflow": "2.21.0", "with_cuda": True, "gpus": [], "missing": ["libcudart.so.12"]})
+    assert about["seen_by_tensorflow"] == 0
+    assert "the driver has 2 GPUs and TensorFlow sees 0 of them (it cannot load libcudart.so.12: " in about["unusable"]
+    assert "unusable" not in describe_gpus(gpus(2), SEES_TWO)
+
+
 def test_what_is_too_large_for_the_gpus_is_said() -> None:
     about = describe_gpus(gpus(1, free=9_000), SEES_TWO)
     assert about["topologies"]["too_large"] == ["4x1", "4x2", "8x1"]

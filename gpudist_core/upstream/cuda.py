@@ -1,0 +1,49 @@
+"""A CUDA library that TensorFlow 2.21's wheel needs and does not find, so that it sees no GPU.
+
+`pip install tensorflow[and-cuda]` brings libcusolver, but the object that opens it (libtensorflow_framework.so.2) is told the
+folders of the others alone: "Cannot dlopen some GPU libraries. Skipping registering GPU devices". One that is open already is
+not looked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+DRIVER = "libcuda.so.1"
+
+
+@functools.cache
+def load_cuda_libraries() -> tuple[str, ...]:
+    """Open what TensorFlow would not find, before it first looks for GPUs; nothing where there is no NVIDIA driver.
+
+    It starts nothing on a GPU, so that a process may fork after it.
+
+    Returns:
+        The paths of what was opened.
+    """
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return ()
+    return tuple(str(path) for path in _files("cusolver", "libcusolver.so.*") if _opens(path))
+
+
+def _files(package: str, pattern: str) -> list[Path]:
+    """Libraries of one of NVIDIA's packages of this environment."""
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(f"nvidia.{package}")
+        folders = (spec.submodule_search_locations if spec is not None else None) or []
+        return sorted(path for folder in folders for path in (Path(folder) / "lib").glob(pattern))
+    return []
+
+
+def _opens(path: Path) -> bool:
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:  # TensorFlow itself says so, and more
+        return False
+    return True
