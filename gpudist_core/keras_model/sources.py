@@ -29,7 +29,8 @@ class FromPipeline:
 
     def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
         self.pipeline: Any = pipeline
-        self._distributed = pipeline.distribute(strategy)
+        # What trains keeps every replica busy; what judges or tells takes the batches that were asked for.
+        self._distributed = pipeline.distribute(strategy, allow_idle=not moves)
         self._moves = moves
         self.num_batches = pipeline.num_batches
 
@@ -221,10 +222,7 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     adapter = trainer.data_adapter(**data)
     held = trainer.arrays_of(adapter)
     if held is not None and data.get("shuffle") in (None, True, False) and all(map(_dense, tf.nest.flatten(held[0]))):
-        arrays, batch_size = held
-        # Only what trains depends on the size of its batches.
-        batch_size = batch_size if training else max(batch_size, replicas_of(strategy).total)
-        make = functools.partial(_of_arrays, arrays, batch_size, bool(data.get("shuffle")))
+        make = functools.partial(_of_arrays, *held, bool(data.get("shuffle")))
         return FromArrays(make, strategy, seed=seed, moves=training)
     return FromAdapter(adapter, strategy, seed if training and data.get("shuffle") else None)
 

@@ -84,16 +84,17 @@ class Distributed:
         plan: What the pipeline does.
         position: Where it is; shared with the pipeline.
         strategy: Whose replicas get the batches.
+        allow_idle: Whether every batch may have fewer rows than there are replicas.
     """
 
-    def __init__(self, plan: Plan, position: Position, strategy: Any) -> None:
+    def __init__(self, plan: Plan, position: Position, strategy: Any, *, allow_idle: bool = False) -> None:
         self.strategy = strategy
         self._plan = plan
         self._position = position
         self._replicas = replicas_of(strategy)
         self._latest: Callable[[], Any] = lambda: None
         self._is_of_all = not self.has_several_hosts
-        if plan.global_batch_size < self._replicas.total:
+        if plan.global_batch_size < self._replicas.total and not allow_idle:
             raise WrongUse(
                 "A global batch has at least one row for each replica (the last of an epoch may have fewer)",
                 "Make the global batch larger, or use fewer devices.",

@@ -361,16 +361,17 @@ class Pipeline:
     def _with(self, **changes: Any) -> Pipeline:
         return Pipeline(replace(self._plan, **changes))
 
-    def distribute(self, strategy: Any) -> Distributed:
+    def distribute(self, strategy: Any, *, allow_idle: bool = False) -> Distributed:
         """The batches of this pipeline for the replicas of a strategy, by tracing the maps.
 
         Args:
             strategy: A `tf.distribute.Strategy`; `tf.distribute.get_strategy()` where there is none.
+            allow_idle: Whether every batch may have fewer rows than there are replicas, as in an evaluation of few rows.
 
         Returns:
             What is iterated, once for each epoch. It moves this pipeline's position.
         """
-        return Distributed(self._plan, self._position, strategy)
+        return Distributed(self._plan, self._position, strategy, allow_idle=allow_idle)
 
     def __len__(self) -> int:
         return length_of(self._plan)

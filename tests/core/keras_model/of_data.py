@@ -144,10 +144,40 @@ def not_dense(run: Run) -> dict[str, Any]:
 
 
 def few_rows(run: Run) -> dict[str, Any]:
-    """Evaluation and prediction in batches of fewer rows than there are replicas."""
-    x, y = digits(7)
-    model = run.sequential(hidden)
-    return {"evaluate": model.evaluate(x, y, batch_size=2, verbose=0), "predict": model.predict(x, batch_size=1, verbose=0)}
+    """Validation, evaluation and prediction in batches of fewer rows than there are replicas, of which some are asked for.
+
+    The mean over the rows that count, in each batch by itself, tells other batches from these.
+    """
+    import keras
+
+    x, y = digits(27)
+    told: list[Any] = []
+    listener = keras.callbacks.LambdaCallback(on_test_batch_end=lambda batch, logs: told.append((batch, dict(logs))))
+    model = run.sequential(hidden, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1))
+    judging = {"validation_data": (x[:7], y[:7]), "validation_batch_size": 2, "callbacks": [listener]}
+    seen = run.fit(model, x, y, **judging, epochs=1)
+    some = run.fit(model, x, y, **judging, epochs=1, validation_steps=2)
+    return {
+        **seen,
+        "some": some,
+        "told": told,
+        "evaluate": [model.evaluate(x[:7], y[:7], batch_size=2, steps=steps, verbose=0) for steps in (None, 2)],
+        "predict": [model.predict(x[:7], batch_size=1, steps=steps, verbose=0) for steps in (None, 2)],
+    }
+
+
+def few_rows_of_pipelines(run: Run) -> dict[str, Any]:
+    """The same rows and batches where a pipeline says them."""
+    from gpudist_core.pipelines import Pipeline
+
+    x, _ = digits(27)
+    model = run.sequential(hidden, loss="mse", metrics=lambda: ["mae"])
+    if run.where is None:
+        seen = run.fit(model, x, x[:, :10], validation_data=(x[:7], x[:7, :10]), validation_batch_size=2)
+        return {**seen, "predict": model.predict(x[:7], verbose=0)}
+    few = Pipeline.from_arrays((x[:7], x[:7, :10]), global_batch_size=2)
+    seen = run.fit(model, x, x[:, :10], validation_data=few)
+    return {**seen, "predict": model.predict(few, verbose=0)}
 
 
 def on_batch(run: Run) -> dict[str, Any]:

@@ -27,6 +27,7 @@ ALIKE_ON_HOSTS = {
     "averaged",
     "clipped",
     "drawing_for_weights",
+    "few_rows_of_pipelines",
     "keeping_in_16_bits",
     "masked",
     "own_compute_loss",
@@ -36,7 +37,7 @@ ALIKE_ON_HOSTS = {
     "subclassed",
     "two_optimizers",
 }
-CORE = {"all_of_it", "accumulated", "own_losses", "own_train_step", "callbacks"}
+CORE = {"all_of_it", "accumulated", "own_losses", "own_train_step", "callbacks", "few_rows"}
 LIMIT_SECONDS = 500.0  # for a busy machine; a quiet one takes a twentieth
 
 
