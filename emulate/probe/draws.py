@@ -12,11 +12,11 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
-from emulate.probe import upstream
+from emulate.probe import distributions, upstream
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -26,9 +26,13 @@ _bypass = threading.local()
 
 
 def install(probe: Probe) -> None:
-    """Wrap the ops behind uniform, normal and categorical draws."""
+    """Wrap the ops behind every draw."""
     for module, name, distribution in upstream.random_ops():
         _wrap(probe, module, name, distribution)
+    for module, name in upstream.shuffles():
+        _wrap_whole(probe, module, name, _shuffled)
+    for module, name in upstream.candidate_samplers():
+        _wrap_whole(probe, module, name, _seeded)
     _leave_creation_alone()
 
 
@@ -62,7 +66,8 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
             value = original(*args, **kwargs)
             _count_rows(probe, body, value, place)
             if body.is_here():
-                body.draws.append(_sample(value, None if _is_of_rows(body, value, place) else body.replica))
+                of_rows = distribution not in distributions.WHOLE and _is_of_rows(body, value, place)
+                body.draws.append(_sample(value, None if of_rows else body.replica))
             return value
         given = signature.bind(*args, **kwargs).arguments
         template = original(*args, **kwargs)
@@ -71,6 +76,57 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         return _keyed(probe, body, template, place, distribution, given)
 
     setattr(module, name, draw)
+
+
+def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any]) -> None:
+    """What is drawn for a batch as a whole: in comparison runs another one, made of the operation and its arguments."""
+    import tensorflow as tf
+
+    original = getattr(module, name)
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        body = bodies.current()
+        if body is None or getattr(_bypass, "on", False):
+            return original(*args, **kwargs)
+        place = body.num_draws
+        body.num_draws += 1
+        if not probe.plan.keyed_draws:
+            if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
+                body.draws.append(tf.constant([body.replica], tf.int64))
+            return original(*args, **kwargs)
+        return replace(probe, body, place, original, signature.bind(*args, **kwargs).arguments)
+
+    setattr(module, name, draw)
+
+
+def _seeded(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Candidates (of a sampled softmax, of noise contrastive estimation): the same ones on each replica in each step."""
+    del body
+    return original(**{**given, "seed": (probe.plan.seed & 0x7FFFFFFF) + 1, "seed2": place + 1})
+
+
+def _shuffled(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Each row of the batch gives its place to the one with the next larger key: the same pairs in whatever order they come."""
+    import tensorflow as tf
+
+    del original
+    value = tf.convert_to_tensor(given["value"])
+    if value.shape.rank == 0:
+        return value
+    shape = tf.shape(value)[:1]
+    of_place = tf.cast(_bits(probe, body, tf.range(shape[0]), shape, place, for_rows=False), tf.int64)
+    if body.row_keys is None:
+        order = tf.argsort(of_place)
+        return tf.gather(value, order)
+    salt = _salt(probe, place)
+    of_rows = tf.cast(_mix(body.row_keys + salt), tf.int64)
+    keys = tf.cond(tf.equal(shape[0], tf.shape(of_rows)[0]), lambda: of_rows, lambda: of_place)
+    order = tf.argsort(keys, stable=True)
+    shuffled = tf.gather(value, tf.gather(tf.roll(order, -1, 0), tf.argsort(order)))
+    shuffled.set_shape(value.shape)
+    return shuffled
 
 
 def _count_rows(probe: Probe, body: bodies.Body, value: Any, place: int) -> None:
@@ -183,8 +239,10 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
     """A draw with the template's shape and type that depends on seed, place and row alone."""
     import tensorflow as tf
 
-    bits = _bits(probe, body, template, tf.shape(template), place, for_rows=not _is_of_a_weight(body, template, place))
-    drawn = _integer(bits, given, template.dtype) if distribution == "integer" else _shaped(bits, distribution, template.dtype)
+    for_rows = template.shape.rank != 0 and not _is_of_a_weight(body, template, place)
+    shape, columns = tf.shape(template), distributions.COLUMNS.get(distribution)
+    bits = _bits(probe, body, template, tf.concat([shape, [columns]], 0) if columns else shape, place, for_rows=for_rows)
+    drawn = distributions.made_of(bits, distribution, given, template.dtype)
     drawn.set_shape(template.shape)
     return drawn
 
@@ -195,7 +253,7 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
 
     logits = tf.cast(given["logits"], tf.float32)
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
-    uniform = _shaped(_bits(probe, body, template, shape, place), "uniform", tf.float32) * (1.0 - 2e-7) + 1e-7
+    uniform = distributions.uniform(_bits(probe, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
     drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
     drawn.set_shape(template.shape)
     return drawn
@@ -208,7 +266,7 @@ def _bits(probe: Probe, body: bodies.Body, template: Any, shape: Any, place: int
     """
     import tensorflow as tf
 
-    salt = tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
+    salt = _salt(probe, place)
     size = tf.reduce_prod(shape)
 
     def by_place() -> Any:
@@ -227,6 +285,12 @@ def _bits(probe: Probe, body: bodies.Body, template: Any, shape: Any, place: int
     return tf.reshape(tf.cond(matches, by_row, by_place), shape)
 
 
+def _salt(probe: Probe, place: int) -> Any:
+    import tensorflow as tf
+
+    return tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
+
+
 def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
     """Which part of what the replicas draw together is this one's; the first where each draws all."""
     import tensorflow as tf
@@ -236,23 +300,3 @@ def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
     if rows is None or context is None or not template.shape.rank or template.shape[0] is None:
         return 0
     return body.replica if int(template.shape[0]) * int(context.num_replicas_in_sync) == rows else 0
-
-
-def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
-    """From minval to maxval - 1."""
-    import tensorflow as tf
-
-    low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
-    return tf.cast(low + tf.math.floormod(tf.cast(bits, tf.int64), high - low), dtype)
-
-
-def _shaped(bits: Any, distribution: str, dtype: Any) -> Any:
-    """Uniform in [0, 1) with 24 bits, or normal by the inverse of its distribution (cut at two for `truncated`)."""
-    import tensorflow as tf
-
-    uniform = tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * (1.0 / (1 << 24))
-    if distribution == "normal":
-        uniform = tf.math.ndtri(uniform * (1.0 - 2e-7) + 1e-7)
-    elif distribution == "truncated":
-        uniform = tf.math.ndtri(uniform * 0.9544997 + 0.02275013)
-    return tf.cast(uniform, dtype)

@@ -220,21 +220,41 @@ def seed_module() -> Any:
 
 
 def random_ops() -> list[tuple[Any, str, str]]:
-    """(module, function, distribution) of the ops behind every uniform, normal and categorical draw (TF 2.21)."""
+    """(module, function, distribution) of the ops behind every draw of single numbers (TF 2.21)."""
     plain = load("tensorflow.python.ops.gen_random_ops")
     stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
+    stateless_1 = load("tensorflow.python.ops.gen_stateless_random_ops")
     return [
         (plain, "random_uniform_int", "integer"),
         (plain, "multinomial", "categorical"),
         (stateless, "stateless_random_uniform_int_v2", "integer"),
-        (load("tensorflow.python.ops.gen_stateless_random_ops"), "stateless_multinomial", "categorical"),
+        (stateless_1, "stateless_multinomial", "categorical"),
         (plain, "random_uniform", "uniform"),
         (plain, "random_standard_normal", "normal"),
         (plain, "truncated_normal", "truncated"),
         (stateless, "stateless_random_uniform_v2", "uniform"),
         (stateless, "stateless_random_normal_v2", "normal"),
         (stateless, "stateless_truncated_normal_v2", "truncated"),
+        (plain, "random_gamma", "gamma"),
+        (stateless, "stateless_random_gamma_v3", "gamma"),
+        (plain, "random_poisson_v2", "poisson"),
+        (stateless_1, "stateless_random_poisson", "poisson"),
+        (stateless_1, "stateless_random_binomial", "binomial"),
+        (load("tensorflow.python.ops.gen_stateful_random_ops"), "stateful_random_binomial", "binomial"),
     ]
+
+
+def shuffles() -> list[tuple[Any, str]]:
+    """(module, function) of the ops that put the rows of a `value` into a random order (TF 2.21)."""
+    stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
+    return [(load("tensorflow.python.ops.gen_random_ops"), "random_shuffle"), (stateless, "stateless_shuffle")]
+
+
+def candidate_samplers() -> list[tuple[Any, str]]:
+    """(module, function) of the ops that draw classes for a whole batch, by a `seed` and a `seed2` (TF 2.21)."""
+    module = load("tensorflow.python.ops.gen_candidate_sampling_ops")
+    kinds = ("all", "fixed_unigram", "learned_unigram", "log_uniform", "thread_unsafe_unigram", "uniform")
+    return [(module, f"{kind}_candidate_sampler") for kind in kinds]
 
 
 def local_copies(variable: Any) -> list[Any]:

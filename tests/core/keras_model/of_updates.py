@@ -34,6 +34,43 @@ def accumulated(run: Run) -> dict[str, Any]:
     return {**run.fit(model, x, y), "iterations": int(model.optimizer.iterations)}
 
 
+def accumulated_by_own_steps(run: Run) -> dict[str, Any]:
+    """Applied several times in a step, and in some of the steps alone: every third application makes an update."""
+    import keras
+    import tensorflow as tf
+
+    class Often(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            for _ in range(self.times()):
+                with tf.GradientTape() as tape:
+                    loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0], training=True))
+                self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {}
+
+        def times(self) -> int:
+            return 2
+
+    class Sometimes(Often):
+        replicas = 1 if run.where is None else len(run.where.extended.worker_devices)
+        calls = 0
+
+        def times(self) -> int:
+            self.calls += 1  # by every replica
+            return (1, 0, 4)[(self.calls - 1) // self.replicas % 3]
+
+    x, y = digits(100)
+    found: dict[str, Any] = {}
+    for kind, options in ((Often, {}), (Sometimes, {"run_eagerly": True})):
+
+        def optimizer() -> Any:
+            return keras.optimizers.Adam(0.05, gradient_accumulation_steps=3, global_clipnorm=0.5)
+
+        model = run.sequential(hidden, kind=kind, optimizer=optimizer, **options)
+        seen = run.fit(model, x, y)
+        found[kind.__name__] = {"weights": seen["weights"], "iterations": int(model.optimizer.iterations.numpy())}
+    return found
+
+
 def averaged(run: Run) -> dict[str, Any]:
     """Overwritten every fourth step, and by the callback at the end of each epoch."""
     import keras

@@ -15,6 +15,7 @@ SUMS = 2e-6  # of a tensor's scale: float32, added up in another order over abou
 # Adam divides by what may be as small as the rounding; of float16 there are ten bits.
 ROUNDED = {
     "accumulated": 3e-5,
+    "accumulated_by_own_steps": 3e-5,
     "averaged": 3e-5,
     "made_in_build": 1e-5,
     "half_precision": 2e-3,

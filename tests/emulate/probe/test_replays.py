@@ -79,6 +79,55 @@ def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorde
     _same(one, three)
 
 
+def _drawing_rows() -> None:
+    """Of every distribution for the rows, for the batch, and of pairs of rows that are near each other by what they are."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    x, _ = arrays()
+    data = tf.data.Dataset.from_tensor_slices(x).batch(BATCH)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        update = keras.optimizers.SGD(0.1)
+        generator = tf.random.Generator.from_seed(3)
+
+    def step(x: Any) -> Any:
+        rows = tf.shape(x)[0]
+        of_row = [
+            tf.random.gamma([rows], tf.constant([0.5, 2.0])),
+            tf.random.gamma([], tf.fill([rows, 1], 3.0)),
+            tf.random.stateless_gamma([rows, 2], seed=(1, 2), alpha=[0.7, 1.5]),
+            tf.random.poisson([rows, 2], 3.0),
+            tf.random.stateless_poisson([rows, 1], seed=(1, 2), lam=50.0, dtype=tf.float32),
+            tf.cast(generator.binomial([rows, 2], 10.0, [0.3, 0.9]), tf.float32),
+            tf.random.stateless_binomial([rows, 1], (1, 2), 200.0, 0.4, output_dtype=tf.float32),
+        ]
+        of_batch = tf.random.gamma([], 2.0) + tf.cast(tf.random.shuffle(tf.range(9))[0], tf.float32)
+        classes, _, _ = tf.random.uniform_candidate_sampler(tf.zeros([rows, 1], tf.int64), 1, 3, True, 6)
+        x = x * 0.1 + 0.01 * tf.reduce_sum(tf.concat(of_row, 1), 1, keepdims=True) + 0.01 * of_batch
+        x += 0.1 * tf.reduce_sum(tf.one_hot(classes, 6), 0)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(x) - tf.reduce_sum(x, 1, keepdims=True)) ** 2) / BATCH
+        update.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def train(batch: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    for batch in strategy.experimental_distribute_dataset(data):
+        train(batch)
+
+
+def test_draws_of_every_distribution_belong_to_the_row_or_to_the_batch(recorded: Any) -> None:
+    one = recorded(_drawing_rows, "1x1", reference=True, keyed_draws=True)
+    permuted = recorded(_drawing_rows, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
+    three = recorded(_drawing_rows, "1x3", keyed_draws=True)
+    _same(one, permuted, atol=1e-5)
+    _same(one, three, atol=1e-5)
+
+
 def test_keyed_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
     def program() -> None:
         custom_loop(dropout=True)

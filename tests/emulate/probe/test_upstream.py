@@ -97,11 +97,18 @@ def test_whether_a_tape_records_is_known(host: Any) -> None:
 
 def test_every_random_op_takes_what_it_took(host: Any) -> None:
     def look() -> list[list[str]]:
-        needed = {"integer": {"shape", "minval", "maxval"}, "categorical": {"logits", "num_samples"}}
-        ops = upstream.random_ops()
-        return [sorted(needed.get(kind, {"shape"}) - set(_parameters(getattr(module, name)))) for module, name, kind in ops]
+        needed = {
+            "integer": {"shape", "minval", "maxval"},
+            "categorical": {"logits", "num_samples"},
+            "gamma": {"shape", "alpha"},
+            "binomial": {"shape", "counts", "probs"},
+        }
+        ops = [(*op, needed.get(op[2], {"shape"})) for op in upstream.random_ops()]
+        ops += [(*op, "shuffle", {"value"}) for op in upstream.shuffles()]
+        ops += [(*op, "candidates", {"seed", "seed2"}) for op in upstream.candidate_samplers()]
+        return [sorted(names - set(_parameters(getattr(module, name)))) for module, name, _, names in ops]
 
-    assert host(look) == [[]] * 10
+    assert host(look) == [[]] * 24
 
 
 def test_a_tf_function_is_cloned_around_another_body_and_stays_one(host: Any) -> None:
