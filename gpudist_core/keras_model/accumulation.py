@@ -1,9 +1,10 @@
-"""`gradient_accumulation_steps` of Keras's optimizers: which batch makes an update is decided before a step is compiled.
+"""`gradient_accumulation_steps` of Keras's optimizers: which application makes an update is decided while a step is traced.
 
-As in Keras on one device, every batch calls `apply` and counts in the schedule of the rate, every k-th one makes the update
-with the mean of the k gradients, and `optimizer.iterations` counts updates. A batch that a loss scale skips is none of the k;
-that it did is known after its step alone, so with a loss scale each batch waits for the one before. Keras decides inside a
-`cond`, where replicas cannot meet.
+As in Keras on one device, every `apply` counts in the schedule of the rate, every k-th one makes the update with the mean of
+the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where replicas cannot meet. Here the
+applications of a step are counted as it is traced, and a step is traced once for each place of the update among them: twice
+where it applies once. A batch that a loss scale skips is none of the k; that it did is known after its step alone, so with a
+loss scale each batch waits for the one before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.gradients.reduction import scale
@@ -30,7 +33,10 @@ class Accumulation:
     def __init__(self, optimizer: Any, strategy: Any) -> None:
         self._pending = 0
         self.every = int(optimizers.accumulates(optimizer))
-        self.only_holds = False
+        self._before = 0  # what was pending before the step that is traced
+        self._most = 1  # applications that a step was seen to have
+        self._applied: dict[int, int] = {}  # by each replica in the step that was traced last
+        self._graphs: dict[int, Any] = {}  # that each replica's step is traced into
         self._optimizer = optimizer
         self._replicas = int(strategy.num_replicas_in_sync)
         self._sums = Accumulators(strategy)
@@ -39,20 +45,55 @@ class Accumulation:
 
     @property
     def pending(self) -> int:
-        """How many batches were added up since the last update; one that a loss scale has skipped is none of them."""
+        """How many gradients were added up since the last update; one that a loss scale has skipped is none of them."""
         if optimizers.may_skip(self._optimizer):
             return optimizers.num_applied(self._optimizer) % self.every
         return self._pending
 
-    def next(self) -> bool:
-        """Count a batch.
+    @property
+    def is_built(self) -> bool:
+        """Whether the sums were made."""
+        return self._sums.is_built
+
+    def next(self) -> int:
+        """A step begins.
 
         Returns:
-            Whether it makes no update yet.
+            Which application makes the next update, the first being 1; where it is none of this step's, as far as is known of
+            steps, the one after these.
         """
         self._take_over()
-        self._pending = (self.pending + 1) % self.every
-        return self._pending != 0
+        self._before = self.pending
+        return min(self.every - self._before, self._most + 1)
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        """While one replica's step is traced, or made without a graph: its applications are counted."""
+        replica = _replica()
+        self._applied[replica] = 0
+        self._graphs[replica] = tf.compat.v1.get_default_graph()
+        try:
+            yield
+        finally:
+            del self._graphs[replica]
+
+    @property
+    def applied(self) -> int:
+        """How often the step that was traced last applies the optimizer."""
+        return max(self._applied.values(), default=0)
+
+    def end(self, applied: int) -> bool:
+        """A step was made.
+
+        Args:
+            applied: How often it applied the optimizer.
+
+        Returns:
+            Whether that is more often than any step before, so that what `next` returned says too little of it.
+        """
+        self._pending = (self._pending + applied) % self.every
+        is_news, self._most = applied > self._most, max(self._most, applied)
+        return is_news
 
     def _take_over(self) -> None:
         """Go on with what Keras has loaded into the optimizer, or has trained it with before."""
@@ -62,8 +103,10 @@ class Accumulation:
             self.restore({"pending": pending, "sums": {"sums": sums, "weight": float(pending)}})
 
     def build(self) -> None:
-        """Make the sums, outside a step; again does nothing."""
-        self._sums.build(optimizers.trained_by(self._optimizer))
+        """Make the sums, outside a step; does nothing again, and before the optimizer knows what it trains."""
+        trained = optimizers.trained_by(self._optimizer)
+        if trained:
+            self._sums.build(trained)
 
     def __call__(self, grads: list[Any], variables: list[Any], *, reduced: bool) -> list[Any] | None:
         """What the optimizer does with the gradients of a batch, in a replica's context.
@@ -82,11 +125,35 @@ class Accumulation:
         part = 1 / self._replicas if reduced else 1.0
         for place, gradient in zip(places, grads, strict=True):
             every[place] = gradient if part == 1.0 else scale(gradient, part)
-        if self.only_holds:
+        if not self._updates():
             self._sums.add(every, 1.0 / self._replicas)
             return None
         sums, count = self._sums.take(every, 1.0 / self._replicas)
         return [scale(sums[place], 1 / (part * self._replicas * count)) for place in places]
+
+    def check_none_was_skipped(self) -> None:
+        """Before a loss scale looks whether gradients are finite, in a replica's context.
+
+        Raises:
+            WrongUse: It has looked at others in this step, which is traced.
+        """
+        number = self._applied.get(_replica(), 0) + 1
+        if number > 1 and not tf.executing_eagerly():
+            raise WrongUse(
+                "An optimizer with a loss scale that adds gradients up is applied once in a step, as the first may be skipped",
+                "Apply it once, leave gradient_accumulation_steps out, or compile with run_eagerly=True.",
+                applied=number,
+                gradient_accumulation_steps=self.every,
+            )
+
+    def _updates(self) -> bool:
+        """Count an application of the step: whether it makes an update."""
+        replica = _replica()
+        number = self._applied[replica] = self._applied.get(replica, 0) + 1
+        graph = tf.compat.v1.get_default_graph()
+        if self._graphs.get(replica, graph) is not graph and not optimizers.may_skip(self._optimizer):
+            raise optimizers.not_in_a_branch()  # which is made some other number of times than it is traced
+        return (self._before + number) % self.every == 0
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
@@ -131,22 +198,36 @@ class Accumulations:
     def __init__(self, accumulating: list[Any], strategy: Any) -> None:
         self._each = [optimizers.accumulation_of(one) or Accumulation(one, strategy) for one in accumulating]
 
-    def next(self) -> tuple[bool, ...]:
-        """Count a batch: for each optimizer, whether it makes no update yet."""
+    def next(self) -> tuple[int, ...]:
+        """A step begins: for each optimizer, which application makes the next update; see `Accumulation.next`."""
         for one in self._each:
             one.build()
         return tuple(one.next() for one in self._each)
 
     @contextlib.contextmanager
-    def during(self, only_hold: tuple[bool, ...]) -> Iterator[None]:
-        """While a step is traced: which of the optimizers only keep gradients.
+    def during(self) -> Iterator[None]:
+        """While one replica's step is traced, or made without a graph."""
+        with contextlib.ExitStack() as stack:
+            for one in self._each:
+                stack.enter_context(one.during())
+            yield
+
+    @property
+    def applied(self) -> tuple[tuple[tuple[()], ...], ...]:
+        """For each optimizer, nothing as often as the step applies it: a graph returns it as the form of what it returns."""
+        return tuple(((),) * one.applied for one in self._each)
+
+    def end(self, applied: tuple[tuple[tuple[()], ...], ...]) -> bool:
+        """A step was made.
 
         Args:
-            only_hold: What `next` returned.
+            applied: What `applied` was when it was traced.
+
+        Returns:
+            Whether it applies one of them more often than any step before.
         """
-        for one, holds in zip(self._each, only_hold, strict=True):
-            one.only_holds = holds
-        yield
+        news = [one.end(len(times)) for one, times in zip(self._each, applied, strict=True)]
+        return any(news)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep."""
@@ -160,3 +241,9 @@ class Accumulations:
         """
         for place, one in enumerate(self._each):
             one.restore(state[str(place)])
+
+
+def _replica() -> int:
+    """Which replica this is: its thread is another one where a loss scale decides."""
+    context = tf.distribute.get_replica_context()
+    return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))

@@ -47,7 +47,7 @@ class StepFunction:
         self._accumulations = accumulations
         self._strategy = model._gpudist_place
         self._several_hosts = replicas_of(self._strategy).num_hosts > 1
-        self._compiled: dict[tuple[bool, ...], Any] = {}
+        self._compiled: dict[tuple[int, ...], Any] = {}
         self._results: Results | None = None
         self._plan: dict[str, tuple[Any, Any]] = {}
 
@@ -66,10 +66,12 @@ class StepFunction:
         outputs = None
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             batch = batches.distributed(self._strategy, batch)
-            only_hold = () if self._accumulations is None else self._accumulations.next()
+            updates = () if self._accumulations is None else self._accumulations.next()
             counts = _counts_of(self._strategy, batch)
             with limited(self._strategy):
-                outputs = self._function(only_hold)(batch, counts)
+                outputs, applied = self._function(updates)(batch, counts)
+            if self._accumulations is not None and self._accumulations.end(applied):
+                self._compiled.clear()
         if outputs is None:
             raise StopIteration
         values, sums = outputs
@@ -93,21 +95,23 @@ class StepFunction:
             self._results = Results(self._model, self._strategy)
         return self._results
 
-    def _function(self, only_hold: tuple[bool, ...]) -> Any:
-        if only_hold not in self._compiled:
+    def _function(self, updates: tuple[int, ...]) -> Any:
+        """The step, traced for the place of each optimizer's next update."""
+        if updates not in self._compiled:
 
             def one(data: Any, counts: Any) -> Any:
                 # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
-                on_replica = functools.partial(self._on_replica, counts, only_hold)
+                on_replica = functools.partial(self._on_replica, counts)
                 with watched(trainer.metrics_of(self._model)):
-                    return self._strategy.run(on_replica, args=(data,))
+                    outputs = self._strategy.run(on_replica, args=(data,))
+                return outputs, () if self._accumulations is None else self._accumulations.applied
 
             central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
-            self._compiled[only_hold] = one if self._model.run_eagerly else compiled
-        return self._compiled[only_hold]
+            self._compiled[updates] = one if self._model.run_eagerly else compiled
+        return self._compiled[updates]
 
-    def _on_replica(self, counts: Any, only_hold: tuple[bool, ...], data: Any) -> Any:
+    def _on_replica(self, counts: Any, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
         share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
         with contextlib.ExitStack() as stack:
@@ -116,7 +120,7 @@ class StepFunction:
             stack.enter_context(randomness.drawing(self._draws))
             stack.enter_context(batch_norm.synchronizing(self._model._gpudist_synchronizes))
             if self._accumulations is not None:
-                stack.enter_context(self._accumulations.during(only_hold))
+                stack.enter_context(self._accumulations.during())
             seen = stack.enter_context(remembering())
             values = self._logged(self._step(data), seen)
             if not self._several_hosts:

@@ -25,13 +25,18 @@ class Accumulators:
         self._tables: list[ShardedTable | None] = []
         self._weight: Any = None
 
+    @property
+    def is_built(self) -> bool:
+        """Whether they were made."""
+        return self._weight is not None
+
     def build(self, variables: list[Any]) -> None:
         """Make them, in the strategy's scope; again does nothing.
 
         Args:
             variables: The trained variables.
         """
-        if self._weight is not None:
+        if self.is_built:
             return
         with self._strategy.scope():
             self._weight = _variable((), tf.float32)

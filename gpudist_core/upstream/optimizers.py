@@ -190,12 +190,17 @@ def _meeting() -> Iterator[None]:
     except RuntimeError as error:
         if "called while defining a new graph" not in str(error):
             raise
-        raise WrongUse(
-            "Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet",
-            "To update with several batches, give the optimizer gradient_accumulation_steps, which gd.distributed and Keras "
-            "know, and apply each batch's gradients, or use gd.TrainStep(accumulate=...).",
-            apply="in a tf.cond, tf.while_loop or tf.function",
-        ) from error
+        raise not_in_a_branch() from error
+
+
+def not_in_a_branch() -> WrongUse:
+    """What is said where gradients are applied in a branch, a loop or a function of a step."""
+    return WrongUse(
+        "Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet",
+        "To update with several batches, give the optimizer gradient_accumulation_steps, which gd.distributed and Keras "
+        "know, and apply each batch's gradients, or use gd.TrainStep(accumulate=...).",
+        apply="in a tf.cond, tf.while_loop or tf.function",
+    )
 
 
 def _overrides(optimizer: Any, name: str) -> bool:
@@ -276,6 +281,8 @@ class _LossScaling(_Base):
     def _tf_apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         me: Any = self
         variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
+        if (accumulation := accumulation_of(self)) is not None:
+            accumulation.check_none_was_skipped()
         grads = _gradients_of_all(self, grads, variables)
         me.inner_optimizer._gpudist_clip = me._gpudist_clip
         super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]

@@ -45,7 +45,7 @@ def accumulated_by_own_steps(run: Run) -> dict[str, Any]:
                 with tf.GradientTape() as tape:
                     loss = self.compute_loss(x=data[0], y=data[1], y_pred=self(data[0], training=True))
                 self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-            return {}
+            return self.compute_metrics(data[0], data[1], self(data[0]))
 
         def times(self) -> int:
             return 2
@@ -67,7 +67,7 @@ def accumulated_by_own_steps(run: Run) -> dict[str, Any]:
 
         model = run.sequential(hidden, kind=kind, optimizer=optimizer, **options)
         seen = run.fit(model, x, y)
-        found[kind.__name__] = {"weights": seen["weights"], "iterations": int(model.optimizer.iterations.numpy())}
+        found[kind.__name__] = {**seen, "iterations": int(model.optimizer.iterations.numpy())}
     return found
 
 

@@ -19,6 +19,12 @@ COMPARING = (
     "axis=0) gives of y and y_pred, and of its values those of the replica's own rows. The context is None while Keras builds "
     "the model."
 )
+IN_A_BRANCH = (
+    "WrongUse: Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet. "
+    "Received: apply='in a tf.cond, tf.while_loop or tf.function'. To update with several batches, give the optimizer "
+    "gradient_accumulation_steps, which gd.distributed and Keras know, and apply each batch's gradients, or use "
+    "gd.TrainStep(accumulate=...)."
+)
 EXPECTED = {
     "no model": "WrongUse: A Keras model is needed. Received: model='Dense'. Use gd.TrainStep for another callable.",
     "unknown draws": "WrongUse: draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
@@ -43,10 +49,10 @@ EXPECTED = {
     "a loss that compares rows, by name": COMPARING,
     "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
     "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
-    "an update in a branch": "WrongUse: Gradients must be applied outside of branches, loops and functions of a step, where "
-    "replicas cannot meet. Received: apply='in a tf.cond, tf.while_loop or tf.function'. To update with several batches, give "
-    "the optimizer gradient_accumulation_steps, which gd.distributed and Keras know, and apply each batch's gradients, or use "
-    "gd.TrainStep(accumulate=...).",
+    "an update in a branch": IN_A_BRANCH,
+    "two updates with a loss scale that may be added up": "WrongUse: An optimizer with a loss scale that adds gradients up is "
+    "applied once in a step, as the first may be skipped. Received: applied=2, gradient_accumulation_steps=3. Apply it once, "
+    "leave gradient_accumulation_steps out, or compile with run_eagerly=True.",
     "weights of what a variable keeps": "WrongUse: What a step of one's own assigns to a variable that is trained must be made "
     "of its gradients by operations without a state, so that it can be made of those of all replicas. Received: "
     "operation='ReadVariableOp'. Make it of their sum: tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
@@ -79,3 +85,7 @@ EXPECTED = {
 def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
     (said,) = on_hosts("1x2", wrong_use.said)
     assert said == EXPECTED
+
+
+def test_an_accumulation_in_a_branch_is_refused_on_one_device_too(on_hosts: OnHosts) -> None:
+    assert on_hosts("1x1", wrong_use.accumulating_in_a_branch) == [IN_A_BRANCH]

@@ -35,15 +35,13 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         def train_step(self, data: Any) -> Any:
             return tf.constant(1.0)
 
-    class Branching(keras.Sequential):
+    class Twice(keras.Sequential):
         def train_step(self, data: Any) -> Any:
-            gradients = _gradients(self, data)
+            for _ in range(2):
+                self.optimizer.apply(_gradients(self, data), self.trainable_variables)
 
-            def apply() -> Any:
-                self.optimizer.apply(gradients, self.trainable_variables)
-                return 0
-
-            tf.cond(self.optimizer.iterations % 2 == 0, apply, lambda: 0)
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3))
 
     class Keeping(keras.Sequential):
         def train_step(self, data: Any) -> Any:
@@ -83,12 +81,47 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         "a loss that compares rows": lambda: made(loss=keras.losses.Circle()),
         "a loss that compares rows, by name": lambda: made(loss="circle"),
         "a step that returns a number": lambda: run.sequential(kind=Returning).fit(x, y, verbose=0),
-        "an update in a branch": lambda: run.sequential(kind=Branching).fit(x, y, verbose=0),
+        "an update in a branch": lambda: run.sequential(kind=_branching()).fit(x, y, verbose=0),
+        "two updates with a loss scale that may be added up": lambda: run.sequential(kind=Twice, optimizer=scaled).fit(
+            x, y, verbose=0
+        ),
         "weights of what a variable keeps": lambda: run.sequential(kind=Keeping).fit(x, y, verbose=0),
         "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
             x, y, sample_weight=np.ones(12), verbose=0
         ),
     }
+
+
+def accumulating_in_a_branch() -> str:
+    """What is said of an accumulation that a branch of the step may leave out."""
+    import keras
+
+    x, y = digits(12)
+    model = Run(strategy()).sequential(
+        kind=_branching(), optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    )
+    try:
+        model.fit(x, y, verbose=0)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _branching() -> Any:
+    import keras
+    import tensorflow as tf
+
+    class Branching(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            gradients = _gradients(self, data)
+
+            def apply() -> Any:
+                self.optimizer.apply(gradients, self.trainable_variables)
+                return 0
+
+            tf.cond(self.optimizer.iterations % 2 == 0, apply, lambda: 0)
+
+    return Branching
 
 
 def _gradients(model: Any, data: Any) -> Any:
