@@ -38,9 +38,10 @@ def install_reduce(probe: Probe) -> None:
         frame = sys._getframe(1)
         caller = _caller(frame)
         if caller is not None:
-            name = places.name(f"{caller.name}/reduce", caller)
+            line = _line(result, frame)
+            name = places.name(f"{caller.name}/reduce", caller, line)
             is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
-            more = {"line": _line(result, frame), **({"how": "mean"} if is_mean else {})}
+            more = {"line": line, **({"how": "mean"} if is_mean else {})}
             report_tensor(probe, result, "loss", name, more)
         return result
 
@@ -48,23 +49,24 @@ def install_reduce(probe: Probe) -> None:
 
 
 class _Places:
-    """Tells apart what a function calls for in several places: a loss and an accuracy."""
+    """Tells apart what functions of one name call for in several places: a loss and an accuracy, training and evaluation."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, dict[tuple[int, int], int]] = {}
+        self._seen: dict[str, dict[tuple[Any, ...], int]] = {}
 
-    def name(self, name: str, caller: _Caller) -> str:
+    def name(self, name: str, caller: _Caller, line: str = "") -> str:
         """The name with the place's number among those seen so far, from the second one on.
 
         Args:
             name: Of the function and what it calls.
             caller: Where that is called.
+            line: The program's own, where it is known.
 
         Returns:
             `name`, `name 2`, ...
         """
         places = self._seen.setdefault(name, {})
-        number = places.setdefault(caller.place, len(places) + 1)
+        number = places.setdefault((*caller.place, line), len(places) + 1)
         return name if number == 1 else f"{name} {number}"
 
 

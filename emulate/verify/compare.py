@@ -13,6 +13,7 @@ from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
 from emulate.verify.measure import Measure, Runs, complete, measure_all, of_other_steps
 from emulate.verify.noise import FACTOR, Key, floors
+from emulate.verify.reported import of_other_batches
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
@@ -251,6 +252,7 @@ def _not_compared(runs: Runs) -> list[str]:
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
+    found += [f"{name} (in other batches, and as much on the whole)" for name in of_other_batches(runs)]
     return found + [
         f"{name} (of all steps before it, of which the runs have made different numbers)" for name in of_other_steps(runs)
     ]

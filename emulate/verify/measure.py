@@ -16,7 +16,7 @@ from emulate.verify.facts import Facts
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
 from emulate.verify.noise import Key
 from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
-from emulate.verify.reported import reported, reported_by_batch
+from emulate.verify.reported import of_other_batches, reported, reported_by_batch
 
 _OF_CHANCE = 0.1
 """A variable that is off by this part of itself where the rows of each batch are permuted keeps rows (a queue): in which order
@@ -353,7 +353,7 @@ def _reports(runs: Runs) -> Iterator[Measure]:
     )
     last = max((len(runs.pairs(name)) for name in runs.optimizers), default=1) - 1
     often = Counter((host, kind, name) for host, kind, name, _, _ in ours)
-    unlike = of_other_steps(runs)
+    unlike = {*of_other_steps(runs), *of_other_batches(runs)}
     for place, report in ours.items():
         one = (0, *place[1:])
         if one not in theirs or report.name in unlike:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulate.probe.trace import Report
+from emulate.probe.trace import Report, Trace
 from emulate.verify.gradients import objective
 
 if TYPE_CHECKING:
     from emulate.verify.measure import Runs
 
+_ALIKE = 1e-3
+"""How near an evaluation in other batches of the same rows comes, after steps that differ by rounding."""
 Place = tuple[int, str, str, int, int]
 """(host, kind, name, step, how manieth of its name in this step)"""
 
@@ -84,6 +86,41 @@ def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
                 # A metric of Keras counts all batches so far: its last result is that of the step.
                 how = "last" if name.startswith("metric/") else _how(runs, optimizer, ours / theirs)
                 found[name] = ((ours, theirs), how)
+    return found
+
+
+def of_other_batches(runs: Runs) -> list[str]:
+    """Names of which the runs report different numbers between the same steps, as many on the whole or alike on average.
+
+    An evaluation whose batches grow with the replicas does so; where it sees other rows its numbers differ on the whole too.
+
+    Args:
+        runs: The runs that are compared, that have made as many steps.
+
+    Returns:
+        The names.
+    """
+    ours, theirs = (_between_steps(trace) for trace in (runs.topology, runs.reference))
+    found = []
+    for name in (ours.keys() & theirs.keys()) - reported_by_batch(runs).keys():
+        both = [(ours[name][made], theirs[name][made]) for made in ours[name].keys() & theirs[name].keys()]
+        if any(len(one) != len(other) for one, other in both) and any(
+            all(np.isclose(whole(one), whole(other), rtol=_ALIKE, atol=0.0) for one, other in both)
+            for whole in (np.mean, np.sum)
+        ):
+            found.append(name)
+    return sorted(found)
+
+
+def _between_steps(trace: Trace) -> dict[str, dict[int, list[float]]]:
+    """By name and by how many steps were made before, what the first host reported; not the last, which may be a part."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for one in trace.reports:
+        if one.host == 0 and one.replica is None and one.made is not None:
+            found.setdefault(one.name, {}).setdefault(one.made, []).append(one.value)
+    for by_made in found.values():
+        if len(by_made) > 1:
+            del by_made[max(by_made)]
     return found
 
 

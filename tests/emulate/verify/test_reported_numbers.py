@@ -70,3 +70,20 @@ def test_of_several_numbers_of_one_name_in_a_step_each_belongs_to_its_step(folde
     found = judged(folder, {"train/reduce": (alone, there)})
     assert found.first_divergence is not None
     assert (found.first_divergence.step, found.first_divergence.report) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("there", "verdict"),
+    [
+        ((1.5, 2.5, 4.5), "equivalent"),  # a mean of batches twice as large
+        ((3.0, 5.0, 9.0), "equivalent"),  # or their sum
+        ((1.5, 3.0, 4.5), "divergent"),
+    ],
+    ids=["mean", "sum", "other rows"],
+)
+def test_an_evaluation_in_larger_batches_is_judged_as_a_whole(folder: Folder, there: Sequence[float], verdict: str) -> None:
+    alone = (1.0, 2.0, 2.0, 3.0, 4.0, 5.0)
+    found = judged(folder, {"train/reduce": LOSS, "validate/reduce": (alone, there)})
+    assert found.verdict == verdict
+    said = "validate/reduce (in other batches, and as much on the whole)"
+    assert (said in found.not_compared) == (verdict == "equivalent")
