@@ -229,8 +229,14 @@ def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Ite
         _summed.optimizers = kept
 
 
+def _is_complete(optimizer: Any) -> bool:
+    """Whether an optimizer has its variables, and what it accumulates its sums."""
+    accumulation = accumulation_of(optimizer)
+    return bool(optimizer.built) and (accumulation is None or accumulation.is_built)
+
+
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
-    """Make an optimizer's variables while a replica's step is traced: on all replicas at once, outside the graph."""
+    """Make what an optimizer lacks while a replica's step is traced: on all replicas at once, outside the graph."""
     import tensorflow as tf
 
     def build(strategy: Any) -> None:
@@ -238,6 +244,8 @@ def _build_outside(optimizer: Any, variables: list[Any]) -> None:
         with tf.init_scope():
             if not optimizer.built:
                 optimizer.build(variables)
+            if (accumulation := accumulation_of(optimizer)) is not None:
+                accumulation.build()
 
     context = tf.distribute.get_replica_context()
     build(None) if context is None else context.merge_call(build)
@@ -247,7 +255,6 @@ class _Base:
     """What both kinds share: variables that can be made late, and a config that says what the user asked for."""
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
-        me: Any = self
         grads = list(grads)
         if grads and all(grad is None for grad in grads):
             raise WrongUse(
@@ -256,7 +263,7 @@ class _Base:
                 gradients=f"{len(grads)} times None",
             )
         with _meeting():
-            if not me.built and trainable_variables is not None:
+            if trainable_variables is not None and not _is_complete(self):
                 trainable_variables = list(trainable_variables)
                 _build_outside(self, trainable_variables)
             super().apply(grads, trainable_variables=trainable_variables)  # type: ignore[misc]

@@ -203,6 +203,22 @@ def subclassed(run: Run) -> dict[str, Any]:
 def two_optimizers(run: Run) -> dict[str, Any]:
     """As a GAN has them, made by the first step."""
     import keras
+
+    return _with_two(run, lambda: keras.optimizers.Adam(0.01), lambda: keras.optimizers.SGD(0.1))
+
+
+def two_accumulating_optimizers(run: Run) -> dict[str, Any]:
+    """Their sums are made by the first step, too; a loss scale has those of the optimizer within."""
+    import keras
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), initial_scale=1.0)
+
+    return _with_two(run, lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2), scaled)
+
+
+def _with_two(run: Run, one: Any, other: Any) -> dict[str, Any]:
+    import keras
     import tensorflow as tf
 
     class Pair(keras.Model):
@@ -231,7 +247,7 @@ def two_optimizers(run: Run) -> dict[str, Any]:
     x, _ = digits(75)
     with run.scope():
         model = run.ours(Pair())
-        model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
+        model.compile(one(), other())
     return run.fit(model, x)
 
 

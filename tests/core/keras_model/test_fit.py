@@ -36,6 +36,7 @@ ALIKE_ON_HOSTS = {
     "saved_between_updates",
     "several_outputs",
     "subclassed",
+    "two_accumulating_optimizers",
     "two_optimizers",
 }
 CORE = {"all_of_it", "accumulated", "own_losses", "own_train_step", "callbacks", "few_rows"}
