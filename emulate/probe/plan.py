@@ -87,6 +87,7 @@ class ProbePlan:
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
+        functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
         begun: Of a program that may be started again how many steps each optimizer had made before its very first start; None
@@ -114,6 +115,7 @@ class ProbePlan:
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()
+    functions: bool = False
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None

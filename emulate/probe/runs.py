@@ -18,7 +18,30 @@ def install(probe: Probe) -> None:
     """Wrap `run` of every class that defines it."""
     for cls in graph_functions.strategy_classes():
         _wrap(probe, cls)
+    if probe.plan.functions:
+        _wrap_functions(probe)
     _see_layers(probe)
+
+
+def _wrap_functions(probe: Probe) -> None:
+    """Of a program that calls `Strategy.run` on several devices alone: the rows of a step are what its tf.function is given."""
+    cls = graph_functions.function_class()
+    original = cls.__call__
+    clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        module = str(getattr(self.python_function, "__module__", ""))
+        is_theirs = module.partition(".")[0] in ("tensorflow", "keras", "tf_keras")
+        if is_theirs or bodies.current() is not None or not tf.executing_eagerly():
+            return original(self, *args, **kwargs)
+        result = original(_probed(probe, clones, self), *args, **kwargs)
+        probe.recorder.hold_if_reached()
+        return result
+
+    cls.__call__ = call
 
 
 def _wrap(probe: Probe, cls: Any) -> None:

@@ -331,8 +331,8 @@ _CUT = (
     "seen; end the program with sys.exit, or by returning"
 )
 _UNSEEN_ROWS = (
-    "data: the rows of the batches were not seen, as they are no arguments of what Strategy.run calls; hand them to it as "
-    "arguments, and they are"
+    "data: the rows of the batches were not seen, as they are no arguments of what Strategy.run calls (on one device, where a "
+    "program calls none there, of a tf.function); hand them to it as arguments, and they are"
 )
 
 

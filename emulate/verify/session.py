@@ -17,7 +17,7 @@ from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.ledger import ledgers
+from emulate.verify.ledger import hosts_of_rows, ledgers
 from emulate.verify.meetings import Met
 from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding
@@ -130,6 +130,7 @@ class Session:
             about += [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
             return self._summary(reference, None), judged, about
         self._check_that_it_trains(reference, first.result())
+        reference = self._with_rows(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
@@ -152,6 +153,17 @@ class Session:
             for run, found in zip(runs, compared, strict=True)
         ]
         return self._summary(reference, repeat), judged, notes
+
+    def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
+        """The reference; of a program that calls `Strategy.run` on several devices alone it is run again, to see its rows."""
+        if run.trace is None or reference.trace is None or _rows(reference.trace) or not _rows(run.trace):
+            return reference
+        known = self._yardsticks.reference(AS_IT_STANDS)
+        again = self._yardsticks.by_functions().result()
+        if again.status == "ok" and again.trace is not None and _rows(again.trace) & _rows(run.trace):
+            return again
+        self._yardsticks.take_back_functions(known)
+        return reference
 
     def _order_matters(self, base: Variation, yardstick: Yardstick) -> bool:
         """Whether permuted rows are another training: by itself, or as its noise is wide and that of rounding is not."""
@@ -430,6 +442,11 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
         hides=run.hides,
         collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
     )
+
+
+def _rows(trace: Trace) -> set[str]:
+    """The rows that were seen in its steps."""
+    return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
 
 
 def _unseen(reference: RunResult) -> list[str]:

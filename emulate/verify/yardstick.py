@@ -123,6 +123,7 @@ class Yardsticks:
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         taping: The program's functions that take gradients: a replay gives them the other run's rows.
         drawn: How many rows the program's functions draw that get none.
+        functions: Whether the reference makes its steps in a `tf.function` without `Strategy.run`.
         permutes: Whether noise runs have the rows of each batch in another order.
     """
 
@@ -133,6 +134,7 @@ class Yardsticks:
         self.apply_only: tuple[str, ...] = ()
         self.taping: tuple[str, ...] = ()
         self.drawn: Mapping[str, int] = {}
+        self.functions = False
         self.permutes = True
         self._runner = runner
         self.seed = seed
@@ -141,9 +143,14 @@ class Yardsticks:
     def reference(self, variation: Variation) -> Yardstick:
         """The reference alone."""
         if variation not in self._known:
-            plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping)
+            plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping, functions=self.functions)
             self._known[variation] = Yardstick(self._start("reference", variation, plan))
         return self._known[variation]
+
+    def take_back_functions(self, known: Yardstick) -> None:
+        """What the functions are given are not the rows."""
+        self.functions = False
+        self._known[Variation()] = known
 
     def with_noise(self, variation: Variation) -> Yardstick:
         """The reference and its noise runs."""
@@ -164,7 +171,14 @@ class Yardsticks:
 
     def again(self) -> Future[RunResult]:
         """The reference as it stands once more: does it repeat?"""
-        return self._start("reference again", Variation(), Variation().plan(self.seed))
+        return self._start("reference again", Variation(), replace(Variation().plan(self.seed), functions=self.functions))
+
+    def by_functions(self) -> Future[RunResult]:
+        """The reference as it stands, where the rows of its steps are what its functions are given; so from now on."""
+        self.functions = True
+        plan = replace(Variation().plan(self.seed), functions=True)
+        self._known[Variation()] = Yardstick(self._start("reference by its functions", Variation(), plan))
+        return self._known[Variation()].reference
 
     def confirming(self, variation: Variation, topology: Trace) -> list[Trace]:
         """Noise runs with a larger perturbation: a small difference may be a unit on its kink, or a gradient that cancels.
@@ -213,6 +227,7 @@ class Yardsticks:
             perturb_summands=max(ulps * rounding.units, SUMMAND_ULPS * rounding.coarsest),
             apply_only=self.apply_only,
             taping=self.taping,
+            functions=self.functions,
         )
         name = f"noise {number}" if permute else f"noise {number} in order"
         name = name if permute == self.permutes else f"{name} of {ulps:.0f} units"
