@@ -250,6 +250,9 @@ class DistributedModel:
         """Compile the step of training."""
         me: Any = self
         if me.train_function is None or force:
+            # `compile` has not seen the variables that a layer makes when it is called for the first time.
+            for optimizer in trainer.optimizers_of(self) or [None]:
+                models.check_scope(self._gpudist_place, self, optimizer)
             own = not trainer.is_default(type(self), "train_step")
             step = me.train_step if own else functools.partial(steps.train_step, self)
             me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=self._gpudist_step)

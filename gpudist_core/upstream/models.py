@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -87,12 +88,36 @@ def check_scope(
     for name, variables in [*made, ("variable that is trained", list(trained or []))]:
         for variable in variables:
             if getattr(plain(variable), "distribute_strategy", None) is not strategy:
-                raise WrongUse(
-                    f"The {name} must be made in the scope of the step's strategy",
-                    "Make it under `with strategy.scope():`.",
-                    variable=variable.name,
-                    strategy=type(strategy).__name__,
-                )
+                raise _outside(name, variable, strategy)
+
+
+def _outside(name: str, variable: Any, strategy: Any) -> WrongUse:
+    return WrongUse(
+        f"The {name} must be made in the scope of the step's strategy",
+        "Make it under `with strategy.scope():`.",
+        variable=variable.name,
+        strategy=type(strategy).__name__,
+    )
+
+
+@contextlib.contextmanager
+def beside_variables(strategy: Any, model: Any) -> Iterator[None]:
+    """While an optimizer makes what it keeps beside a model's variables, which must be of its strategy: of one device's, too.
+
+    Args:
+        strategy: The optimizer's.
+        model: The model.
+
+    Raises:
+        WrongUse: Where one is not.
+    """
+    try:
+        yield
+    except ValueError as error:
+        others = [v for v in model.variables if getattr(plain(v), "_distribute_strategy", None) is not strategy]
+        if "`colocate_vars_with` must only be passed" not in str(error) or not others:
+            raise
+        raise _outside("model", others[0], strategy) from error
 
 
 def plain(variable: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream import datasets, losses, row_losses, row_means, run_state
+from gpudist_core.upstream import datasets, losses, models, row_losses, row_means, run_state
 
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
 
@@ -120,8 +120,12 @@ def build(model: Any, batch: Any) -> None:
     Args:
         model: A compiled Keras model.
         batch: A structure as the step takes it, anything with `shape` and `dtype` in the place of each tensor.
+
+    Raises:
+        WrongUse: Where the model has variables of another strategy, beside which the optimizer cannot make its own.
     """
-    model._symbolic_build(data_batch=batch)
+    with models.beside_variables(model.distribute_strategy, model):
+        model._symbolic_build(data_batch=batch)
 
 
 def build_layers(model: Any, batch: Any) -> None:

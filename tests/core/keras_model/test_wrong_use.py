@@ -19,6 +19,10 @@ COMPARING = (
     "axis=0) gives of y and y_pred, and of its values those of the replica's own rows. The context is None while Keras builds "
     "the model."
 )
+CALLED_OUTSIDE = (
+    "WrongUse: The model must be made in the scope of the step's strategy. Received: variable='kernel', "
+    "strategy='MirroredStrategy'. Make it under `with strategy.scope():`."
+)
 IN_A_BRANCH = (
     "WrongUse: Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet. "
     "Received: apply='in a tf.cond, tf.while_loop or tf.function'. To update with several batches, give the optimizer "
@@ -34,6 +38,12 @@ EXPECTED = {
     "variable='iteration', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
     "metric outside": "WrongUse: A metric must be made in the scope of the model's strategy. Received: "
     "metric='sparse_categorical_accuracy', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
+    "fit after a call outside": CALLED_OUTSIDE,
+    "fit after a call outside, of an optimizer that keeps moments": CALLED_OUTSIDE,
+    "a batch after a call outside": CALLED_OUTSIDE,
+    "evaluate after a call outside": "nothing",
+    "evaluate after a call outside, with an optimizer that keeps moments": CALLED_OUTSIDE,
+    "predict after a call outside": "nothing",
     "fit in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
     "evaluate in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),
     "predict in another scope": ELSEWHERE.format("OneDeviceStrategy", "'MirroredStrategy'"),

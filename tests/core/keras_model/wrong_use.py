@@ -35,6 +35,13 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         def train_step(self, data: Any) -> Any:
             return tf.constant(1.0)
 
+    def called_outside(optimizer: str) -> Any:
+        with run.scope():
+            model = run.ours(keras.Sequential([keras.layers.Dense(10, name="late")]))
+            model.compile(optimizer, "sparse_categorical_crossentropy")
+        model(x[:2])
+        return model
+
     class Twice(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             for _ in range(2):
@@ -70,6 +77,14 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         "XLA": lambda: made(jit_compile=True),
         "optimizer outside": lambda: made(optimizer=lambda: late),
         "metric outside": lambda: made(metrics=lambda: [metric]).fit(x, y, verbose=0),
+        "fit after a call outside": lambda: called_outside("sgd").fit(x, y, verbose=0),
+        "fit after a call outside, of an optimizer that keeps moments": lambda: called_outside("adam").fit(x, y, verbose=0),
+        "a batch after a call outside": lambda: called_outside("sgd").train_on_batch(x, y),
+        "evaluate after a call outside": lambda: called_outside("sgd").evaluate(x, y, verbose=0),
+        "evaluate after a call outside, with an optimizer that keeps moments": lambda: called_outside("adam").evaluate(
+            x, y, verbose=0
+        ),
+        "predict after a call outside": lambda: called_outside("adam").predict(x, verbose=0),
         "fit in another scope": lambda: _within(other, lambda model: model.fit(x, y, verbose=0), made()),
         "evaluate in another scope": lambda: _within(other, lambda model: model.evaluate(x, y, verbose=0), made()),
         "predict in another scope": lambda: _within(other, lambda model: model.predict(x), made()),
