@@ -18,8 +18,10 @@ _WITHOUT_DROPOUT = (
     "    generator = tf.random.Generator.from_seed(SEED)\n"
     "and in the step\n"
     "    noise = generator.normal(tf.shape(x))\n"
-    "instead of keras.random.normal or tf.random.normal; what layers draw that change images (RandomFlip) belongs into\n"
-    "dataset.map, before the batches are shared out; or accept it with --allow identical-dropout."
+    "instead of keras.random.normal or tf.random.normal; into a stateless seed of your own fold the replica's number:\n"
+    "    seed = [step, tf.distribute.get_replica_context().replica_id_in_sync_group]\n"
+    "What layers draw that change images (RandomFlip) belongs into dataset.map, before the batches are shared out; or accept\n"
+    "it with --allow identical-dropout."
 )
 
 

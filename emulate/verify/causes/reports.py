@@ -273,6 +273,8 @@ METRIC_AGGREGATION = Cause(
     evidence="Everything that trains agrees with the reference; the metric does not.",
     fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() "
     "outside of strategy.run. What its variables hold is added up over the replicas: let them be sums and counts. A maximum, a "
-    "last value or a list of rows is none; take it of all predictions, outside of the replicas.",
+    "last value or a list of rows is none; take it of all predictions, outside of the replicas.\n"
+    "Where all that is so, look at the number of one device: a tf.function that calls next(iterator), whose last call ends in\n"
+    "OutOfRangeError, counts a batch there that never came. Loop over the dataset outside of it.",
     search=_search_metric,
 )

@@ -20,6 +20,7 @@ _TO_EACH = (
     "Hand the elements of a distributed dataset to the step: a plain tensor or NumPy array goes to every replica whole.\n"
     "    for x, y in strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)):\n"
     "        strategy.run(step, args=(x, y))\n"
+    "Keras's model.train_on_batch(x, y) hands all of them to every replica too: take fit, or such a loop.\n"
     "Where the step takes its rows by itself, let each replica take its own, by its number:\n"
     "    replica = tf.distribute.get_replica_context().replica_id_in_sync_group"
 )
@@ -78,7 +79,8 @@ _ONE_ORDER = (
     "Give what orders the rows before the hosts take their shares one seed, the same on every host and not one by its number:\n"
     "    dataset.shuffle(n, seed=SEED)\n"
     "    numpy.random.default_rng(SEED).permutation(n)\n"
-    "and let the shares not overlap. Or share the rows out first, dataset.shard(num_hosts, host) before the shuffle, and "
+    "and tf.random.set_seed, which TensorFlow mixes into such a seed, the same number on every host until the data are made; "
+    "let the shares not overlap. Or share the rows out first, dataset.shard(num_hosts, host) before the shuffle, and "
     "accept the other batches that this makes. Or let the strategy shard, with one seed as well: "
     "strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE))."
 )

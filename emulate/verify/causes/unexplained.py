@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.cause import Cause, Sign, names_in_words
+from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Point
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
@@ -23,19 +24,39 @@ def _search(case: Case) -> Sign | None:
         f"From step {d.step} on the {where} differs, and no known cause explains it.",
         f"error {d.error:.2g} against a noise floor of {d.noise:.2g} ({first.ratio:.0f} times); "
         f"{len({p.measure.key for p in left})} of {len({p.measure.key for p in case.base.points})} compared quantities "
-        "differ at some step",
+        f"differ at some step{_assigned_too(case, d.step)}",
         _fix(case, first),
     )
 
 
+def _assigned(case: Case, step: int) -> list[str]:
+    """Variables that the step assigns itself, and that differ in the same step."""
+    points = (point for point in case.base.exceeding if point.step == step and is_assigned(case, point))
+    return list(dict.fromkeys(point.measure.key.tensor for point in points))
+
+
+def _assigned_too(case: Case, step: int) -> str:
+    names = _assigned(case, step)
+    return f"; in the same step {names_in_words(names)}, which it assigns, differ{'s' * (len(names) == 1)} too" if names else ""
+
+
 def _fix(case: Case, first: Point) -> str | None:
     """Where to look; None for what suits most."""
+    if first.measure.key.kind == "gradient" and _assigned(case, first.step):
+        return _OF_ASSIGNED
     key, before = first.measure.key, case.base.first_step("gradient")
     if key.kind == "weight" and key.optimizer == "tape" and (before is None or before > first.step):
         return _OF_UPDATE
     return _OF_GATHERED if case.facts.gathers else None
 
 
+_OF_ASSIGNED = (
+    "Look first at what the step assigns: where a replica reads it back in the same step (the range of a quantizer, a centre, "
+    "a running mean), it reads what its own rows alone have made of it. Make it of all rows before it is assigned:\n"
+    "    context = tf.distribute.get_replica_context()\n"
+    "    total, count = context.all_reduce(tf.distribute.ReduceOp.SUM, [tf.reduce_sum(x), tf.cast(tf.size(x), x.dtype)])\n"
+    "    least = tf.reduce_min(context.all_gather(tf.reshape(tf.reduce_min(x), [1]), axis=0))  # or a maximum"
+)
 _OF_UPDATE = (
     "The replicas' gradients are those of one device together, and the update that is made of them by hand is another one. "
     "They have to be put together before anything is done with them that is no sum (a square root, as Adam's, a clipping, a "

@@ -16,7 +16,7 @@ from emulate.verify.noise import Key
 
 
 def _search(case: Case) -> Sign | None:
-    points = [point for point in case.base.exceeding if _is_assigned(case, point)]
+    points = [point for point in case.base.exceeding if is_assigned(case, point)]
     return (_of_values(case, points) if points else _of_first(case)) or _of_copies(case)
 
 
@@ -24,7 +24,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     """Values that are not what one device assigns, before gradients differ or without."""
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
-    trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not _is_assigned(case, point)]
+    trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not is_assigned(case, point)]
     early = min((point.measure.step for point in trained), default=None)
     # A counter follows from no gradient; all else may, and what an optimizer by hand keeps does from those of the same step.
     at_once = [point.measure.key.kind for point in trained if point.step == step]
@@ -37,7 +37,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     factor = _factor(case, first)
     if early is not None:
         case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from then on", at=("variable",))
-    case.explain(lambda point: _is_assigned(case, point))
+    case.explain(lambda point: is_assigned(case, point))
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
         for point in first[:1]
@@ -60,7 +60,7 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
     step, m = out[0].step, out[0].measure
     name = names_in_words([point.measure.key.tensor for point in out])
     case.cut(step + 1, f"{name} and the weights differ from step {step} on")
-    case.explain(lambda point: _is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
+    case.explain(lambda point: is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
     return Sign(
         f"What is kept in {name} is kept once for all replicas of a host: each of them assigns it in turn, from what the one "
         "before it left there.",
@@ -128,7 +128,7 @@ _COUNT_ALL = (
 _TRAINED = ("initial-weight", "gradient", "weight")
 
 
-def _is_assigned(case: Case, point: Point) -> bool:
+def is_assigned(case: Case, point: Point) -> bool:
     """Whether it is of a variable that the step assigns: one of the program's own, or a layer's that no gradient trains."""
     key = point.measure.key
     if key.kind != "weight":
