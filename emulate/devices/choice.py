@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from emulate.devices.inventory import Inventory, find_gpus
@@ -23,6 +24,8 @@ from emulate.topology import Topology
 DEVICES = ("cpu", "gpu", "auto")
 _LIMIT_SECONDS = 120
 _NOT_LOADED = re.compile(r"Could not load dynamic library '([^']+)'")
+_OUR_FOLDER = str(Path(__file__).resolve().parents[2])
+_WITH_OURS = "import sys; sys.path.append(sys.argv[1])\n"
 _ASK_TENSORFLOW = """
 import ctypes
 import json
@@ -218,7 +221,7 @@ def _ask(_visible: str | None) -> dict[str, Any]:
     talking = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "dso_loader=1"}
     nothing: dict[str, Any] = {"tensorflow": None, "gpus": []}
     try:
-        command = [sys.executable, "-c", _ASK_TENSORFLOW]
+        command = [sys.executable, "-c", _WITH_OURS + _ASK_TENSORFLOW, _OUR_FOLDER]
         # In a folder of nobody's: a json.py or keras.py where the user works is the program's affair.
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, env=talking, check=False, cwd="/"

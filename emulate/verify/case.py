@@ -11,7 +11,8 @@ from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
 from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
-from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.ledger import Ledger
+from emulate.verify.ledgers import ledgers
 from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order
 from emulate.verify.recovery import Recovery

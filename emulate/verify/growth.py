@@ -7,7 +7,7 @@ from dataclasses import replace
 from emulate.probe import Replay, Trace
 from emulate.verify.arithmetic import ROUND, explain
 from emulate.verify.compare import compare
-from emulate.verify.ledger import has_ended, ledgers
+from emulate.verify.ledgers import has_ended, ledgers
 from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks

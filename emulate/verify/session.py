@@ -17,7 +17,7 @@ from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
-from emulate.verify.ledger import hosts_of_rows, ledgers
+from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.meetings import Met
 from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding

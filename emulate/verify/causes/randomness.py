@@ -10,7 +10,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import compare
 from emulate.verify.gradients import StepOfAll
-from emulate.verify.ledger import ledgers
+from emulate.verify.ledgers import ledgers
 from emulate.verify.measure import complete
 
 _WITHOUT_DROPOUT = (

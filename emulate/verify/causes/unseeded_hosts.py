@@ -6,7 +6,7 @@ from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
 from emulate.verify.compare import compare
-from emulate.verify.ledger import hosts_of_rows, ledgers
+from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.result import RunResult
 
 _MOVED = 0.2

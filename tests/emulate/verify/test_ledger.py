@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from emulate.probe.rows import row_names
 from emulate.probe.trace import Trace
-from emulate.verify.ledger import Ledger, ledgers
+from emulate.verify.ledger import Ledger
+from emulate.verify.ledgers import ledgers
 from emulate.verify.verdict import Samples
 from tests.emulate.verify.cases import Folder
 

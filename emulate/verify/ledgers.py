@@ -1,0 +1,138 @@
+"""The ledgers of two traces: which rows each step had, by what the probe saw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from emulate.probe.rows import row_names
+from emulate.probe.trace import Step, Trace
+from emulate.verify.arrays import Floats
+from emulate.verify.gradients import StepOfAll
+from emulate.verify.ledger import Ledger, Rows
+from emulate.verify.measure import complete
+
+_DISTINCT = 0.9
+"""So many of a step's rows must differ in what is to tell them apart."""
+_CLOSE = 1e-3
+"""What a model with the same weights makes of the same rows differs by no more, relative to the largest."""
+
+
+def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
+    """The ledger of each optimizer that both runs have; rows that a probe did not see end it."""
+    names = [name for name in reference.optimizers if name in topology.optimizers]
+    ended = has_ended(topology)
+    return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
+
+
+def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
+    """Each row that an optimizer's steps consumed, with the hosts that did."""
+    found: dict[str, set[int]] = {}
+    for step in complete(trace, optimizer):
+        for one in step.values():
+            for row in one.rows or ():
+                found.setdefault(row, set()).add(one.host)
+    return found
+
+
+def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tuple[str, ...]]:
+    """The inputs of each row that an optimizer's steps consumed, each by its identity.
+
+    Args:
+        trace: Of a run.
+        optimizer: The optimizer.
+        after: Only rows of hosts with a number larger than this.
+
+    Returns:
+        One a row, in the order of steps and replicas; of steps whose inputs were not kept none.
+    """
+    steps = [one for step in complete(trace, optimizer) for one in step.values() if one.host > after]
+    named = ([_names(step, (place,)) for place in step.row_inputs] for step in steps)
+    return [row for names in named if None not in names for row in zip(*filter(None, names), strict=True)]
+
+
+def has_ended(trace: Trace) -> bool:
+    """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
+    reasons = [event["reason"] for _, event in trace.of("end")]
+    return len(reasons) == trace.num_hosts and set(reasons) == {"returned"}
+
+
+def _ledger(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger:
+    found = _of_names(name, reference, topology, ended, lambda step: step.rows)
+    if found.is_known and not found.grows and found.first_apart is not None:
+        return _by_data(name, reference, topology, ended) or found
+    return found
+
+
+def _of_names(
+    name: str,
+    reference: Sequence[StepOfAll],
+    topology: Sequence[StepOfAll],
+    ended: bool,
+    names: Callable[[Step], Rows | None],
+    by: tuple[int, ...] = (),
+) -> Ledger:
+    theirs, ours = (
+        _known([{replica: names(one) for replica, one in step.items()} for step in steps]) for steps in (reference, topology)
+    )
+    hosts = {replica: one.host for step in topology for replica, one in step.items()}
+    flat = tuple(tuple(row for rows in step.values() for row in rows) for step in theirs)
+    return Ledger(name, flat, tuple(ours), hosts, ended and len(ours) == len(topology) < len(reference), by)
+
+
+def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger | None:
+    """The ledger by those inputs alone that are the reference's in every step: others may be computed by the model."""
+    places = [one.row_inputs for step in (reference[0], topology[0]) for one in step.values()]
+    if len(places[0]) < 2 or any(one != places[0] for one in places):
+        return None
+
+    def by(chosen: tuple[int, ...]) -> Ledger:
+        return _of_names(name, reference, topology, ended, lambda step: _names(step, chosen), chosen)
+
+    data = tuple(place for place in places[0] if by((place,)).is_same)
+    found = by(data) if data else None
+    if found is None or not found.is_same or len(found.reference) < len(reference) or len(found.topology) < len(topology):
+        return None
+    if any(len(set(rows)) < _DISTINCT * len(rows) for rows in found.reference):  # labels, say
+        return None
+    others = [place for place in places[0] if place not in data]
+    return found if all(_is_close(reference[0], topology[0], data, place) for place in others) else None
+
+
+def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], place: int) -> bool:
+    """Whether the rows of an input, each beside the same row, differ by rounding at most, before the model has changed."""
+    theirs, ours = _by_row(reference, data, place), _by_row(topology, data, place)
+    if theirs is None or ours is None or theirs.shape != ours.shape:
+        return False
+    return bool(np.abs(ours - theirs).max(initial=0.0) <= _CLOSE * np.abs(theirs).max(initial=0.0))
+
+
+def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None:
+    """An input's rows on all replicas, in the order of their names; None where it was not kept."""
+    rows: list[tuple[str, Floats]] = []
+    for _, one in sorted(step.items()):
+        names, array = _names(one, data), one.inputs[place]
+        if names is None or array is None or not array.is_complete or np.dtype(array.dtype).kind == "S":
+            return None
+        width = int(np.prod(array.shape[1:], dtype=np.int64))  # a replica may have no rows
+        rows += list(zip(names, array.read().reshape(len(names), width).astype(np.float64), strict=True))
+    return np.array([values for _, values in sorted(rows, key=lambda row: row[0])])
+
+
+def _names(step: Step, places: tuple[int, ...]) -> Rows | None:
+    """The identity of each row by some of the inputs; None where they were not kept."""
+    arrays = [step.inputs[place] if place < len(step.inputs) else None for place in places]
+    whole = [array for array in arrays if array is not None and array.is_complete]
+    return tuple(row_names([{"dense": array.read()} for array in whole])) if len(whole) == len(places) else None
+
+
+def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:
+    """The steps up to the first whose rows were not seen on every replica."""
+    found: list[dict[int, Rows]] = []
+    for step in steps:
+        rows = {replica: one for replica, one in sorted(step.items()) if one is not None}
+        if len(rows) < len(step):
+            break
+        found.append(rows)
+    return found
