@@ -39,7 +39,7 @@ demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
 	@echo "It is not edited, needs no GPU, and runs as it does with: python train.py"
 
 test: $(STAMP)  ## run the tests but those marked slow
-	$(BIN)/python -m pytest -q -n $(JOBS) --maxschedchunk 4 -m "not slow"  # heavy tests lie side by side: few at a time
+	$(BIN)/python -m pytest -q -n $(JOBS) --maxschedchunk 4 --durations 20 -m "not slow"  # heavy tests lie side by side: few at a time
 
 slow: $(STAMP)  ## run the tests marked slow: longer proofs of what make test looks at
 	$(BIN)/python -m pytest -q -n $(JOBS) -m slow

@@ -46,7 +46,12 @@ for batch in strategy.experimental_distribute_dataset(rows) if several else rows
     ("batch", "loss", "code"),
     [
         ("8", "tf.reduce_sum(losses) / BATCH", None),
-        ("8 * (strategy.num_replicas_in_sync if several else 1)", "tf.reduce_sum(losses) / BATCH", None),
+        pytest.param(
+            "8 * (strategy.num_replicas_in_sync if several else 1)",
+            "tf.reduce_sum(losses) / BATCH",
+            None,
+            marks=pytest.mark.slow,
+        ),
         ("8", "tf.reduce_mean(losses)", "loss-scaling"),
     ],
     ids=["right", "a batch that grows", "a mean of each replica"],
