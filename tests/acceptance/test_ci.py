@@ -80,14 +80,23 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
 
 
 def test_a_runner_whose_driver_cannot_compile_the_kernels_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = {"gpus": [{}], "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
+    old = {"tensorflow": "2.21.0", "gpus": [{}], "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
     monkeypatch.setattr("emulate.devices.find_gpus", lambda: gpus(1))
     monkeypatch.setattr("emulate.devices.what_tensorflow_says", lambda: old)
     [line] = runpy.run_path(str(CI / "see_gpus.py"))["complaints"]()
     assert line.startswith(
-        "TensorFlow must have kernels for every GPU. Received: TensorFlow has no kernels for H100 (compute capability 9.0), "
-        "and the driver (570.1), which is of CUDA 12.4, cannot compile them"
+        "TensorFlow must see every GPU and have kernels for it. Received: TensorFlow has no kernels for H100 (compute capability "
+        "9.0), and the driver (570.1), which is of CUDA 12.4, cannot compile them"
     )
+
+
+def test_a_runner_whose_tensorflow_lacks_a_library_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    blind = {"tensorflow": "2.21.0", "with_cuda": True, "gpus": [], "missing": ["libcusolver.so.11"]}
+    monkeypatch.setattr("emulate.devices.find_gpus", lambda: gpus(1))
+    monkeypatch.setattr("emulate.devices.what_tensorflow_says", lambda: blind)
+    [line] = runpy.run_path(str(CI / "see_gpus.py"))["complaints"]()
+    assert line.startswith("TensorFlow must see every GPU and have kernels for it. Received: the driver has 1 GPU and ")
+    assert "it cannot load libcusolver.so.11: install tensorflow[and-cuda]" in line
 
 
 def test_a_verdict_that_the_cpu_gave_fails_the_job(tmp_path: Path) -> None:
