@@ -85,8 +85,8 @@ def test_a_runner_whose_driver_cannot_compile_the_kernels_is_told_so(monkeypatch
     monkeypatch.setattr("emulate.devices.what_tensorflow_says", lambda: old)
     [line] = runpy.run_path(str(CI / "see_gpus.py"))["complaints"]()
     assert line.startswith(
-        "TensorFlow must see every GPU and have kernels for it. Received: TensorFlow has no kernels for H100 (compute capability "
-        "9.0), and the driver (570.1), which is of CUDA 12.4, cannot compile them"
+        "TensorFlow must see every GPU and have kernels for it. Received: TensorFlow has no kernels for H100 (compute "
+        "capability 9.0), and the driver (570.1), which is of CUDA 12.4, cannot compile them"
     )
 
 
