@@ -38,6 +38,7 @@ def test_a_program_that_loses_its_optimizer_recovers_differently(preload: Preloa
     assert "it differs from step 6 on, first the weight of" in run.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_a_program_that_counts_its_steps_itself_goes_on_where_its_rows_say(preload: Preload) -> None:
     verdict = verify("counts_steps_itself.py", preload, "kill:host=1,step=8,phase=all-reduce")
     [run] = verdict.runs
@@ -59,6 +60,7 @@ def test_a_program_that_cannot_be_restarted_has_not_recovered(preload: Preload) 
     assert verdict.exit_code == 3
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_left_in_the_folder_is_where_all_begin(
     preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def verdict_of(folder: Path, preload: Preload, *, rows: int = 240, loss: str = S
     return run
 
 
+@pytest.mark.slow
 def test_a_correct_program_whose_optimizer_makes_steps_of_rounding_is_equivalent(tmp_path: Path, preload: Preload) -> None:
     run = verdict_of(tmp_path, preload)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("equivalent", [])

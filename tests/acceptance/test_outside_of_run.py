@@ -33,7 +33,7 @@ for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor
     ("applied", "expected"),
     [('strategy.reduce("SUM", gradient, axis=None)', []), ("strategy.experimental_local_results(gradient)[0]", ["weight"])],
 )
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_update_outside_of_the_run_is_compared_from_the_first_step_to_the_last(
     preload: Preload, tmp_path: Path, applied: str, expected: list[str], steps: int
 ) -> None:
@@ -81,7 +81,7 @@ train(second, optimizer, rows.skip(4))
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
-        ("", []),
+        pytest.param("", [], marks=pytest.mark.slow),
         ("second.layers[-1].kernel.assign(second.layers[-1].kernel * strategy.num_replicas_in_sync)", ["initial-weights"]),
     ],
 )

@@ -164,6 +164,7 @@ def test_updates_that_replicas_make_of_their_own_gradients_and_variables_average
     assert run.verdict == "equivalent", text
 
 
+@pytest.mark.slow
 def test_what_an_update_by_hand_keeps_outside_of_the_scope_is_a_variable_that_every_replica_assigns(
     tmp_path: Path, preload: Preload
 ) -> None:

@@ -119,6 +119,7 @@ def test_clipping_on_each_replica_is_found_out_in_a_batch_that_grows(judged: Cal
     assert (run.verdict, codes(run)) == ("divergent", ["clip-before-reduce"])
 
 
+@pytest.mark.slow
 def test_in_a_batch_that_grows_what_is_by_design_is_as_on_one_device_and_is_told(judged: Callable[..., Run]) -> None:
     run = judged(OF_THE_HARDEST, batch=GROWS)
     assert (run.verdict, codes(run)) == ("equivalent", ["in-batch-negatives"])
@@ -145,7 +146,10 @@ def test_a_mean_over_its_own_rows_is_found_out_where_rows_depend_on_each_other_i
 
 @pytest.mark.parametrize(
     ("loss", "batch", "found"),
-    [(OF_ITS_OWN_COUNT, "12", "local-normalization"), ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch")],
+    [
+        pytest.param(OF_ITS_OWN_COUNT, "12", "local-normalization", marks=pytest.mark.slow),
+        ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch"),
+    ],
 )
 def test_a_count_of_a_replicas_own_rows_is_found_out_behind_gradients_that_the_program_adds_up(
     judged: Callable[..., Run], loss: str, batch: str, found: str
@@ -199,6 +203,7 @@ def test_what_a_step_without_a_name_reports_is_compared(judged: Callable[..., Ru
     assert (run.verdict, codes(run)) == ("divergent", ["loss-report"])
 
 
+@pytest.mark.slow
 def test_noise_that_is_drawn_for_a_weight_belongs_to_no_row_though_it_has_as_many(judged: Callable[..., Run]) -> None:
     run = judged(OF_ALL, batch="16", clip=NOISE)  # 8 rows on each of two replicas, and weights of 8 rows
     assert (run.verdict, codes(run)) == ("equivalent", [])
@@ -311,6 +316,7 @@ def test_in_a_batch_that_grows_the_number_of_replicas_may_make_the_batch_and_div
     ]
 
 
+@pytest.mark.slow
 def test_what_else_is_wrong_is_found_behind_batch_normalization_of_each_replica(tmp_path: Path, preload: Preload) -> None:
     program = TUTORIAL.replace("BATCH = 8 * N", "BATCH = 16").replace('context.all_reduce("SUM", ', "(").replace("{share}", "1")
     program = program.format(norm="keras.layers.BatchNormalization(), ", regularization=SCALED)

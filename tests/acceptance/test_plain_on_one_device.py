@@ -52,7 +52,7 @@ for batch in strategy.experimental_distribute_dataset(rows) if several else rows
             None,
             marks=pytest.mark.slow,
         ),
-        ("8", "tf.reduce_mean(losses)", "loss-scaling"),
+        pytest.param("8", "tf.reduce_mean(losses)", "loss-scaling", marks=pytest.mark.slow),
     ],
     ids=["right", "a batch that grows", "a mean of each replica"],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import emulate
 from emulate.cluster import Preload
 from emulate.report import render
@@ -42,6 +44,7 @@ def test_a_program_that_the_option_alone_makes_fail_is_unverified_and_told_so(tm
     assert any(note.startswith("--precision makes the program fail, which runs as it is") for note in verdict.notes)
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_without_it_too_has_failed(tmp_path: Path, preload: Preload) -> None:
     verdict = verified(tmp_path, preload, PROGRAM.replace("scale * model(x)", "scale * tf.cast(model(x), tf.float64)"))
     assert ([run.verdict for run in verdict.runs], verdict.exit_code) == (["failed"], 3), render(verdict)

@@ -32,6 +32,7 @@ def verified(folder: Path, preload: Preload, workers: int) -> emulate.Verdict:
     return emulate.verify(folder / "train.py", "1x4", preload=preload)
 
 
+@pytest.mark.slow
 def test_batches_that_workers_fetched_before_the_training_are_told_with_the_number_of_workers_that_cures_it(
     tmp_path: Path, preload: Preload
 ) -> None:

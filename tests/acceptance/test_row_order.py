@@ -61,6 +61,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+@pytest.mark.slow
 def test_a_wrong_loss_does_not_hide_in_rows_that_are_mixed_by_place(write: Callable[..., Path], preload: Preload) -> None:
     verdict = emulate.verify(write(MIXED, "tf.reduce_mean(losses)"), "1x4", preload=preload)
     assert verdict.runs[0].verdict == "divergent", render(verdict)

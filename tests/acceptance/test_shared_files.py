@@ -114,6 +114,7 @@ def test_a_program_that_restores_what_another_run_saved_is_unverified_and_its_tw
     assert twin.is_equivalent, render(twin)
 
 
+@pytest.mark.slow
 def test_with_a_fault_nothing_is_said_of_how_such_a_program_recovers(write: Write, elsewhere: Path, preload: Preload) -> None:
     script = write(elsewhere / "ckpts", built=RESTORES, each=SAVES)
     [run] = emulate.verify(script, "2x1", faults="kill:host=1,step=8", preload=preload).runs
@@ -136,6 +137,7 @@ def test_weights_that_fit_finds_and_leaves_elsewhere_are_told_and_what_was_there
     assert note.endswith(f": {path}.")
 
 
+@pytest.mark.slow
 def test_a_program_without_a_seed_that_writes_and_reads_its_log_elsewhere_is_still_unseeded(
     write: Write, elsewhere: Path, preload: Preload
 ) -> None:

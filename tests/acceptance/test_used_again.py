@@ -51,7 +51,7 @@ for x, y in strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor
 OF_THE_FIRST = "    state = strategy.experimental_local_results(state)[0]\n"
 
 
-@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize("wrong", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_state_that_is_carried_on_is_compared_as_closely_as_everything_else(
     tmp_path: Path, preload: Preload, wrong: bool
 ) -> None:

@@ -335,7 +335,13 @@ class TestFinds:
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-s", "-o", "log_level=INFO"]], ids=["captured", "shown"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="captured"),
+        pytest.param(["-s", "-o", "log_level=INFO"], id="shown", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_body_leaves_goes_though_fixtures_of_wider_scope_begin_and_end_with_it(run: Run, options: list[str]) -> None:
     result = run(LEFT_BY_BODIES, "-v", *options)
     result.assert_outcomes(passed=6)

@@ -169,6 +169,7 @@ def interrupted(folder: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_fit_that_goes_on_makes_as_many_updates_and_the_same_weights(on_hosts: OnHosts, tmp_path: Path) -> None:
     [found] = on_hosts("1x2", interrupted, str(tmp_path))
     assert found == dict.fromkeys(found, (0, True))

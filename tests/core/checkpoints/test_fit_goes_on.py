@@ -88,7 +88,7 @@ def through_datasets(folder: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("topology", [pytest.param("1x2", marks=pytest.mark.slow), "2x1"])
+@pytest.mark.parametrize("topology", ["1x2", pytest.param("2x1", marks=pytest.mark.slow)])
 def test_data_without_a_position_go_on_as_if_fit_had_not_been_interrupted(
     on_hosts: OnHosts, tmp_path: Path, topology: str
 ) -> None:

@@ -43,7 +43,9 @@ RUNS: dict[str, list[tuple[str, Any, int]]] = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(name, marks=() if name == "three topologies" else pytest.mark.slow) for name in RUNS]
+)
 def test_what_was_killed_and_told_to_leave_is_never_interrupted(
     on_hosts: OnHosts, never_killed: Callable[[str], dict[str, Any]], tmp_path: Path, run: str
 ) -> None:

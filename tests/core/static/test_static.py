@@ -45,6 +45,7 @@ def test_central_storage_keeps_the_table_in_one_piece_and_computes_the_same(on_h
     np.testing.assert_array_equal(host["table"], changed)
 
 
+@pytest.mark.slow
 def test_a_table_in_one_piece_goes_on_as_slices_and_back(on_hosts: OnHosts, tmp_path: Path) -> None:
     straight = on_hosts("1x1", on_host.trained_table, tmp_path / "a", 6)[0]
     for kinds in (("central", "mirrored"), ("mirrored", "central")):
@@ -56,7 +57,12 @@ def test_a_table_in_one_piece_goes_on_as_slices_and_back(on_hosts: OnHosts, tmp_
 
 
 @pytest.mark.parametrize(
-    ("topology", "kind"), [("1x3", "mirrored"), pytest.param("2x2", "mirrored", marks=pytest.mark.slow), ("1x3", "central")]
+    ("topology", "kind"),
+    [
+        pytest.param("1x3", "mirrored", marks=pytest.mark.slow),
+        pytest.param("2x2", "mirrored", marks=pytest.mark.slow),
+        ("1x3", "central"),
+    ],
 )
 def test_fit_evaluate_and_predict_of_a_model_with_tables_are_those_of_one_device(
     on_hosts: OnHosts, topology: str, kind: str

@@ -261,7 +261,9 @@ def _told_by_slurm(index: int, ports: list[int]) -> dict[str, str]:
     return {f"SLURM_{name}": value for name, value in {**step, **nodes}.items()} | {"SLURMD_NODENAME": "localhost"}
 
 
-@pytest.mark.parametrize(("told", "says"), [(_told_by_tf_config, "TF_CONFIG"), (_told_by_slurm, "Slurm")])
+@pytest.mark.parametrize(
+    ("told", "says"), [pytest.param(_told_by_tf_config, "TF_CONFIG", marks=pytest.mark.slow), (_told_by_slurm, "Slurm")]
+)
 def test_plain_processes_find_each_other_without_the_emulator(told: Callable[..., dict[str, str]], says: str) -> None:
     ports = free_ports(2)
     processes = []

@@ -71,7 +71,7 @@ def test_the_ring_gives_the_same_bits_on_every_topology(run: Hosts) -> None:
     ("all_reduce", "build"),
     [
         ("auto", True),
-        ("ring", False),
+        pytest.param("ring", False, marks=pytest.mark.slow),
         pytest.param("auto", False, marks=pytest.mark.slow),
         pytest.param("ring", True, marks=pytest.mark.slow),
     ],

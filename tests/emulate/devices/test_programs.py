@@ -39,7 +39,7 @@ def recurrent(name: str) -> Any:
     return make
 
 
-@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("name", ["LSTM", pytest.param("GRU", marks=pytest.mark.slow)])
 def test_recurrent_layers_do_not_choose_cudnn(run: Hosts, name: str) -> None:
     losses = run(fit, recurrent(name), devices=2)
     assert losses == pytest.approx(run(fit, recurrent(name), devices=1), rel=1e-5)
@@ -77,6 +77,7 @@ def test_convolutions_train(run: Hosts) -> None:
     assert run(fit, model, devices=3) == pytest.approx(run(fit, model, devices=1), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_programs_of_keras_2_train(run: Hosts) -> None:
     def program() -> list[float]:
         import numpy as np
