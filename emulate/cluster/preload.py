@@ -40,6 +40,7 @@ _LATE = (
     "emulate.pool",
     "emulate.probe",
     "emulate.program",
+    "emulate.verify",
 )
 
 
