@@ -72,7 +72,31 @@ def spec_of(value: Any) -> Any:
     import tensorflow as tf
 
     array = np.asarray(value)
-    return tf.TensorSpec(array.shape, tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype))
+    return tf.TensorSpec(array.shape, type_of(array))
+
+
+def type_of(array: Any) -> Any:
+    """The `tf.DType` of an array's elements.
+
+    Args:
+        array: Of numbers or strings.
+
+    Returns:
+        The data type.
+
+    Raises:
+        WrongUse: Its elements are something else.
+    """
+    import tensorflow as tf
+
+    first = array.reshape(-1)[0] if array.dtype.kind == "O" and array.size else ""
+    try:
+        if isinstance(first, (str, bytes)):
+            return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+        told = type(first).__name__
+    except TypeError:  # times, records
+        told = str(array.dtype)
+    raise WrongUse("An array holds numbers or strings", "Make arrays of numbers of the objects.", first=told)
 
 
 def digest(*parts: Any) -> str:
@@ -108,11 +132,12 @@ def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
         The arrays, with the data types of the specs.
 
     Raises:
-        WrongUse: Two rows have different shapes.
+        WrongUse: Two rows have different shapes, or a value that the data type does not hold.
     """
     parts = []
     for position, spec in enumerate(specs):
-        column = [np.asarray(row[position], _numpy_type(spec)) for row in rows]
+        kind = numpy_type(spec)
+        column = [np.asarray(row[position], object if kind is object else None) for row in rows]
         shapes = {value.shape for value in column}
         if len(shapes) > 1 or not all(spec.shape.is_compatible_with(shape) for shape in shapes):
             raise WrongUse(
@@ -122,9 +147,53 @@ def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
                 shapes=sorted(shapes),
                 signature=tuple(spec.shape),
             )
-        parts.append(np.stack(column) if column else np.zeros((0, *(size or 0 for size in spec.shape)), _numpy_type(spec)))
+        empty = np.zeros((0, *(size or 0 for size in spec.shape)), kind)
+        parts.append(in_type(np.stack(column), kind, position) if column else empty)
     return parts
 
 
-def _numpy_type(spec: Any) -> Any:
+def in_type(values: Any, kind: Any, position: int) -> Any:
+    """Values in the data type of the first row, or of the signature: a whole number cannot hold 0.5, nor int8 300.
+
+    Args:
+        values: An array.
+        kind: The NumPy data type that they must have; `object` for strings.
+        position: The component, for the message.
+
+    Returns:
+        The array in that type.
+
+    Raises:
+        WrongUse: A value is another one in that type.
+    """
+    found = _cast(values, kind)
+    if found is None:
+        raise WrongUse(
+            "All rows have the data type of the signature, or of the first row where there is none",
+            "Say signature=..., with a type for all values, or make the rows of one type: 0.0 instead of 0.",
+            component=position,
+            signature="string" if kind is object else _name(np.dtype(kind)),
+            found=_name(values.dtype),
+        )
+    return found
+
+
+def _cast(values: Any, kind: Any) -> Any:
+    """The same values in another type; None where it has not all of them."""
+    if kind is object:
+        return values if all(isinstance(value, (str, bytes)) for value in values.flat) else None
+    if values.dtype.kind in "OSUM":
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = values.astype(kind, copy=False)
+        return found if found is values or found.dtype.kind not in "iub" or (found == values).all() else None
+
+
+def _name(kind: np.dtype[Any]) -> str:
+    names: dict[str, str] = {"O": "objects", "S": "string", "U": "string"}
+    return names.get(kind.kind, str(kind.name))
+
+
+def numpy_type(spec: Any) -> Any:
+    """The NumPy data type of a component; `object` for strings."""
     return spec.dtype.as_numpy_dtype

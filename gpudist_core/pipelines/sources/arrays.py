@@ -9,7 +9,7 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers
-from gpudist_core.pipelines.sources.access import Rows, digest, evenly
+from gpudist_core.pipelines.sources.access import Rows, digest, evenly, type_of
 
 # Rows whose content tells one data set from another: enough to notice, few enough to cost nothing.
 _SAMPLES = 16
@@ -41,12 +41,6 @@ class ArraySource:
         self.num_rows = int(shapes[0][0])
         if self.num_rows == 0:
             raise WrongUse("There is at least one row", "Give arrays with rows.", shapes=shapes)
-        for part in self._parts:
-            first = part.reshape(-1)[0] if part.dtype.kind == "O" and part.size else ""
-            if not isinstance(first, (str, bytes)):
-                raise WrongUse(
-                    "An array holds numbers or strings", "Make arrays of numbers of the objects.", first=type(first).__name__
-                )
         self.spec = tf.nest.pack_sequence_as(arrays, [_row_spec(part) for part in self._parts])
 
     @property
@@ -99,4 +93,4 @@ def _sums(part: Any) -> list[float]:
 def _row_spec(part: Any) -> Any:
     import tensorflow as tf
 
-    return tf.TensorSpec(part.shape[1:], tf.string if part.dtype.kind in "OSU" else tf.as_dtype(part.dtype))
+    return tf.TensorSpec(part.shape[1:], type_of(part))

@@ -13,7 +13,7 @@ import numpy as np
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers, permutation
 from gpudist_core.pipelines.order import FILES
-from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
+from gpudist_core.pipelines.sources.access import Rows, digest, in_type, numpy_type, spec_of, stacked
 from gpudist_core.pipelines.sources.records import looks_of, paths_of
 
 _READERS = 8
@@ -100,6 +100,7 @@ class FileStream:
         import tensorflow as tf
 
         parts = [np.asarray(part) for part in tf.nest.flatten(self._read(path))]
+        specs = tf.nest.flatten(self.spec)
         shapes: Sequence[Any] = [part.shape for part in parts]
         if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
             raise WrongUse(
@@ -108,7 +109,15 @@ class FileStream:
                 file=path,
                 shapes=shapes,
             )
-        return parts
+        if [shape[1:] for shape in shapes] != [tuple(spec.shape) for spec in specs]:
+            raise WrongUse(
+                "The rows of all files have one shape",
+                "Bring them to one shape where they are read.",
+                file=path,
+                rows=[shape[1:] for shape in shapes],
+                first_file=[tuple(spec.shape) for spec in specs],
+            )
+        return [in_type(part, numpy_type(spec), place) for place, (part, spec) in enumerate(zip(parts, specs, strict=True))]
 
     @cached_property
     def fingerprint(self) -> str:

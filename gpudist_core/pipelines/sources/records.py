@@ -37,6 +37,8 @@ class RecordSource:
 
         self.spec = tf.TensorSpec((), tf.string)
         self._files = paths_of(files)
+        if folders := [path for path in self._files if tf.io.gfile.isdir(path)]:
+            raise WrongUse("A TFRecord file is no folder", "Give the files in it: sorted(glob.glob(...)).", folders=folders)
         indexes = [_index(path) for path in self._files]
         self._offsets = np.concatenate([offsets for offsets, _ in indexes])
         self._lengths = np.concatenate([lengths for _, lengths in indexes])

@@ -12,6 +12,9 @@ import numpy as np
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
 
+# What TensorFlow 2.21 says of elements, and of batches that are cut anew.
+_OF_SEVERAL_SHAPES = ("Cannot batch tensors with different shapes", "source and dst shapes are")
+
 
 class GeneratorStream:
     """The rows that a generator yields, the same at each call.
@@ -191,8 +194,8 @@ class DatasetStream:
             try:
                 with tf.device("CPU:0"):
                     batch = next(batches, None)
-            except tf.errors.InvalidArgumentError as error:
-                if "Cannot batch tensors with different shapes" not in error.message:
+            except (tf.errors.InvalidArgumentError, tf.errors.FailedPreconditionError) as error:
+                if not any(text in error.message for text in _OF_SEVERAL_SHAPES):
                     raise
                 shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
                 raise WrongUse(

@@ -52,6 +52,17 @@ MESSAGES = {
     "another count": r"A stream gives as many rows as it is said to have, and at least one\. Received: rows=6, found=5\. .*",
     "a row of another shape": r"All rows have the same shape before they are batched\. Received: component=0, shapes=\[\(1,\), \(2,\)\], "
     r"signature=\(1,\)\. Bring them to one shape where they are read\.",
+    "rows of another type": r"All rows have the data type of the signature, or of the first row where there is none\. Received: "
+    r"component=0, signature='int64', found='float64'\. Say signature=\.\.\., with a type for all values, .*",
+    "a value that its type does not hold": r"All rows have the data type of .*signature='int8', found='int64'\. .*",
+    "a row of nothing": r"All rows have the data type of .*signature='float64', found='objects'\. .*",
+    "a first row of nothing": r"An array holds numbers or strings\. Received: first='NoneType'\. .*",
+    "files of different types": r"All rows have the data type of .*signature='int64', found='float64'\. .*",
+    "files of different shapes": r"The rows of all files have one shape\. Received: file='.*b\.npy', rows=\[\(3,\)\], "
+    r"first_file=\[\(2,\)\]\. Bring them to one shape where they are read\.",
+    "times": r"An array holds numbers or strings\. Received: first='datetime64\[s\]'\. .*",
+    "a folder of records": r"A TFRecord file is no folder\. Received: folders=\['.*'\]\. .*",
+    "batches of a dataset of many shapes": r"The rows of a dataset have one shape\. Received: shapes=\[\(None,\)\]\. .*",
     "a row of another structure": r"Each row has the structure of the signature\. .*",
     "no files": r"There is at least one file\. Received: files=\[\]\. .*",
     "a pattern": r"Each file exists, on every host\. Received: missing=\['.*/\*\.tfrecord'\]\. .* Patterns are not expanded: sorted\(glob\.glob\(\.\.\.\)\)\.",
@@ -203,6 +214,11 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
     def from_dataset(dataset: Any, **changes: Any) -> Any:
         return Pipeline.from_dataset(dataset, global_batch_size=2, **changes)
 
+    def files(first: Any, second: Any) -> Any:
+        np.save(folder / "a.npy", first)
+        np.save(folder / "b.npy", second)
+        return _consume(Pipeline.from_files([folder / "a.npy", folder / "b.npy"], np.load, global_batch_size=2))
+
     return {
         "global batch of nothing": lambda: _arrays(global_batch_size=0),
         "a seed of another kind": lambda: _arrays(seed=None),
@@ -226,6 +242,19 @@ def _wrong_sources(folder: Path) -> dict[str, Callable[[], Any]]:
         "an empty stream": lambda: _consume(_generator(lambda: iter(()), signature=tf.TensorSpec(()))),
         "another count": lambda: _consume(_generator(rows=6)),
         "a row of another shape": lambda: _consume(_generator(lambda: iter([X[0, :1], X[1]]))),
+        "rows of another type": lambda: _consume(_generator(lambda: iter([0, 0.5]))),
+        "a value that its type does not hold": lambda: _consume(
+            _generator(lambda: iter([1, 300]), signature=tf.TensorSpec((), tf.int8))
+        ),
+        "a row of nothing": lambda: _consume(_generator(lambda: iter([0.0, None]))),
+        "a first row of nothing": lambda: _consume(_generator(lambda: iter([(0, None)]))),
+        "files of different types": lambda: files(np.arange(2), np.arange(2) + 0.5),
+        "files of different shapes": lambda: files(np.zeros((2, 2)), np.zeros((2, 3))),
+        "times": lambda: Pipeline.from_arrays(np.arange(4).astype("M8[s]"), global_batch_size=2),
+        "a folder of records": lambda: Pipeline.from_tfrecord(folder, global_batch_size=2),
+        "batches of a dataset of many shapes": lambda: _consume(
+            Pipeline.from_dataset(dataset.map(tf.range).padded_batch(2), batched=True, global_batch_size=3)
+        ),
         "a row of another structure": lambda: _consume(_generator(lambda: iter([(1, 2), (1,)]))),
         "no files": lambda: Pipeline.from_files([], np.load, global_batch_size=2),
         "a file of unequal arrays": lambda: _consume(
