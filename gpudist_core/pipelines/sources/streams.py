@@ -84,7 +84,7 @@ class GeneratorStream:
         flat = tf.nest.flatten(row)
         if len(flat) != len(specs):
             raise WrongUse("Each row has the structure of the signature", "Yield such rows.", row=row, signature=self.spec)
-        return list(flat)
+        return [_kept(value) for value in flat]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -95,6 +95,13 @@ class GeneratorStream:
     def looks(self) -> str:
         """What hosts compare before they begin: their rows they compare batch by batch."""
         return f"{self.num_rows} rows of {self.spec}"
+
+
+def _kept(value: Any) -> Any:
+    """A value that stays what it is: a generator may yield one array each time, with other numbers in it."""
+    import tensorflow as tf
+
+    return value if isinstance(value, (tf.Tensor, np.generic, str, bytes, bool, int, float)) else np.array(value)
 
 
 class KeptStream:

@@ -155,6 +155,7 @@ def everything(folder: Path) -> dict[str, Any]:
         "element_spec": _element_spec(),
         "beside a thread that draws": _beside_a_thread_that_draws(),
         "shuffles": _shuffles(),
+        "an array used again": _array_used_again(),
     }
 
 
@@ -678,3 +679,13 @@ def _shuffles() -> list[list[str]]:
         shuffles_that_vary(rows.shuffle(3, seed=1, reshuffle_each_iteration=False)),
         shuffles_that_vary(tf.data.Dataset.zip(rows.shuffle(3), rows.shuffle(3, seed=1))),
     ]
+
+
+def _array_used_again() -> list[list[float]]:
+    def rows() -> Any:
+        row = np.zeros(1)
+        for i in range(5):
+            row[0] = i
+            yield row
+
+    return [batch.numpy()[:, 0].tolist() for batch in _consume(_generator(rows))]

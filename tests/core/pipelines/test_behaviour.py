@@ -80,6 +80,10 @@ def test_a_thread_that_draws_while_a_map_is_traced_is_not_taken_for_the_map(host
     assert [value for batch in host["beside a thread that draws"] for value in batch] == [2.0 * i for i in range(10)]
 
 
+def test_a_generator_may_yield_one_array_with_other_numbers_each_time(host: dict[str, Any]) -> None:
+    assert host["an array used again"] == [[0, 1], [2, 3], [4]]
+
+
 @pytest.mark.parametrize(("case", "message"), list(single_host.MESSAGES.items()), ids=list(single_host.MESSAGES))
 def test_what_cannot_be_meant_is_refused(case: str, message: str, host: dict[str, Any]) -> None:
     found = host["messages"][case]
