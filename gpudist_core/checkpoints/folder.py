@@ -10,6 +10,7 @@ from pathlib import Path
 
 _WHOLE = re.compile(r"step-(\d{8,})")
 _BEGUN, _REPLACED, _ASIDE = ".writing-", ".replaced-", ".set-aside"
+_OWN = re.compile(rf"({re.escape(_BEGUN)}|{re.escape(_REPLACED)})(\d{{8,}})")
 
 
 class Folder:
@@ -64,13 +65,14 @@ class Folder:
         if not self.path.is_dir():
             return
         for entry in list(self.path.iterdir()):
-            if entry.name.startswith(_REPLACED):
-                final = self.of(int(entry.name.removeprefix(_REPLACED)))
+            own = _OWN.fullmatch(entry.name)
+            if own and own[1] == _REPLACED:
+                final = self.of(int(own[2]))
                 if final.exists():
                     shutil.rmtree(entry, ignore_errors=True)
                 else:
                     entry.rename(final)
-            elif entry.name.startswith(_BEGUN):
+            elif own:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def set_aside(self, step: int) -> None:

@@ -28,7 +28,11 @@ def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], No
         WrongUse: For anything else.
     """
     if isinstance(value, Mapping):
-        return {_text(key, name): encode(inner, f"{name}/{key}", keep) for key, inner in value.items()}
+        # As in a JSON pointer: {"a/b": ...} and {"a": {"b": ...}} are two arrays.
+        return {
+            _text(key, name): encode(inner, f"{name}/{key.replace('~', '~0').replace('/', '~1')}", keep)
+            for key, inner in value.items()
+        }
     if isinstance(value, (list, tuple)):
         return [encode(inner, f"{name}/{i}", keep) for i, inner in enumerate(value)]
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):

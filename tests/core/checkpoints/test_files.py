@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudist_core.checkpoints import arrays, names
+from gpudist_core.checkpoints import arrays, names, states
 from gpudist_core.checkpoints.agreement import Agreement
 from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
 from gpudist_core.checkpoints.exchange import Exchange
@@ -92,6 +92,20 @@ def test_what_a_killed_run_left_is_cleaned_and_what_it_was_replacing_comes_back(
     folder.begin(5)
     folder.clean()
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_what_is_not_ours_stays_in_the_folder(tmp_path: Path) -> None:
+    for name in (".replaced-x", ".writing-notes"):
+        (tmp_path / name).mkdir()
+    Folder(tmp_path).clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".replaced-x", ".writing-notes"]
+
+
+def test_arrays_of_a_state_whose_keys_have_slashes_are_kept_apart() -> None:
+    kept: dict[str, Any] = {}
+    state = {"a/b": np.array([1]), "a": {"b": np.array([2]), "b~1c": np.array([3]), "b/c": np.array([4])}}
+    found = states.decode(json.loads(json.dumps(states.encode(state, "state", kept.__setitem__))), kept.__getitem__)
+    assert found == state
 
 
 def test_what_could_not_be_removed_of_a_checkpoint_that_failed_goes_before_the_next(tmp_path: Path) -> None:
