@@ -1,13 +1,13 @@
-"""The cluster that a Slurm step (`srun`) is: its variables read by TensorFlow's resolver."""
+"""The cluster that a Slurm step (`srun`) is, as its variables tell."""
 
 from __future__ import annotations
 
 import os
 from typing import TypeVar
 
+from gpudist_core.environments.nodes import counts_of, nodes_of
 from gpudist_core.environments.tasks import Tasks
 from gpudist_core.errors import WrongUse
-from gpudist_core.upstream.strategies import slurm_tasks_per_node
 
 _T = TypeVar("_T")
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
@@ -38,6 +38,8 @@ def slurm_tasks() -> Tasks | None:
         raise WrongUse("A Slurm step says all about its tasks", _ADVICE, missing=missing)
     rank = _rank(number)
     addresses = _addresses()
+    if len(addresses) != int(number):
+        raise _counted_otherwise()
     _check_node(addresses[rank])
     return Tasks({"worker": tuple(addresses)}, "worker", rank, "Slurm")
 
@@ -62,7 +64,7 @@ def own_gpus(visible: list[_T]) -> list[_T]:
             gpus=len(visible),
             tasks=tasks,
         )
-    share, number = len(visible) // tasks, int(os.environ["SLURM_LOCALID"]) if tasks > 1 else 0
+    share, number = len(visible) // tasks, _local_number(tasks) if tasks > 1 else 0
     return visible[number * share : (number + 1) * share]
 
 
@@ -71,6 +73,13 @@ def _tasks_here() -> int:
     if any(name not in os.environ for name in names):
         return 1
     return _nodes().get(os.environ["SLURMD_NODENAME"], 1)
+
+
+def _local_number(tasks: int) -> int:
+    text = os.environ["SLURM_LOCALID"]
+    if not (text.isdecimal() and int(text) < tasks):
+        raise WrongUse(f"SLURM_LOCALID counts the {tasks} tasks of its node from 0", _ADVICE, SLURM_LOCALID=text)
+    return int(text)
 
 
 def _refuse_without_step() -> None:
@@ -97,10 +106,21 @@ def _addresses() -> list[str]:
 
 
 def _nodes() -> dict[str, int]:
+    """The tasks on each node of the step, in Slurm's order."""
     try:
-        return slurm_tasks_per_node()
-    except (RuntimeError, ValueError) as error:
+        nodes, counts = nodes_of(os.environ["SLURM_STEP_NODELIST"]), counts_of(os.environ["SLURM_STEP_TASKS_PER_NODE"])
+    except ValueError as error:
         raise WrongUse("The variables of a Slurm step name its nodes and tasks", _ADVICE, error=str(error)) from error
+    if not len(set(nodes)) == len(nodes) == len(counts):
+        raise _counted_otherwise()
+    return dict(zip(nodes, counts, strict=True))
+
+
+def _counted_otherwise() -> WrongUse:
+    names = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+    return WrongUse(
+        "The variables of a Slurm step count its tasks node by node", _ADVICE, **{name: os.environ.get(name) for name in names}
+    )
 
 
 def _first_port() -> int:

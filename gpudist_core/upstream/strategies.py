@@ -145,21 +145,3 @@ def ring(devices: Sequence[str], options: Any, first_key: int) -> Any:
 
     keys = cross_device_utils.CollectiveKeys(group_key_start=first_key)
     return cross_device_ops.CollectiveAllReduce(list(devices), len(devices), options, keys)
-
-
-def slurm_tasks_per_node() -> dict[str, int]:
-    """The nodes of this Slurm step and the tasks on each, in Slurm's order, as TensorFlow's resolver reads them.
-
-    The resolver's own `cluster_spec` sorts the nodes by name (n10 before n2) and fails without GPUs or with one GPU per task.
-
-    Returns:
-        Tasks by node.
-
-    Raises:
-        RuntimeError: When a variable is missing.
-        ValueError: When one cannot be read.
-    """
-    import tensorflow as tf
-
-    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(gpus_per_node=0, gpus_per_task=0, auto_set_gpu=False)
-    return dict(resolver._resolve_task_configuration())

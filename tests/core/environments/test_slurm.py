@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from gpudist_core.environments.nodes import nodes_of
 from gpudist_core.environments.slurm import own_gpus, slurm_tasks
 from gpudist_core.errors import WrongUse
 
@@ -45,6 +46,26 @@ def test_the_tasks_of_a_step_are_workers_in_the_order_of_its_nodes(monkeypatch: 
     assert (tasks.role, tasks.index, tasks.source) == ("worker", 2, "Slurm")
 
 
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [
+        ("n1", ["n1"]),
+        ("n[098-101],m-7", ["n098", "n099", "n100", "n101", "m-7"]),
+        ("gpu-a[1,3-4]-ib0", ["gpu-a1-ib0", "gpu-a3-ib0", "gpu-a4-ib0"]),
+        ("n[1-2].cluster.org", ["n1.cluster.org", "n2.cluster.org"]),
+        ("r[1-2]n[09-10]", ["r1n09", "r1n10", "r2n09", "r2n10"]),
+    ],
+)
+def test_nodes_are_read_in_every_form_that_slurm_writes(text: str, nodes: list[str]) -> None:
+    assert nodes_of(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["", ",", "n1,", "n[1", "n1]", "n[]", "n[a]", "n[1-]", "n 1", "n[1-2,[3]]"])
+def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no list of"):
+        nodes_of(text)
+
+
 def test_two_jobs_on_one_node_have_ports_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     addresses = set()
     for job in range(1, 9):
@@ -75,15 +96,24 @@ def test_outside_slurm_and_in_a_step_of_one_task_it_says_nothing(monkeypatch: py
         ),
         (
             {"SLURM_STEP_NUM_TASKS": "4"},
-            "The variables of a Slurm step name its nodes and tasks. Received: "
-            "error='Requested 4 tasks but only 3 were assigned.'. " + _ADVICE,
+            "The variables of a Slurm step count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='4', "
+            "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='2,1'. " + _ADVICE,
+        ),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "3"},
+            "The variables of a Slurm step count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='3', "
+            "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='3'. " + _ADVICE,
+        ),
+        (
+            {"SLURM_STEP_NODELIST": "n[2"},
+            "The variables of a Slurm step name its nodes and tasks. Received: error=\"'n[2' is no list of nodes\". " + _ADVICE,
         ),
         ({"SLURM_PROCID": "x"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='x'. " + _ADVICE),
         ({"SLURM_PROCID": "3"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='3'. " + _ADVICE),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "two"},
             "The variables of a Slurm step name its nodes and tasks. Received: "
-            "error='Invalid tasks-per-node list format \"two\": '. " + _ADVICE,
+            "error=\"'two' is no list of tasks per node\". " + _ADVICE,
         ),
         (
             {"SLURMD_NODENAME": "n2"},
@@ -109,6 +139,10 @@ def test_tasks_that_see_all_gpus_of_their_node_share_them(monkeypatch: pytest.Mo
     _set(monkeypatch, SLURM_PROCID="1", SLURM_LOCALID="1", SLURMD_NODENAME="n2", SLURM_GPUS_ON_NODE="4")
     assert own_gpus(gpus) == ["c", "d"]
     assert own_gpus(["a"]) == ["a"], "Slurm shows this task its own already"
+    for number in ("2", "x"):
+        monkeypatch.setenv("SLURM_LOCALID", number)
+        with pytest.raises(WrongUse, match=f"SLURM_LOCALID counts the 2 tasks of its node from 0. .*LOCALID='{number}'"):
+            own_gpus(gpus)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
     with pytest.raises(WrongUse) as raised:
         own_gpus(gpus[:3])
