@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.shares import shares
+from gpudist_core.static import operations
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
 from gpudist_core.upstream import coordination
 
@@ -109,6 +110,8 @@ def partition(
     if not callable(values) and not hasattr(values, "shape"):
         values = np.asarray(values)
     whole = tuple(shape if shape is not None else values.shape)
+    if not whole:
+        raise WrongUse("A table has its rows along its first axis", "Give an array of rows.", shape=whole)
     kind = tf.as_dtype(dtype if dtype is not None else "float32" if callable(values) else values.dtype)
     sizes = part_sizes(whole[0], parts, strategy)
     with strategy.scope():
@@ -120,8 +123,8 @@ def partition(
 
 def lookup(parts: Sequence[Any], ids: Any) -> Any:
     """Rows of a table in parts; each server sends only those of its own."""
-    ids = tf.convert_to_tensor(ids)
-    return tf.nn.embedding_lookup(list(parts), ids if ids.dtype.is_integer else tf.cast(ids, tf.int64))
+    rows = sum(part.shape[0] for part in parts)
+    return tf.nn.embedding_lookup(list(parts), operations.known(tf.cast(operations.dense(ids), tf.int64), rows))
 
 
 def part_sizes(rows: int, parts: int | None, strategy: Any) -> list[int]:

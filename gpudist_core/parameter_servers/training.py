@@ -188,7 +188,7 @@ class CoordinatedTraining:
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep besides model and optimizer: batches pending, and their sums, as arrays by name."""
         kept = {} if self._sums is None else flattened(self._sums)
-        return {"pending": self._pending, "sums": kept}
+        return {"pending": self._pending, "sums": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken, with any number of workers and servers.
@@ -197,15 +197,25 @@ class CoordinatedTraining:
             state: What `state` returned.
 
         Raises:
-            WrongUse: Where it was taken with another `accumulate`.
+            WrongUse: Where it was taken with another `accumulate`, or of a `TrainStep` whose batches were pending.
         """
-        pending = int(state["pending"])
-        if pending >= self.accumulate:
+        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
+            raise WrongUse("A state is what CoordinatedTraining.state() returned", "Give that.", state=state)
+        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
+        if pending >= self.accumulate or (pending and of != self.accumulate):
             raise WrongUse(
                 "The state must come from a training that accumulates as many batches",
                 "Restore it there.",
                 pending=pending,
                 accumulate=self.accumulate,
+                accumulated_by=of,
+            )
+        if pending and "sums" not in state:
+            raise WrongUse(
+                "Batches that are pending are gone on with by what accumulated them: a CoordinatedTraining by another",
+                "Save after flush(), or go on there.",
+                pending=pending,
+                state=sorted(state),
             )
         self._pending = pending
         self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None

@@ -28,18 +28,12 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
     """
     import tensorflow as tf
 
-    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-        raise WrongUse(
-            "Ids must be a dense tensor",
-            "Look up ids.values (ragged: tf.ragged.map_flat_values(table.lookup, ids) keeps the rows).",
-            ids=type(ids).__name__,
-        )
-    ids = tf.convert_to_tensor(ids)
+    ids = dense(ids)
     if not ids.dtype.is_integer:
         raise WrongUse("Ids must be integers", "Cast them.", ids=ids.dtype.name)
     flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
     if info.total_replicas == 1:
-        rows = _to_front(tf.gather(variable, _known(flat, size), axis=axis), axis)
+        rows = _to_front(tf.gather(variable, known(flat, size), axis=axis), axis)
     else:
         rows = _from_all(variable, info, size, flat, axis, replica)
     rows = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
@@ -66,7 +60,31 @@ def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, re
     return exchange.deal(block)
 
 
-def _known(ids: Any, size: int) -> Any:
+def dense(ids: Any) -> Any:
+    """Ids as a tensor.
+
+    Args:
+        ids: What a user looks up.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        WrongUse: They are ragged or sparse.
+    """
+    import tensorflow as tf
+
+    if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
+        raise WrongUse(
+            "Ids must be a dense tensor",
+            "Look up ids.values (ragged: tf.ragged.map_flat_values(table.lookup, ids) keeps the rows).",
+            ids=type(ids).__name__,
+        )
+    return tf.convert_to_tensor(ids)
+
+
+def known(ids: Any, size: int) -> Any:
+    """Ids, that are refused when the step runs where one is no row of a table of so many."""
     import tensorflow as tf
 
     return _checked(ids, tf.reduce_all((ids >= 0) & (ids < size)), size)

@@ -229,6 +229,13 @@ class TrainStep:
         """
         if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
             raise WrongUse("A state is what TrainStep.state() returned", "Give that.", state=state)
+        if state["pending"] and "accumulators" not in state:
+            raise WrongUse(
+                "Batches that are pending are gone on with by what accumulated them: a TrainStep by a TrainStep",
+                "Save after flush(), or go on there.",
+                pending=state["pending"],
+                state=sorted(state),
+            )
         pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
         if pending >= self.accumulate or (pending and of != self.accumulate):
             raise WrongUse(

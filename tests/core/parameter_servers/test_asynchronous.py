@@ -66,17 +66,20 @@ def _partitioned(strategy: Any) -> dict[str, Any]:
 
 
 def _message(action: Any) -> str:
+    import tensorflow as tf
+
     import gpudist_core as gd
 
     try:
         action()
-    except (gd.WrongUse, gd.Unavailable) as error:
+    except (gd.WrongUse, gd.Unavailable, tf.errors.InvalidArgumentError) as error:
         return str(error)
     return "nothing"
 
 
 def _wrong(strategy: Any) -> dict[str, str]:
     import keras
+    import tensorflow as tf
 
     import gpudist_core as gd
 
@@ -87,6 +90,7 @@ def _wrong(strategy: Any) -> dict[str, str]:
         model, optimizer = keras.Sequential(layers), keras.optimizers.SGD()
     outside = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="outer")])
     lock_step = gd.CoordinatedTraining(model, optimizer, loss, schedule="lock-step")
+    twice = gd.CoordinatedTraining(model, optimizer, loss, accumulate=2)
     return {
         "writes": _message(lambda: lock_step.train([(x, y)])),
         "outside": _message(lambda: gd.CoordinatedTraining(outside, optimizer, loss, strategy=strategy)),
@@ -102,6 +106,12 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "circle": _message(lambda: gd.CoordinatedTraining(model, optimizer, "circle", schedule="lock-step")),
         "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
         "state": _message(lambda: lock_step.restore({"pending": 3, "sums": {}})),
+        "state of a step": _message(lambda: twice.restore({"pending": 1, "accumulators": {}, "accumulate": 2})),
+        "state of another": _message(lambda: twice.restore({"pending": 1, "sums": {}, "accumulate": 3})),
+        "no state": _message(lambda: twice.restore({})),
+        "id": _message(lambda: gd.partition(x, strategy).lookup([1, 8])),
+        "ids in rows": _message(lambda: gd.partition(x, strategy).lookup(tf.ragged.constant([[1], [2, 3]]))),
+        "a number": _message(lambda: gd.partition(3.0, strategy)),
         "parts": _message(lambda: gd.PartitionedEmbedding(3, 2, parts=4)),
     }
 
@@ -171,6 +181,15 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["state"].startswith(
         "The state must come from a training that accumulates as many batches. Received: pending=3,"
     )
+    assert wrong["state of a step"] == (
+        "Batches that are pending are gone on with by what accumulated them: a CoordinatedTraining by another. Received: "
+        "pending=1, state=['accumulate', 'accumulators', 'pending']. Save after flush(), or go on there."
+    )
+    assert "pending=1, accumulate=2, accumulated_by=3" in wrong["state of another"]
+    assert wrong["no state"] == "A state is what CoordinatedTraining.state() returned. Received: state={}. Give that."
+    assert "An id must be a row of the table: 0 <= id < 8." in wrong["id"]
+    assert wrong["ids in rows"].startswith("Ids must be a dense tensor. Received: ids='RaggedTensor'.")
+    assert wrong["a number"] == "A table has its rows along its first axis. Received: shape=(). Give an array of rows."
     assert wrong["parts"].startswith("A table has at least one row in each part. Received: rows=3, parts=4.")
 
 

@@ -81,6 +81,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "names of variables": lambda: TrainStep(model, optimizer, loss, variables=["kernel"]),
         "losses of classes": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(y_pred, 0))(batch),
         "no state": lambda: step.restore({}),
+        "a state of servers": lambda: step.restore({"pending": 1, "sums": {}, "accumulate": 2}),
         "a state in letters": lambda: step.restore({"pending": "x"}),
         "losses without gradients": lambda: TrainStep(model, optimizer, lambda y, p: tf.argmax(p, -1))(batch),
         "losses of nothing": lambda: TrainStep(model, optimizer, lambda y, y_pred: None)(batch),
@@ -142,6 +143,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "Give those that are trained: variables=model.trainable_variables.",
         "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
         "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
+        "a state of servers": "Batches that are pending are gone on with by what accumulated them: a TrainStep by a TrainStep. "
+        "Received: pending=1, state=['accumulate', 'pending', 'sums']. Save after flush(), or go on there.",
         "a state in letters": "A state is what TrainStep.state() returned. Received: state={'pending': 'x'}. Give that.",
         "losses without gradients": "A loss must have a gradient for one of the variables that are trained, or more. Received: "
         "gradients='2 times None'. Make it of the model's outputs by operations that have gradients: no argmax, rounding or "
