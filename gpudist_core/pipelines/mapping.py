@@ -25,6 +25,9 @@ _PARALLEL = 16
 # Bytes above which an array does not belong in a graph.
 _LARGE = 1 << 24
 _EMPTY = CellType()
+# Operations that call Python, which may draw from any generator there is.
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_TOLERANCE = 1e-3  # of numbers that Python computes twice, with threads that add up in no fixed order
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Mapper:
         self._seeded = [first + i for i in range(sum(stage.random for stage in stages))]
         self._stages = stages
         self._all: Any = None
+        self._in_python: list[str] = []
         self.spec = row
         if stages:
             self._trace(row)
@@ -79,6 +83,7 @@ class Mapper:
         # Another thread may have drawn in the meantime: a draw of the map makes it another one each time it is traced.
         is_other = bool(drawn) and _operations(self._traced(row, inputs)) != _operations(self._one)
         _check_draws(self._one, drawn if is_other else [])
+        self._in_python = sorted({node.op for node in _nodes(self._one)} & {*_PYTHON})
         self.spec = _specs_of(self._one.structured_outputs)
         batches = [tf.TensorSpec((None, *spec.shape), spec.dtype) for spec in inputs]
         self._all = tf.function(self._map, autograph=False, input_signature=batches).get_concrete_function()
@@ -130,7 +135,7 @@ class Mapper:
             The mapped rows, flattened.
 
         Raises:
-            WrongUse: Where the mapped rows have different shapes.
+            WrongUse: Where the mapped rows have different shapes, or Python makes another row each time.
         """
         import tensorflow as tf
 
@@ -141,13 +146,34 @@ class Mapper:
         seeds = [_seed_pairs(words(seed, AUGMENTATION, number, epoch, rows, repeats)) for number in self._seeded]
         try:
             with tf.device("CPU:0"):
-                return list(self._all(*(tf.convert_to_tensor(part) for part in [*parts, *seeds])))
+                given = [tf.convert_to_tensor(part) for part in [*parts, *seeds]]
+                mapped = list(self._all(*given))
+                self._check_python(given, mapped)
+                return mapped
         except tf.errors.InvalidArgumentError as error:
             # What map_fn says of rows that it cannot stack names nothing that the user wrote.
             if "TensorListStack" not in error.message:
                 raise
             shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
             raise WrongUse("A map function returns rows of one shape", "Pad or crop them in the map.", shapes=shapes) from error
+
+    def _check_python(self, given: list[Any], mapped: list[Any]) -> None:
+        """Make the first row once more, once, where Python has a part in it: what it draws no graph shows."""
+        import tensorflow as tf
+
+        in_python, self._in_python = self._in_python, []
+        if in_python:
+            again = tf.nest.flatten(self._one(*(part[0] for part in given)))
+            if not all(_is_alike(one, other[0]) for one, other in zip(again, mapped, strict=True)):
+                raise _draws(in_python)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.dtype.kind in "iubOSU":
+        return bool((one == other).all())
+    one, other = (value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in (one, other))
+    return bool(np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True))
 
 
 def _tensor(value: Any) -> Any:

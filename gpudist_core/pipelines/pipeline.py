@@ -212,7 +212,8 @@ class Pipeline:
 
         Args:
             function: As for `tf.data.Dataset.map`, a function of the components of one row (tensors without a batch axis) that
-                TensorFlow traces; it returns rows of one shape. It may use tensors from outside.
+                TensorFlow traces; it returns rows of one shape. It may use tensors from outside. Where it calls Python
+                (`tf.numpy_function`), which may draw from any generator, the first row is made twice and compared.
             random: Whether it takes `seed=`, an int32 pair for `tf.random.stateless_*` and `tf.image.stateless_*` that is a
                 function of the seed, the epoch and the row: the same on every topology, another in each epoch.
 

@@ -113,6 +113,7 @@ MESSAGES = {
     "weights twice": r"A row has one weight\. Received: weights=array\(.*\)\. Call weights\(\) once, with the product of several\.",
     "a map that draws by NumPy": r"A map function is a function of the row, the same on every topology\. Received: operations=\['numpy\.random'\]\. .*",
     "a map that draws by a generator": r"A map function is a function of the row, .* Received: operations=\['generator'\]\. For a random one say map.*",
+    "a map that draws in a function of Python": r"A map function is a function of the row, .* Received: operations=\['PyFunc'\]\. .*",
     "a map that draws by Python": r"A map function is a function of the row, .* Received: operations=\['random'\]\. For a random one say map.*",
     "an epoch in letters": r"A state counts epochs and batches from 0, of 3 batches an epoch\. Received: epoch='one', batch=0\. Give what Pipeline\.state\(\) returned\.",
     "a batch beyond the epoch": r"A state counts epochs and batches from 0, of 3 batches an epoch\. Received: epoch=0, batch=7\. .*",
@@ -319,6 +320,10 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
     def augment(x: Any, y: Any, seed: Any) -> Any:
         return x, y
 
+    def in_python(y: Any) -> Any:
+        own = [generator]  # where no closure shows it
+        return tf.ensure_shape(tf.numpy_function(lambda _: np.float32(own[0].random()), [y], tf.float32), [])
+
     def mapped(function: Any) -> Callable[[], Any]:
         return lambda: _consume(_arrays().map(function))
 
@@ -329,6 +334,7 @@ def _wrong_stages() -> dict[str, Callable[[], Any]]:
         "a map that draws by NumPy": mapped(lambda x, y: (x + np.random.rand(), y)),
         "a map that draws by a generator": mapped(lambda x, y: (x + generator.random(), y)),
         "a map that draws by Python": mapped(lambda x, y: (x + random.random(), y)),
+        "a map that draws in a function of Python": mapped(lambda x, y: (x + in_python(y), y)),
         "a map that counts": mapped(lambda x, y: (x, y + tf.cast(counter.assign_add(1), tf.int64))),
         "a map with a large array": mapped(use),
         "a map to rows of many shapes": mapped(lambda x, y: (x[: y + 1], y)),
