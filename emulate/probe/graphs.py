@@ -68,13 +68,14 @@ def _wrap_cache(probe: Probe) -> None:
 
 
 def _wrap_map(probe: Probe) -> None:
-    """Of each function that makes rows and draws from a generator of TensorFlow's, the seeds."""
+    """Of each function that makes rows, what it computes with; if it draws from a generator of TensorFlow's, the seeds."""
     cls = upstream.dataset_class()
     original = cls.map
 
     @functools.wraps(original)
     def map_(self: Any, *args: Any, **kwargs: Any) -> Any:
         dataset = original(self, *args, **kwargs)
+        held.remember_mapped(probe, dataset)
         stage = upstream.drawing_stage(dataset)
         if stage is not None and stage not in probe.facts["drawing"]:
             probe.facts["drawing"].append(stage)

@@ -1,9 +1,15 @@
-"""What a host's step holds besides its rows and its variables: the constants of its graph, and the tensors it closes over."""
+"""What a host computes with besides its rows and its variables: constants of graphs, and tensors and tables closed over.
+
+Of its step, and of the functions that make its rows.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
+import os
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +27,12 @@ _LARGEST = 64 << 20
 """Bytes from which on a tensor is not looked into."""
 _MOST = 500
 """Places of which values are kept."""
+_MOST_ENTRIES = 1 << 20
+"""Entries beyond which a table is not looked into."""
 _FIRST = 3
-"""Numbers of an array that are told."""
+"""Numbers of an array, and entries of a table, that are told."""
+TABLE = "table"
+"""What stands for the type of a number in the place of a table."""
 
 
 def remember_constant(probe: Probe, tensor: Any) -> None:
@@ -34,7 +44,7 @@ def remember_constant(probe: Probe, tensor: Any) -> None:
 
     value = tf.get_static_value(tensor)
     if value is not None:
-        _remember(probe, upstream.line_of(tensor.op), np.asarray(value))
+        _remember(probe.facts["held"], upstream.line_of(tensor.op), np.asarray(value))
 
 
 def remember_captured(probe: Probe, body: bodies.Body) -> bool:
@@ -47,14 +57,66 @@ def remember_captured(probe: Probe, body: bodies.Body) -> bool:
     Returns:
         Whether it may have any: it is the first replica of one of several hosts, and in a graph.
     """
-    import tensorflow as tf
-
     if body.graph is None or not _is_looked_at(probe, body):
         return False
-    for tensor, _ in getattr(body.graph, "captures", ()):
-        if isinstance(tensor, tf.__internal__.EagerTensor) and _may_be_data(tensor):
-            _remember(probe, "", tensor.numpy())
+    _remember_closed_over(probe.facts["held"], body.graph, "")
     return True
+
+
+def remember_mapped(probe: Probe, dataset: Any) -> None:
+    """A function was given that makes rows: what it computes with is kept, but for variables.
+
+    Args:
+        probe: What records.
+        dataset: What `Dataset.map` returned.
+    """
+    if not probe.several_hosts:
+        return
+    import tensorflow as tf
+
+    known = probe.facts["mapped"]
+    for function, graph in upstream.functions_of(dataset):
+        where = _line_of(function)
+        for operation in graph.get_operations():
+            if operation.type == "Const" and _may_be_data(operation.outputs[0]):
+                _remember(known, where, np.asarray(tf.get_static_value(operation.outputs[0])))
+        _remember_closed_over(known, graph, where)
+
+
+def _line_of(function: Any) -> str:
+    """Where a function begins; nothing of an object that is called like one."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+
+
+def _remember_closed_over(known: dict[str, list[str]], graph: Any, where: str) -> None:
+    import tensorflow as tf
+
+    for tensor, _ in getattr(graph, "captures", ()):
+        if isinstance(tensor, tf.__internal__.EagerTensor) and _may_be_data(tensor):
+            _remember(known, where, tensor.numpy())
+    for kind, text in _tables_of(graph):
+        _keep(known, f"{where}|{TABLE}|{kind}", text)
+
+
+def _tables_of(graph: Any) -> Iterator[tuple[str, str]]:
+    """Of each table that a function looks up in and closes over, the types and what it has.
+
+    Of what types a table is only its lookups tell; to export it as another one ends the process (TensorFlow 2.21).
+    """
+    import tensorflow as tf
+
+    outside = {id(inner): outer for outer, inner in getattr(graph, "captures", ())}
+    for operation in graph.get_operations():
+        table = outside.get(id(operation.inputs[0])) if operation.type == "LookupTableFindV2" else None
+        if isinstance(table, tf.__internal__.EagerTensor):
+            key, value = operation.get_attr("Tin"), operation.get_attr("Tout")
+            with tf.init_scope():
+                if int(tf.raw_ops.LookupTableSizeV2(table_handle=table)) > _MOST_ENTRIES:
+                    continue
+                keys, values = tf.raw_ops.LookupTableExportV2(table_handle=table, Tkeys=key, Tvalues=value)
+            pairs = sorted(zip(values.numpy().tolist(), keys.numpy().tolist(), strict=True))
+            yield f"{key.name} to {value.name}", _pairs_told(pairs)
 
 
 def _is_looked_at(probe: Probe, body: bodies.Body) -> bool:
@@ -69,15 +131,16 @@ def _may_be_data(tensor: Any) -> bool:
     return 0 < count * int(dtype.size or 1) <= _LARGEST and (bool(dtype.is_floating) or count >= _FEWEST_WHOLE)
 
 
-def _remember(probe: Probe, where: str, value: NDArray[Any]) -> None:
+def _remember(known: dict[str, list[str]], where: str, value: NDArray[Any]) -> None:
     if value.size > 1 and bool(np.all(value == value.flat[0])):
         return  # zeros and ones in the shape of something, of which hosts may have other numbers of rows
-    held = probe.facts["held"]
-    place = f"{where}|{value.dtype.name}|{'x'.join(map(str, value.shape[1:])) if value.ndim else 'number'}"
-    text = _told(value)
-    if place in held or len(held) < _MOST:
-        known = held.setdefault(place, [])
-        known += [text] if text not in known else []
+    _keep(known, f"{where}|{value.dtype.name}|{'x'.join(map(str, value.shape[1:])) if value.ndim else 'number'}", _told(value))
+
+
+def _keep(known: dict[str, list[str]], place: str, text: str) -> None:
+    if place in known or len(known) < _MOST:
+        texts = known.setdefault(place, [])
+        texts += [text] if text not in texts else []
 
 
 def _told(value: NDArray[Any]) -> str:
@@ -86,3 +149,9 @@ def _told(value: NDArray[Any]) -> str:
         return f"{float(value)!r}"
     digest = hashlib.blake2b(value.tobytes(), digest_size=6).hexdigest()
     return f"{first}{', ...' if value.size > _FIRST else ''} (shape {list(value.shape)}, {digest})"
+
+
+def _pairs_told(pairs: list[tuple[Any, Any]]) -> str:
+    words = [f"{key.decode(errors='replace') if isinstance(key, bytes) else key} for {value}" for value, key in pairs[:_FIRST]]
+    digest = hashlib.blake2b(repr(pairs).encode(), digest_size=6).hexdigest()
+    return f"{', '.join(words)}{', ...' if len(pairs) > _FIRST else ''} ({len(pairs)} entries, {digest})"

@@ -86,6 +86,7 @@ class Probe:
             "drawing": [],
             "drawn": {},
             "held": {},
+            "mapped": {},
             "of_first": [],
             "shared": [],
             "bfloat16": [],

@@ -370,15 +370,19 @@ def drawing_stage(dataset: Any) -> dict[str, Any] | None:
         Its name; the seeds of what draws from a generator; where all draws come from the function's arguments alone, a
         digest of the function, else nothing.
     """
-    for function in dataset._functions():
-        graph = function.function.graph
+    for function, graph in functions_of(dataset):
         operations = graph.get_operations()
         seeds = [[one.get_attr("seed"), one.get_attr("seed2")] for one in operations if one.type in _DRAWS]
         pure = not seeds and not graph.captures and any(one.type.startswith(_STATELESS) for one in operations)
         if seeds or pure:
-            name = f"map({getattr(function._func, '__name__', 'a function')})"
+            name = f"map({getattr(function, '__name__', 'a function')})"
             return {"stage": name, "seeds": seeds, "function": _digest_of(graph, dataset) if pure else ""}
     return None
+
+
+def functions_of(dataset: Any) -> list[tuple[Any, Any]]:
+    """The functions of a dataset's own stage, as the program wrote them, and the graph of each."""
+    return [(function._func, function.function.graph) for function in dataset._functions()]
 
 
 def _digest_of(graph: Any, dataset: Any) -> str:

@@ -1,16 +1,22 @@
-"""Numbers that a step holds and that are others on each host: what a host has learnt from its own share of the rows."""
+"""Numbers, of a step or of what makes its rows, that are others on each host: what a host has learnt from its own share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from emulate.probe.held import TABLE
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic says nothing of its own."""
+_OTHER_ROWS = {"unseeded-randomness", "batch-size", "samples-repeated", "samples-missing", "samples-reordered"}
+_OTHER_ROWS |= {"hash-order", "file-order", "unseeded-hosts", "identical-augmentation"}
+"""These explain by themselves why rows are not those of one device."""
+_MOST = 0.9
+"""Beyond this part of the rows hosts have other contents, and not only other rows: those may be shared out by arrays."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,55 @@ class _Apart:
             ([v for v in mine if v not in theirs] or mine)[0],
             ([v for v in theirs if v not in mine] or theirs)[0],
         )
-        where = f"at {line}" if line else "in a tensor made outside of it"
+        where = f"at {line}" if line else f"in a {'table' if _tables([self]) else 'tensor'} made outside of it"
         return f"{where}: {of_one} on host {one}, {of_other} on host {other}"
 
 
+def tables_apart(case: Case) -> bool:
+    """Whether the hosts look up in tables with other entries while they make their rows, which then are others."""
+    return bool(_tables(_apart(_held(case.untouched, "mapped"))))
+
+
+def _tables(places: Sequence[_Apart]) -> list[_Apart]:
+    return [one for one in places if one.place.split("|")[1] == TABLE]
+
+
 def _search(case: Case) -> Sign | None:
+    return _of_rows(case) or _of_the_step(case)
+
+
+def _of_rows(case: Case) -> Sign | None:
+    """What makes rows of the same data others on each host."""
+    ledger = case.ledger
+    if ledger is None or ledger.grows or ledger.first_apart is None or any(case.has(code) for code in _OTHER_ROWS):
+        return None
+    apart = _apart(_held(case.untouched, "mapped"))
+    apart = apart if ledger.foreign > _MOST * ledger.samples.seen else _tables(apart)
+    if not apart:
+        return None
+    line = apart[0].place.partition("|")[0]
+    kind = "table" if _tables(apart[:1]) else "number"
+    return Sign(
+        f"Each host makes its rows with {kind}s of its own{f' ({line})' if line else ''}.",
+        f"A function of the pipeline holds {apart[0].in_words}; from step {ledger.first_apart} on the rows are not those of "
+        f"one device, and {ledger.foreign} of {ledger.samples.seen} are none that it had",
+        _FROM_ALL,
+    )
+
+
+_FROM_ALL = (
+    "Let every host learn it from all rows, before they are shared out:\n"
+    "    lookup.adapt(all_rows)  # not all_rows.shard(num_hosts, host)\n"
+    "    mean, deviation = all_rows.mean(axis=0), all_rows.std(axis=0)\n"
+    "or write it to a file once (lookup.get_vocabulary(), the two numbers) and let every host read that."
+)
+
+
+def _of_the_step(case: Case) -> Sign | None:
     left = case.left()
     if not left or any(case.has(code) for code in _DECIDED):
         return None
-    apart = _apart(_held(case.untouched))
+    apart = _apart(_held(case.untouched, "held"))
     if not apart:
         return None
     first = left[0].difference()
@@ -58,9 +104,9 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-def _held(trace: Trace) -> dict[int, Mapping[str, Sequence[str]]]:
-    """By host what its steps hold, as it knew it last."""
-    return {host: event.get("held", {}) for host, event in trace.of("program")}
+def _held(trace: Trace, by: str) -> dict[int, Mapping[str, Sequence[str]]]:
+    """By host what its steps (`held`), or the functions that make its rows (`mapped`), hold, as it knew it last."""
+    return {host: event.get(by, {}) for host, event in trace.of("program")}
 
 
 def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
@@ -76,11 +122,11 @@ def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
 HOST_VALUES = Cause(
     code="host-values",
     title="numbers that are others on each host",
-    meaning="The step computes with numbers that each host has made for itself, most often from its own share of the rows: "
-    "the weights of classes, a mean and a deviation, a pool of negatives, prototypes. Each host then trains with other ones, "
-    "and none with those of all rows.",
-    evidence="Constants of the step's graph, and tensors that it closes over, that are not the same on all hosts, where "
-    "gradients, weights or losses differ and nothing else explains it.",
+    meaning="The step, or a function that makes its rows, computes with numbers that each host has made for itself, most often "
+    "from its own share of the rows: the weights of classes, a mean and a deviation, a vocabulary (adapt), a pool of "
+    "negatives, prototypes. Each host then trains with other ones, and none with those of all rows.",
+    evidence="Constants of the graph, and tensors and tables that it closes over, that are not the same on all hosts, where "
+    "gradients, weights, losses or rows differ and nothing else explains it.",
     fix="Make them from all rows on every host, before the rows are dealt out:\n"
     "    counts = np.bincount(all_labels)  # not labels[task_index::num_workers]\n"
     "Where no host has all rows, make sums and counts of the share and add them up over the hosts in Strategy.run, by\n"

@@ -9,6 +9,7 @@ import numpy as np
 from emulate.probe.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.causes.host_values import tables_apart
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
@@ -33,9 +34,9 @@ _BY_NUMBER = (
 
 
 def _apart(case: Case) -> Ledger | None:
-    """The ledger where rows differ; not where the program's data do not even repeat."""
+    """The ledger where rows differ; not where the program's data do not even repeat, nor where hosts number words otherwise."""
     ledger = case.ledger
-    unusable = ledger is None or ledger.grows or ledger.first_apart is None
+    unusable = ledger is None or ledger.grows or ledger.first_apart is None or tables_apart(case)
     return None if unusable or case.has("unseeded-randomness") or case.has("replicas-missing") else ledger
 
 

@@ -61,3 +61,43 @@ def test_constants_of_the_step_and_what_it_closes_over_are_told_by_host(recorded
 
 def test_one_host_alone_has_nothing_to_be_compared_with(recorded: Any) -> None:
     assert set(map(str, _held(recorded(_with_numbers_of_its_own, "1x2", steps=2)).values())) == {"{}"}
+
+
+def _with_a_vocabulary_of_its_own() -> None:
+    import tensorflow as tf
+
+    index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    words = tf.keras.layers.StringLookup(vocabulary=["b", "a"] if index else ["a", "b"])
+    mean = np.float32(index + 0.5)
+    variable = tf.Variable(tf.ones(8) * index)
+
+    def prepare(word: Any) -> Any:
+        return words(word), mean + tf.reduce_sum(variable)
+
+    texts = tf.data.Dataset.from_tensor_slices(["a", "b"])
+    data = texts.map(prepare)
+    texts.map(words)  # an object has no line
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+        update = tf.keras.optimizers.SGD(0.01)
+        update.build([weight])
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = weight * tf.cast(words(tf.constant(["a"]))[0], tf.float32)
+        update.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    for _ in data:
+        tf.function(lambda: strategy.run(step))()
+
+
+def test_tables_and_numbers_that_rows_are_made_with_are_told_by_host(recorded: Any) -> None:
+    trace = recorded(_with_a_vocabulary_of_its_own, "2x1", steps=2)
+    mapped = {host: event["mapped"] for host, event in trace.of("program")}
+    (table,) = (place for place in mapped[0] if place.startswith("test_held.py:") and "|table|string to int64" in place)
+    line = table.partition("|")[0]
+    assert [mapped[host][f"{line}|float32|number"] for host in (0, 1)] == [["0.5"], ["1.5"]]
+    assert [mapped[host][table][0].partition(" (")[0] for host in (0, 1)] == ["a for 1, b for 2", "b for 1, a for 2"]
+    assert set(mapped[1]) == {table, f"{line}|float32|number", "|table|string to int64"}
+    assert _held(trace)[1]["|table|string to int64"] == mapped[1][table]
