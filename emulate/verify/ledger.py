@@ -126,6 +126,20 @@ class Ledger:
         return times if not rest and times in known and is_steady and self._goes_round else 1
 
     @cached_property
+    def times_as_small(self) -> int:
+        """How many steps in a row have the rows of one of the reference's, up to its first smaller one; 1 where they do not."""
+        if not self.is_known or self.grows:
+            return 1
+        ours, theirs = max(map(_size, self.topology)), len(self.reference[0])
+        times, rest = divmod(theirs, ours or 1)
+        if rest or times < 2:
+            return 1
+        full = itertools.takewhile(lambda rows: len(rows) == theirs, self.reference[: len(self.topology) // times])
+        pairs = [(self.topology[k * times : (k + 1) * times], Counter(rows)) for k, rows in enumerate(full)]
+        found = all(sum(map(_together, steps), Counter()) == rows for steps, rows in pairs)
+        return times if pairs and found else 1
+
+    @cached_property
     def _goes_round(self) -> bool:
         """Whether no row comes a second time before all others have come once, but for those that fill no step."""
         everything = set(itertools.chain(*self.reference, *(_together(step) for step in self.topology)))

@@ -42,7 +42,11 @@ def _apart(case: Case) -> Ledger | None:
 
 def _search_batches(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or ledger.times_as_large == 1 or ledger.lost > 0:
+    if ledger is None:
+        return None
+    if ledger.times_as_small > 1:
+        return _divided(case, ledger)
+    if ledger.times_as_large == 1 or ledger.lost > 0:
         return None
     seen, expected = ledger.sizes(0)
     return Sign(
@@ -51,6 +55,28 @@ def _search_batches(case: Case) -> Sign | None:
         f"one device {ledger.rows_in_all[1]} rows in {len(ledger.reference)} steps, this run {ledger.rows_in_all[0]} in "
         f"{len(ledger.topology)}",
     )
+
+
+def _divided(case: Case, ledger: Ledger) -> Sign:
+    """A batch that is divided by the program, and again by the strategy: an epoch has that many times the steps."""
+    case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
+    seen, expected = ledger.sizes(0)
+    return Sign(
+        f"A step has the rows of 1/{ledger.times_as_small} of one device's batch, and an epoch that many times the steps.",
+        f"Step 0 has {seen} rows, {expected} on one device; {ledger.times_as_small} steps in a row have the rows of one step "
+        "there, in its order",
+        _GLOBAL,
+    )
+
+
+_GLOBAL = (
+    "Make the batches that one device would have: experimental_distribute_dataset and Keras's fit divide them among the "
+    "replicas themselves,\n"
+    "    strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE))\n"
+    "    model.fit(x, y, batch_size=GLOBAL_BATCH_SIZE)\n"
+    "whatever num_replicas_in_sync is. Batches of one replica are made in distribute_datasets_from_function alone, by\n"
+    "    dataset.batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))"
+)
 
 
 def _search_repeated(case: Case) -> Sign | None:
@@ -136,7 +162,9 @@ def _shared(ledger: Ledger) -> Sign:
 
 def _search_missing(case: Case) -> Sign | None:
     ledger = _apart(case)
-    if ledger is None or (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
+    if ledger is None or case.has(BATCH_SIZE.code):
+        return None
+    if (ledger.repeated_in_step and ledger.is_prefix) or _moved(ledger):
         return None  # where hosts repeat each other's rows, the repeats took the place of the missing ones
     if ledger.shared_by_hosts or ledger.draws_others:
         return None
@@ -281,10 +309,12 @@ def _four_numbers(ledger: Ledger) -> str:
 
 BATCH_SIZE = Cause(
     code="batch-size",
-    title="batches that are too large",
+    title="batches of another size",
     meaning="Every host, or every replica, makes batches of as many rows as the global batch has: a step has as many times the "
-    "rows as there are hosts, an epoch that much fewer steps.",
-    evidence="The rows of every step: as many times those of one device, in another order, while each row comes once an epoch. "
+    "rows as there are hosts, an epoch that much fewer steps. Or the program divides the batch by the replicas, and the "
+    "strategy does so again: a step has 1/N of the rows.",
+    evidence="The rows of every step: as many times those of one device, in another order, while each row comes once an epoch; "
+    "or those of a part of one device's batch, step after step. "
     "(Where they are those of one device's next steps, the batch grows by intent: that is compared with one device on as large "
     "a batch, and a note says so.)",
     fix="A function for distribute_datasets_from_function makes the batches of one host: give each replica its part,\n"

@@ -445,6 +445,23 @@ def test_batches_that_are_larger_and_in_another_order_are_not_called_reordered(f
     assert "get_per_replica_batch_size" in found.causes[0].fix
 
 
+def test_a_batch_that_is_divided_before_the_strategy_divides_it_is_no_loss_of_rows(folder: Folder) -> None:
+    def reference(made: Made, k: int) -> None:
+        made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, rows=ROWS[8 * k : 8 * k + 8], objective=1.0)
+
+    def topology(made: Made, k: int) -> None:
+        for r in range(2):
+            rows = ROWS[4 * k + 2 * r : 4 * k + 2 * r + 2]
+            made.step(k, {"w": np.zeros(9, "f4")}, {"w": np.zeros(9, "f4")}, replica=r, rows=rows, objective=0.5)
+
+    found = judge(Case(loop(folder.made(), reference), loop(folder.made("1x2"), topology)))
+    assert codes(found) == ["batch-size"]
+    assert found.causes[0].summary == (
+        "A step has the rows of 1/2 of one device's batch, and an epoch that many times the steps."
+    )
+    assert "model.fit(x, y, batch_size=GLOBAL_BATCH_SIZE)" in found.causes[0].fix
+
+
 def test_a_number_that_a_replica_without_rows_loses_is_an_empty_shard(folder: Folder) -> None:
     def topology(made: Made, k: int) -> None:
         for r in range(4):

@@ -205,3 +205,17 @@ def test_rows_with_other_contents_are_other_rows_though_a_part_of_them_agrees(fo
     assert ledgers(computed(folder, 1), computed(folder, 2, off=0.1))["sgd"].first_apart == 0
     labels = computed(folder, 1, labels=True)
     assert ledgers(labels, computed(folder, 2, off=1e-6, labels=True))["sgd"].first_apart == 0
+
+
+def test_steps_that_have_the_rows_of_one_step_together_are_that_many_times_as_small() -> None:
+    small = [["ab", "cd"], ["ef", "gh"], ["ij", "kl"], ["mn", "op"]]
+    assert ledger(["abcdefgh", "ijklmnop"], small).times_as_small == 2
+    assert ledger(["abcdefgh", "ijkl"], [*small[:3], ["mn", ""]]).times_as_small == 2  # an epoch's last batch says nothing
+    assert ledger(["abcdefghijklmnop"], small).times_as_small == 4
+    assert ledger(["abcdefgh"], small[:1]).times_as_small == 1  # a part of a step says nothing
+
+
+def test_steps_that_lack_rows_are_not_small() -> None:
+    assert ledger(["abcdefgh", "ijklmnop"], [["ab", "cd"], ["ij", "kl"]]).times_as_small == 1
+    assert ledger(["abcdefgh"], [["ab", "c"], ["ef", "g"]]).times_as_small == 1
+    assert ledger(["abcd", "efgh"], [["ab", "cd"], ["ef", "gh"]]).times_as_small == 1
