@@ -273,7 +273,9 @@ METRIC_AGGREGATION = Cause(
     evidence="Everything that trains agrees with the reference; the metric does not.",
     fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() "
     "outside of strategy.run. What its variables hold is added up over the replicas: let them be sums and counts. A maximum, a "
-    "last value or a list of rows is none; take it of all predictions, outside of the replicas.\n"
+    "last value or a list of rows is none; take it of all predictions, outside of the replicas. A function in compile's "
+    "metrics that makes one number of a batch, and is no mean over its rows (F1, a recall), is averaged over the replicas' "
+    "parts: take a metric that counts, keras.metrics.F1Score, Precision, Recall, or a Metric of your own.\n"
     "Where all that is so, look at the number of one device: a tf.function that calls next(iterator), whose last call ends in\n"
     "OutOfRangeError, counts a batch there that never came. Loop over the dataset outside of it.",
     search=_search_metric,

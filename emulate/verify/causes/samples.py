@@ -333,8 +333,10 @@ REPEATED = Cause(
     "and the step is no larger than one replica's.",
     evidence="The identity of every row in every step: the same row on several replicas in one step, or more often "
     "than on one device.",
-    fix="Let the strategy shard: strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)), or in "
-    "distribute_datasets_from_function, per host:\n"
+    fix="Let the strategy shard: strategy.experimental_distribute_dataset(dataset.batch(GLOBAL_BATCH_SIZE)), or Keras's fit, "
+    "and no AutoShardPolicy.OFF in the options of the dataset, which gives every host all rows:\n"
+    "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"
+    "In distribute_datasets_from_function, which does not shard, per host:\n"
     "    dataset.shard(context.num_input_pipelines, context.input_pipeline_id)\n"
     "    .batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))\n"
     "Hosts that permute the rows before they take their share need one seed for all.",

@@ -75,6 +75,7 @@ def test_hosts_with_the_same_rows_are_told_to_shard(folder: Folder) -> None:
     found = judged(folder, EIGHT, [[rows[:4], rows[:4]] for rows in [*EIGHT[1:], EIGHT[0]]], hosts=2)
     assert codes(found)[0] == "samples-repeated"
     assert found.causes[0].fix.startswith("Let the strategy shard")
+    assert "no AutoShardPolicy.OFF in the options" in found.causes[0].fix  # with it, to distribute the dataset is no cure
 
 
 def test_shares_that_are_sharded_again_are_missing_and_not_of_another_order(folder: Folder) -> None:
