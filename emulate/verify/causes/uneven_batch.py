@@ -116,8 +116,8 @@ _OF_FIT = (
     "A loss of one's own that divides by the rows of all has the right gradient, and Keras logs another number. In a loop of "
     "your own divide by the rows of all replicas:\n"
     "    context = tf.distribute.get_replica_context()\n"
-    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
-    "    loss = tf.reduce_sum(per_example_loss) / tf.cast(count, tf.float32)"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(tf.shape(y)[0], tf.float32))\n"
+    "    loss = tf.reduce_sum(per_example_loss) / count"
 )
 _OF_A_MEAN = " gd.distributed takes it for a mean over the replica's rows: multiply it by context.num_replicas_in_sync."
 _OF_CORE = (
@@ -138,8 +138,8 @@ UNEVEN_BATCH = Cause(
     "add up to the reference's.",
     fix="Divide by the rows of all replicas:\n"
     "    context = tf.distribute.get_replica_context()\n"
-    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(y)[0])\n"
-    "    loss = tf.reduce_sum(per_example_loss) / tf.cast(count, tf.float32)\n"
+    "    count = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(tf.shape(y)[0], tf.float32))\n"
+    "    loss = tf.reduce_sum(per_example_loss) / count\n"
     "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) (in fit too).",
     search=_search_uneven,
 )

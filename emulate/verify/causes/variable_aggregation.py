@@ -123,7 +123,8 @@ _IN_THE_SCOPE = (
 _COUNT_ALL = (
     "Make it the same on all replicas before it is assigned: rows, tokens or losses of all of them, not of the replica:\n"
     "    context = tf.distribute.get_replica_context()\n"
-    "    seen.assign_add(context.all_reduce(tf.distribute.ReduceOp.SUM, tf.shape(x)[0]))"
+    "    rows = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(tf.shape(x)[0], tf.float32))\n"
+    "    seen.assign_add(tf.cast(rows, seen.dtype))"
 )
 _TRAINED = ("initial-weight", "gradient", "weight")
 

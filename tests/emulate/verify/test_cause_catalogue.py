@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from emulate.errors import WrongUse
@@ -35,3 +38,8 @@ def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:
 )
 def test_the_cure_of_clipping_clips_in_the_way_of_the_option(option: str, cure: str) -> None:
     assert clipping.cure(option).count(f"tf.{cure}(") == 1
+
+
+def test_no_cure_sums_a_count_of_32_bits_which_collectives_of_gpus_refuse() -> None:
+    for path in sorted(Path(causes.__file__).parent.glob("*.py")):
+        assert not re.search(r"ReduceOp\.\w+, tf\.(shape|size)\(", path.read_text()), path.name
