@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from emulate.verify.agreement import Disagreement
 from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import Cause, Sign, numbers
+from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
@@ -97,37 +97,51 @@ def _all_follow_one(case: Case) -> Sign | None:
     if k is None or (early is not None and early <= k):
         return None
     for optimizer in case.base.runs.optimizers:
-        steps = complete(case.base.runs.topology, optimizer)
-        if len(steps) <= k or len(steps[k]) < 2:
-            continue
-        shares = {r: _share(case.base.runs.topology, optimizer, k, min(steps[k]), r) for r in steps[k]}
-        known = [r for r, share in shares.items() if share is not None and share >= _FOLLOWS]
-        replica = known[0] if len(known) == 1 else _whose_update(case, case.base.runs.topology, optimizer, k, min(steps[k]))
-        if replica is not None:
-            case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind == "weight"))
-            return Sign(
-                f"Gradients are not added up over the replicas: all replicas apply that of replica {replica}.",
-                f"Step {k}: the local gradients add up to the reference's, but the update "
-                + (
-                    f"goes against replica {replica}'s gradient in {shares[replica]:.1%} of the elements in which that and the "
-                    "sum have opposite signs"
-                    if known
-                    else f"is as many times replica {replica}'s gradient as that of one device is its own"
-                ),
-                _OUTSIDE if any(one.outside for one in steps[k].values()) else None,
-            )
+        step = next(iter(complete(case.base.runs.topology, optimizer)[k : k + 1]), {})
+        out = {p.measure.key.tensor for p in case.base.exceeding if p.step == k and p.measure.key.optimizer == optimizer}
+        some = [tensor for tensor in names_of(step) if tensor in out]
+        for tensors in (names_of(step), some) if len(step) > 1 else ():
+            sign = _of_one_replica(case, optimizer, k, tensors)
+            if sign is not None:
+                case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind == "weight"))
+                return sign
     return None
 
 
-def _whose_update(case: Case, topology: Trace, optimizer: str, k: int, updated: int) -> int | None:
+def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) -> Sign | None:
+    """Whether the update of these tensors, all or those alone that differ, is that of one replica's gradient."""
+    topology = case.base.runs.topology
+    step = complete(topology, optimizer)[k]
+    shares = {r: _share(topology, optimizer, k, min(step), r, tensors) for r in step}
+    known = [r for r, share in shares.items() if share is not None and share >= _FOLLOWS]
+    replica = known[0] if len(known) == 1 else _whose_update(case, topology, optimizer, k, min(step), tensors)
+    if replica is None:
+        return None
+    whose = "" if len(tensors) == len(names_of(step)) else f" of {names_in_words(tensors)}"
+    return Sign(
+        f"Gradients{whose} are not added up over the replicas: all replicas apply that of replica {replica}.",
+        f"Step {k}: the local gradients add up to the reference's, but the update{whose} "
+        + (
+            f"goes against replica {replica}'s gradient in {shares[replica]:.1%} of the elements in which that and the "
+            "sum have opposite signs"
+            if known
+            else f"is as many times replica {replica}'s gradient as that of one device is its own"
+        ),
+        _OUTSIDE if any(one.outside for one in step.values()) else None,
+    )
+
+
+def _whose_update(
+    case: Case, topology: Trace, optimizer: str, k: int, updated: int, tensors: Sequence[str] | None = None
+) -> int | None:
     """Where one device's update is a number times its gradient: the replica whose gradient, times that, makes a replica's."""
     reference = case.base.runs.reference
     step, steps = complete(topology, optimizer)[k], complete(reference, optimizer)
     if len(steps) <= k:
         return None
-    ours = [_update(topology, optimizer, k, updated, step, tensor) for tensor in names_of(step)]
+    ours = [_update(topology, optimizer, k, updated, step, tensor) for tensor in tensors or names_of(step)]
     alone = steps[k]
-    theirs = [_update(reference, optimizer, k, min(alone), alone, tensor) for tensor in names_of(alone)]
+    theirs = [_update(reference, optimizer, k, min(alone), alone, tensor) for tensor in tensors or names_of(alone)]
     wanted = one_factor([(one[0], np.sum(list(one[1].values()), axis=0)) for one in theirs if one is not None])
     factors = {r: one_factor([(one[0], one[1][r]) for one in ours if one is not None and r in one[1]]) for r in step}
     found = [r for r, factor in factors.items() if factor and wanted and abs(factor / wanted - 1) < ROUND]
@@ -184,14 +198,16 @@ _OF_UPDATES = (
 )
 
 
-def _share(trace: Trace, optimizer: str, k: int, updated: int, source: int) -> float | None:
+def _share(
+    trace: Trace, optimizer: str, k: int, updated: int, source: int, tensors: Sequence[str] | None = None
+) -> float | None:
     """In what part of the telling elements one replica's update goes against another's (or its own) local gradient.
 
     Telling are elements whose local gradient and sum of gradients have opposite signs, both well above zero.
     """
     step = complete(trace, optimizer)[k]
     right, telling = 0, 0
-    for tensor in names_of(step):
+    for tensor in tensors or names_of(step):
         found = _update(trace, optimizer, k, updated, step, tensor)
         if found is None or source not in found[1]:
             continue

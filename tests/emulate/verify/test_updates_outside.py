@@ -101,3 +101,25 @@ def test_what_a_step_assigns_itself_is_no_value_that_the_step_before_led_to(fold
     array = second["w"].array
     assert array is not None
     assert array.read()[0] == 1
+
+
+def test_variables_that_alone_follow_one_replica_are_named(folder: Folder) -> None:
+    bias = LOCALS[:, :, :5]
+
+    def run(made: Made, replicas: int) -> Any:
+        def step(made: Made, k: int) -> None:
+            applied = bias[: k + 1, 2] if replicas > 1 else bias[: k + 1].sum(axis=1)
+            after = np.float32(1) - np.float32(0.1) * applied.sum(axis=0)
+            for r in range(replicas):
+                local = [LOCALS[k, r], bias[k, r]] if replicas > 1 else [LOCALS[k].sum(axis=0), bias[k].sum(axis=0)]
+                rows = np.split(np.array(ROWS[8 * k : 8 * k + 8]), replicas)[r].tolist()
+                about: dict[str, Any] = {"rows": rows, "objective": 1 / replicas, "optimizer": "tape"}
+                made.step(k, dict(zip("wb", local, strict=True)), {"w": weights_after(k), "b": after}, replica=r, **about)
+
+        for r in range(replicas):
+            made.initial({"b": np.ones(5, "f4")}, replica=r)
+        return loop(made, step)
+
+    found = judge(Case(run(folder.made(), 1), run(folder.made("1x4"), 4)))
+    assert codes(found) == ["missing-all-reduce"]
+    assert found.causes[0].summary == "Gradients of b are not added up over the replicas: all replicas apply that of replica 2."
