@@ -123,7 +123,9 @@ DEPENDS_ON_REPLICAS = Cause(
     "has computed on the replicas for them; or, with the rows of one replica after the other, each replica's number.",
     fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
     "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
-    "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica.\n"
+    "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica. Keras's "
+    "compute_loss and loss objects, and tf.nn.compute_average_loss, divide by it; what is added beside them is not divided:\n"
+    "    loss = self.compute_loss(x, y, y_pred) + tf.reduce_mean(own_term) / strategy.num_replicas_in_sync\n"
     "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",
     search=_search,
 )
