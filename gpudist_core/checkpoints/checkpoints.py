@@ -119,6 +119,7 @@ class Checkpoints(CallbackMethods):
         self._background = Background()
         self._failure: BaseException | None = None
         self._has_looked = False
+        self._is_writer = False
         self._calls = 0
         self._last = 0
         self._writing: int | None = None
@@ -272,6 +273,7 @@ class Checkpoints(CallbackMethods):
         """
         hosts, self._hosts = self._hosts, None
         notice, self._notice = self._notice, None
+        self._is_writer = False
         atexit.unregister(self.close)
         if _writers.get(self._folder.path.resolve()) is self:
             del _writers[self._folder.path.resolve()]
@@ -349,12 +351,16 @@ class Checkpoints(CallbackMethods):
             self._hosts.check_alike(folder=str(self._folder.path), keep=self._keep, every=self._every)
             self._hosts.check_shared()
             atexit.register(self.close)
+            if (
+                replicas.num_hosts > 1
+            ):  # TensorFlow has taken the signal there, and nobody else would hear it before the first step
+                self._notice = Notice(self._signals, self._hosts.agreement())
         return self._hosts
 
     def _claim(self) -> Hosts:
         """Become the one run that writes into the folder, once."""
         hosts = self._open()
-        if self._notice is None:
+        if not self._is_writer:
             self._take_over(hosts)
             hosts.claim()
             there = hosts.training.all_gather("looking for checkpoints", self._folder.steps())[0]
@@ -365,8 +371,8 @@ class Checkpoints(CallbackMethods):
                     folder=str(self._folder.path),
                     newest=self._folder.of(there[0]).name,
                 )
-            self._has_looked = True
-            self._notice = Notice(self._signals, hosts.agreement())
+            self._has_looked = self._is_writer = True
+            self._notice = self._notice or Notice(self._signals, hosts.agreement())
         return hosts
 
     def _take_over(self, hosts: Hosts) -> None:

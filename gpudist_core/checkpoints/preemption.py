@@ -40,6 +40,7 @@ class Notice:
         self._notices: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._before: dict[int, Any] = {}
+        self._passed_on: dict[int, Any] = {}
         numbers = [int(signal.Signals[name]) for name in names]
         if numbers and threading.current_thread() is not threading.main_thread():
             raise WrongUse(
@@ -82,11 +83,18 @@ class Notice:
     def _give_back(self) -> None:
         before, self._before = self._before, {}
         for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            handler = signal.SIG_DFL if handler is None else handler
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler)
+            else:  # somebody else has it now, and may give it back to this one
+                self._passed_on[number] = handler
 
     def _handle(self, number: int, frame: Any) -> None:
         now = time.monotonic()
-        if self._received is None:
+        if number in self._passed_on:
+            signal.signal(number, self._passed_on[number])
+            os.kill(os.getpid(), number)
+        elif self._received is None:
             self._received, self._since = number, now
             self._notices.put(True)
         elif now - self._since > _SAME_NOTICE:  # whoever asks again wants it now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
 from gpudist_core.checkpoints.exchange import Exchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import Lock
+from gpudist_core.checkpoints.preemption import Notice
 
 
 class Store:
@@ -213,3 +215,21 @@ def test_a_host_that_has_ended_lets_the_others_end() -> None:
     agreements[0].ask()
     assert not any(agreements[0].is_time(call) for call in range(1, 50))
     agreements[0].close()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_that_watch_for_a_signal_the_one_that_is_left_hears_it(order: tuple[int, int]) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    heard: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
+    try:
+        notices = [Notice(["SIGUSR1"], None), Notice(["SIGUSR1"], None)]
+        first, second = order
+        notices[first].close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (notices[second].is_time(1), notices[first].is_time(1)) == (True, False)
+        notices[second].close()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert heard == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -82,3 +82,32 @@ def left_together(left: list[dict[str, Any]], at: int) -> int:
     assert at <= step <= at + 3
     assert left[0]["text"].startswith(f"This run was told to leave after step {step}. Start it again to go on from ")
     return int(step)
+
+
+def told_before_the_first_step(folder: str) -> int:
+    """After which step all hosts left."""
+    import os
+    import signal
+
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    strategy = gd.make_strategy()
+    with strategy.scope():
+        count = tf.Variable(0)
+    checkpoints = gd.Checkpoints(folder, extra={"count": count}, strategy=strategy)
+    checkpoints.restore()
+    if strategy.cluster_resolver.task_id == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        for step in range(1, 1000):
+            checkpoints.after_step(step)
+    except gd.Preempted as left:
+        return left.step
+    return 1000
+
+
+def test_who_is_told_to_leave_before_the_first_step_ends_leaves_too(on_hosts: OnHosts, tmp_path: Path) -> None:
+    first, second = on_hosts("2x1", told_before_the_first_step, str(tmp_path / "run"))
+    assert first == second < 1000
