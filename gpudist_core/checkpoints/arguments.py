@@ -10,6 +10,7 @@ from typing import Any
 from gpudist_core.errors import WrongUse
 from gpudist_core.values import is_finite, is_whole
 
+_NEVER_CAUGHT = {"SIGKILL", "SIGSTOP"}
 _METHODS = {"pipeline": ("state", "restore"), "step": ("model",), "optimizer": ("variables",)}
 _MEANT = {
     "model": ("A model is a Keras model, or has variables", "Give the model that is trained."),
@@ -36,7 +37,7 @@ def check(folder: Any, keep: Any, every: Any, signals: Any, timeout: Any, extra:
     for name, value in (("keep", keep), ("every", 1 if every is None else every)):
         if not is_whole(value, 1):
             raise WrongUse(f"{name} must be a positive whole number", "Give 1 or more.", **{name: value})
-    if not isinstance(folder, (str, Path)):
+    if not isinstance(folder, (str, Path)) or folder == "":
         raise WrongUse("The folder must be a path", "Give one that all hosts see.", folder=folder)
     if Path(folder).exists() and not Path(folder).is_dir():
         raise WrongUse("The folder must be a folder", "Name another path.", folder=str(folder))
@@ -46,6 +47,8 @@ def check(folder: Any, keep: Any, every: Any, signals: Any, timeout: Any, extra:
         raise WrongUse(
             "Signals are named as in Python's signal module", "Use signals=('SIGTERM',) or ('SIGUSR1',).", signals=signals
         )
+    if never := _NEVER_CAUGHT.intersection(signals):
+        raise WrongUse("A signal can be caught", "Ask for another, SIGTERM say.", signals=sorted(never))
     if extra is not None and not isinstance(extra, Mapping):
         raise WrongUse("extra gives what to keep by names", 'Write extra={"name": variable}.', extra=extra)
 

@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 
 from gpudist_core.checkpoints import arrays, names, states
 from gpudist_core.checkpoints.agreement import Agreement
+from gpudist_core.checkpoints.arguments import check
 from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
 from gpudist_core.checkpoints.exchange import Exchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import Lock
 from gpudist_core.checkpoints.preemption import Notice
+from gpudist_core.errors import WrongUse
 
 
 class Store:
@@ -233,3 +235,20 @@ def test_of_two_that_watch_for_a_signal_the_one_that_is_left_hears_it(order: tup
         assert heard == [signal.SIGUSR1]
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"folder": ""}, "The folder must be a path. Received: folder=''. Give one that all hosts see."),
+        (
+            {"signals": ("SIGTERM", "SIGKILL")},
+            "A signal can be caught. Received: signals=['SIGKILL']. Ask for another, SIGTERM say.",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_the_training(changed: dict[str, Any], text: str) -> None:
+    given = {"folder": "runs", "keep": 1, "every": 1, "signals": (), "timeout": 1.0, "extra": None, **changed}
+    with pytest.raises(WrongUse) as raised:
+        check(**given)
+    assert str(raised.value) == text
