@@ -237,11 +237,28 @@ def _search_disagree(case: Case) -> Sign | None:
     if apart is None or any(case.has(code) for code in ("missing-all-reduce", "replicas-missing", "initial-weights")):
         return None
     case.cut(apart.step, "the replicas' weights differ", at=("gradient", "loss"))
+    factor = _by_what_factor(case.untouched, apart)
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
         f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did"
-        f"{_by_what_factor(case.untouched, apart)}",
+        f"{factor}",
+        f"{_ALL_THE_SAME}\n{_OF_AN_END}" if factor and case.untouched.num_hosts == 1 and apart.step else None,
     )
+
+
+_ALL_THE_SAME = (
+    "Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
+    "first. (aggregation=tf.VariableAggregation.MEAN does that for a mean of even shards, and for nothing that is no mean of "
+    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights that a callback puts back, an "
+    "optimizer's state that the chief alone restores) must be set on all hosts, by a number that is reduced over all of them."
+)
+_OF_AN_END = (
+    "In Keras's fit, from the second epoch on, it is Keras's own doing: where TensorFlow does not know how many batches a "
+    "dataset has (after unbatch, filter, from_generator) the first epoch ends within a step, which one replica's optimizer "
+    "may count (iterations) and another's not. Tell their number:\n"
+    "    dataset = dataset.apply(tf.data.experimental.assert_cardinality(NUMBER_OF_BATCHES))\n"
+    "A loop of your own takes its batches outside of the tf.function."
+)
 
 
 def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
@@ -300,9 +317,6 @@ REPLICAS_DISAGREE = Cause(
     meaning="A variable that should be the same on every replica is not: something that only one replica sees changes it "
     "(an update that depends on the replica's number or rows, an assignment without aggregation).",
     evidence="Bits of every trainable variable on every replica after every step.",
-    fix="Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
-    "first. (aggregation=tf.VariableAggregation.MEAN does that for a mean of even shards, and for nothing that is no mean of "
-    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights that a callback puts back, an "
-    "optimizer's state that the chief alone restores) must be set on all hosts, by a number that is reduced over all of them.",
+    fix=_ALL_THE_SAME,
     search=_search_disagree,
 )
