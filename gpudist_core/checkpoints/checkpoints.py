@@ -351,9 +351,8 @@ class Checkpoints(CallbackMethods):
             self._hosts.check_alike(folder=str(self._folder.path), keep=self._keep, every=self._every)
             self._hosts.check_shared()
             atexit.register(self.close)
-            if (
-                replicas.num_hosts > 1
-            ):  # TensorFlow has taken the signal there, and nobody else would hear it before the first step
+            if replicas.num_hosts > 1:
+                # TensorFlow has taken the signal there, and nobody else would hear it before the first step.
                 self._notice = Notice(self._signals, self._hosts.agreement())
         return self._hosts
 
