@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gpudist_core.errors import WrongUse
 from gpudist_core.static import context, memory
 from gpudist_core.static.room import check_room
-from gpudist_core.static.sources import Source, source_of
+from gpudist_core.static.sources import Source, exactly, source_of
 from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole
 
@@ -137,7 +137,7 @@ class Replicated:
         """
         context.check_eager("Replicated.assign")
         shape = tuple(self.shape) if callable(values) or hasattr(values, "__next__") else None
-        source = source_of(values, shape, self.dtype)
+        source = source_of(values, shape, self.dtype, exact=True)
         if source.shape != tuple(self.shape):
             raise WrongUse("assign keeps the shape", "Replicate another tensor.", values=source.shape, shape=tuple(self.shape))
         self._fill(source)
@@ -153,7 +153,7 @@ class Replicated:
             WrongUse: When they are not rows of the tensor, or inside a step.
         """
         context.check_eager("Replicated.update_rows")
-        rows = np.asarray(values, self.dtype.as_numpy_dtype)
+        rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
         shape = tuple(self.shape)
         start = start.numpy() if isinstance(start, tf.Tensor) else start
         fits = bool(shape) and rows.shape[1:] == shape[1:] and rows.ndim == len(shape)

@@ -26,7 +26,7 @@ from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
 from gpudist_core.static.initializers import Initializer, check_initializer
 from gpudist_core.static.room import check_room
-from gpudist_core.static.sources import PIECE_BYTES, Source, numeric, source_of
+from gpudist_core.static.sources import PIECE_BYTES, Source, exactly, numeric, source_of
 from gpudist_core.upstream import central_storage
 from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole
@@ -179,7 +179,7 @@ class ShardedTable:
         """
         context.check_eager("ShardedTable.assign_rows")
         axis = self.info.axis
-        rows = np.asarray(values, self.dtype.as_numpy_dtype)
+        rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
         fits = rows.ndim == len(self.shape) and _without(rows.shape, axis) == _without(self.shape, axis)
         if not fits or not 0 <= start <= self.info.rows - rows.shape[axis]:
             raise WrongUse(

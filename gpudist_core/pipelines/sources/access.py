@@ -10,6 +10,7 @@ import numpy as np
 
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers
+from gpudist_core.values import in_type
 
 # The components of a structure, flattened, each an array or a tensor with the rows along its first axis.
 Rows: TypeAlias = list[Any]
@@ -148,11 +149,11 @@ def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
                 signature=tuple(spec.shape),
             )
         empty = np.zeros((0, *(size or 0 for size in spec.shape)), kind)
-        parts.append(in_type(np.stack(column), kind, position) if column else empty)
+        parts.append(all_in_type(np.stack(column), kind, position) if column else empty)
     return parts
 
 
-def in_type(values: Any, kind: Any, position: int) -> Any:
+def all_in_type(values: Any, kind: Any, position: int) -> Any:
     """Values in the data type of the first row, or of the signature: a whole number cannot hold 0.5, nor int8 300.
 
     Args:
@@ -166,7 +167,7 @@ def in_type(values: Any, kind: Any, position: int) -> Any:
     Raises:
         WrongUse: A value is another one in that type.
     """
-    found = _cast(values, kind)
+    found = in_type(values, kind)
     if found is None:
         raise WrongUse(
             "All rows have the data type of the signature, or of the first row where there is none",
@@ -176,17 +177,6 @@ def in_type(values: Any, kind: Any, position: int) -> Any:
             found=_name(values.dtype),
         )
     return found
-
-
-def _cast(values: Any, kind: Any) -> Any:
-    """The same values in another type; None where it has not all of them."""
-    if kind is object:
-        return values if all(isinstance(value, (str, bytes)) for value in values.flat) else None
-    if values.dtype.kind in "OSUM":
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
-        found = values.astype(kind, copy=False)
-        return found if found is values or found.dtype.kind not in "iub" or (found == values).all() else None
 
 
 def _name(kind: np.dtype[Any]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from gpudist_core.errors import WrongUse
 from gpudist_core.pipelines.hashing import Integers, permutation
 from gpudist_core.pipelines.order import FILES
-from gpudist_core.pipelines.sources.access import Rows, digest, in_type, numpy_type, spec_of, stacked
+from gpudist_core.pipelines.sources.access import Rows, all_in_type, digest, numpy_type, spec_of, stacked
 from gpudist_core.pipelines.sources.records import looks_of, paths_of
 
 _READERS = 8
@@ -117,7 +117,7 @@ class FileStream:
                 rows=[shape[1:] for shape in shapes],
                 first_file=[tuple(spec.shape) for spec in specs],
             )
-        return [in_type(part, numpy_type(spec), place) for place, (part, spec) in enumerate(zip(parts, specs, strict=True))]
+        return [all_in_type(part, numpy_type(spec), place) for place, (part, spec) in enumerate(zip(parts, specs, strict=True))]
 
     @cached_property
     def fingerprint(self) -> str:
