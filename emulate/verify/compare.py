@@ -215,6 +215,7 @@ def compare(
     onset = kink if kink is not None else cancelled
     if onset is not None and confirmation:
         points = [replace(p, noise=max(p.noise, p.measure.confirmed)) if p.step >= onset else p for p in points]
+        points = points if kink != 0 else _as_in_the_second_step(points)
     return Comparison(
         runs=runs,
         points=tuple(p for p in points if p.measure.key.kind not in ("objective", "of-first")),
@@ -241,6 +242,26 @@ def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
         units[m.key] = max(m.eps, units.get(m.key, 0.0))
     found = floors(spreads, scales, units, lockstep=lockstep)
     return [Point(m, found[m.key][m.step]) for m in measures]
+
+
+def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
+    """The points, the first step's of tensors that nearly cancel with as wide a floor as the second step's.
+
+    A gradient that cancels within a row (the query of an additive attention) shows what rounding makes of the forward pass,
+    which is another one in a batch of another size. In the first step noise runs have the reference's weights to the bit, and
+    each row the bits of its forward pass wherever it stands: what rounding makes of it is seen from the second step on.
+    """
+    of_first = [p.measure for p in points if p.step == 0 and p.measure.key.kind == "gradient"]
+    largest = max((m.scale for m in of_first), default=0.0)
+    tiny = {(m.key.optimizer, m.key.tensor) for m in of_first if m.scale < m.eps**0.5 * largest}
+    shares = {p.measure.key: p.measure.spread / p.measure.scale for p in points if p.step == 1 and p.measure.scale}
+
+    def floor(point: Point) -> float:
+        m = point.measure
+        is_tiny = m.key.kind in ("gradient", "weight") and (m.key.optimizer, m.key.tensor) in tiny
+        return max(point.noise, shares.get(m.key, 0.0) * m.scale) if is_tiny and point.step == 0 else point.noise
+
+    return [replace(point, noise=floor(point)) for point in points]
 
 
 def _not_compared(runs: Runs) -> list[str]:

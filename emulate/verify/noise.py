@@ -14,6 +14,9 @@ never less than
   of the gradients, as far as it is not many times what losses are seen to spread: a deep network amplifies rounding in its
   gradients far more than in its loss).
 
+In the first step these runs have the reference's weights to the bit, and each row its bits wherever it stands: what another
+forward pass makes of a gradient that cancels within rows shows from the second step on (`compare`).
+
 A difference counts from `FACTOR` times the floor on.
 """
 

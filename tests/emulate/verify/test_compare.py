@@ -323,3 +323,28 @@ def test_weights_that_differ_by_more_than_that_are_a_difference(tmp_path: Path) 
 def test_weights_that_differ_after_a_gradient_does_need_no_such_runs(tmp_path: Path) -> None:
     found = compare(one_step(tmp_path / "a", [1, 0], [1, 0]), one_step(tmp_path / "b", [1, 0.5], [1, 1e-4]))
     assert not found.cancels
+
+
+def two_steps(folder: Path, size: float, first: float, second: float) -> Trace:
+    """Two steps of a tensor of a gradient of 1 and of one of another size, off by these parts of it."""
+    made = Made(folder)
+    for k, off in enumerate((first, second)):
+        gradients = {"large": np.ones(40, "f4"), "other": np.full(40, size * (1 + off), "f4")}
+        made.step(k, gradients, {name: np.zeros_like(value) for name, value in gradients.items()}, rows=[str(k)])
+    return made.trace()
+
+
+@pytest.mark.parametrize(
+    ("size", "seen", "exceeds"),
+    [(1e-6, 2e-4, False), (1e-6, 1e-7, True), (1e-2, 2e-4, True)],
+    ids=["cancels", "cancels, and rounding is small", "does not cancel"],
+)
+def test_what_rounding_makes_of_a_first_gradient_that_cancels_within_rows_is_seen_in_the_second(
+    tmp_path: Path, size: float, seen: float, exceeds: bool
+) -> None:
+    reference, ours = two_steps(tmp_path / "a", size, 0, 0), two_steps(tmp_path / "b", size, 3e-5, 0)
+    noise = [two_steps(tmp_path / f"noise-{k}", size, 0, seen * k) for k in (1, 2)]
+    alone = compare(reference, ours, noise)
+    assert alone.needs_confirmation
+    confirmed = compare(reference, ours, noise, confirmation=noise)
+    assert [point.measure.key.tensor for point in confirmed.exceeding] == (["other"] if exceeds else [])
