@@ -41,6 +41,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def preload() -> Iterator[Preload]:
-    """A parent that has imported TensorFlow and Keras: one for all tests of a process."""
-    with Preload() as parent:
+    """A parent that has imported TensorFlow and Keras, and what verifies: one for all tests of a process."""
+    with Preload(modules=("emulate.verify",)) as parent:
         yield parent

@@ -40,7 +40,6 @@ _LATE = (
     "emulate.pool",
     "emulate.probe",
     "emulate.program",
-    "emulate.verify",
 )
 
 

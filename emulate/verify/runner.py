@@ -84,7 +84,8 @@ class Runner:
         self._begun = time.time()
         self._results: list[RunResult] = []
         self._notes: dict[str, None] = {}
-        self._preload = Preload(modules=settings.program.imports) if preload is None else preload
+        # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
+        self._preload = Preload(modules=(__package__, *settings.program.imports)) if preload is None else preload
         self._own = self._preload if preload is None else None
         self._fresh: Preload | None = None
 
