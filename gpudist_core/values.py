@@ -31,7 +31,7 @@ def in_type(values: Any, kind: Any) -> Any:
     """
     if kind is object:
         return values if all(isinstance(value, (str, bytes)) for value in values.flat) else None
-    if values.dtype.kind in "OSUM":
+    if values.dtype.kind in "OSUM" or (values.dtype.kind == "c" and np.dtype(kind).kind != "c"):
         return None
     with np.errstate(invalid="ignore", over="ignore"):
         found = values.astype(kind, copy=False)

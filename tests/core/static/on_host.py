@@ -137,6 +137,7 @@ def refusals() -> dict[str, str]:
         "a chunk of another dtype": lambda: gd.replicate(iter([np.arange(2), np.array([0.5])]), where, shape=(3,)),
         "an update of another dtype": lambda: gd.replicate(np.arange(3), where).update_rows(0, [0.5]),
         "rows of another dtype": lambda: gd.shard(np.arange(3), where).assign_rows(0, [0.5]),
+        "complex values": lambda: gd.replicate(np.arange(2.0), where).assign([1j, 2]),
         "values of another dtype": lambda: gd.replicate(np.arange(2), where).assign([0.5, 1.5]),
         "ragged ids": lambda: where.run(lambda: table.lookup(tf.ragged.constant([[1, 2], [3]]))),
         "x": lambda: where.run(lambda: table.matmul(tf.ones([2, 3]))),

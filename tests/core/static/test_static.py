@@ -134,9 +134,8 @@ def test_a_replicated_tensor_is_there_once_on_each_device(on_hosts: OnHosts, top
         np.testing.assert_array_equal(np.stack(host["map"]), 2 * changed)
 
 
-_NOT_HELD = (
-    "WrongUse: A static tensor holds values of its dtype. Received: dtype='int64', values='float64'. Give dtype=... where"
-)
+_OF_ITS_DTYPE = "WrongUse: A static tensor holds values of its dtype. Received: "
+_NOT_HELD = f"{_OF_ITS_DTYPE}dtype='int64', values='float64'. Give dtype=... where"
 REFUSALS = {
     "axis": r"WrongUse: The axis must be one of the tensor's. Received: axis=2, shape=(11, 6). Axes count from 0.",
     "axis in letters": "WrongUse: The axis must be one of the tensor's. Received: axis='0', shape=(11, 6). Axes count from 0.",
@@ -173,6 +172,7 @@ REFUSALS = {
     "a chunk of another dtype": _NOT_HELD,
     "an update of another dtype": _NOT_HELD,
     "rows of another dtype": _NOT_HELD,
+    "complex values": f"{_OF_ITS_DTYPE}dtype='float64', values='complex128'. Give dtype=... where",
     "values of another dtype": _NOT_HELD,
     "ragged ids": "WrongUse: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: tf.ragged.",
     "x": "WrongUse: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Mend the shapes.",
