@@ -187,5 +187,5 @@ def merge_repeated(gradient: Any) -> Any:
     if not hasattr(gradient, "indices"):
         return gradient
     indices, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(indices)[0])
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)

@@ -13,13 +13,14 @@ from __future__ import annotations
 from typing import Any
 
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream.strategies import merges
 
 
 class Exchange:
     """One exchange of rows between all replicas; every replica makes it, also with 0 rows.
 
     Args:
-        rows: How many rows this replica has, an integer scalar tensor.
+        rows: How many rows this replica has: an integer where that is known, else an integer scalar tensor.
         replica: This replica's number.
         total: Replicas in all.
     """
@@ -27,11 +28,13 @@ class Exchange:
     def __init__(self, rows: Any, replica: int, total: int) -> None:
         import tensorflow as tf
 
-        self.rows = tf.cast(rows, tf.int32)
-        mine = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(self.rows, tf.int64)
-        self._most = tf.cast(tf.reduce_max(all_reduce(mine)), tf.int32)
-        self._first = replica * self._most
-        self._last = total * self._most
+        self.rows = rows if isinstance(rows, int) else tf.cast(rows, tf.int32)
+        most = _known_most(rows)
+        if most is None:
+            mine = tf.one_hot(replica, total, dtype=tf.int64) * tf.cast(self.rows, tf.int64)
+            most = tf.cast(tf.reduce_max(all_reduce(mine)), tf.int32)
+        self._first = replica * most
+        self._last = total * most
 
     def give(self, values: Any) -> Any:
         """Give this replica's rows to all.
@@ -75,3 +78,19 @@ class Exchange:
 
     def _deal(self, block: Any) -> Any:
         return all_reduce(block)[self._first : self._first + self.rows]
+
+
+def _known_most(rows: Any) -> int | None:
+    """The most rows that any replica has, where all are of this host and all know theirs: one exchange less in the step."""
+    import tensorflow as tf
+
+    context = tf.distribute.get_replica_context()
+    if len(context.strategy.extended.worker_devices) < context.num_replicas_in_sync or not merges(context.strategy):
+        return None
+
+    def of_all(strategy: Any, rows: Any) -> Any:
+        each = strategy.experimental_local_results(rows)
+        return max(each) if all(isinstance(one, int) for one in each) else None
+
+    most: int | None = context.merge_call(of_all, args=(rows,))
+    return most

@@ -8,8 +8,8 @@ from gpudist_core.errors import WrongUse
 from gpudist_core.static.exchange import Exchange
 from gpudist_core.static.info import ShardInfo
 
-_NO_ID = -1
-_BAD_ID = -2
+_BAD = -1
+"""An id that is no row, among ids from 1 on: 0 is in places without one."""
 
 
 def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
@@ -36,7 +36,8 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
         rows = _to_front(tf.gather(variable, known(flat, size), axis=axis), axis)
     else:
         rows = _from_all(variable, info, size, flat, axis, replica)
-    rows = tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], 0))
+    outer, inner = _sizes(ids), _sizes(rows)[1:]
+    rows = tf.reshape(rows, [*outer, *inner] if isinstance(outer, list) else tf.concat([outer, inner], 0))
     rows.set_shape(ids.shape.concatenate(rows.shape[ids.shape.rank :]))
     return _from_front(rows, axis, ids.shape.rank)
 
@@ -44,18 +45,17 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
 def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
     import tensorflow as tf
 
-    exchange = Exchange(tf.size(ids), replica, info.total_replicas)
-    bad = (ids < 0) | (ids >= size)
-    wanted = exchange.give(tf.where(bad, tf.constant(_BAD_ID, tf.int64), ids) - _NO_ID) + _NO_ID
-    wanted = _checked(wanted, _on_this_host(tf.reduce_all(wanted > _BAD_ID)), size)  # every replica sees every id: all raise
+    exchange = Exchange(_sizes(ids)[0], replica, info.total_replicas)
+    wanted = exchange.give(tf.where((ids >= 0) & (ids < size), ids + 1, tf.constant(_BAD, tf.int64)))
+    wanted = _checked(wanted, _on_this_host(tf.reduce_all(wanted > _BAD)), size)  # every replica sees every id: all raise
     if axis != info.axis:
-        rows = _to_front(tf.gather(variable, tf.maximum(wanted, 0), axis=axis), axis)
+        rows = _to_front(tf.gather(variable, tf.maximum(wanted - 1, 0), axis=axis), axis)
         return exchange.deal(_placed(rows, info, info.axis + (1 if info.axis < axis else 0), replica))
     start, stop = info.span(replica)
-    here = tf.where((wanted >= start) & (wanted < stop))
-    rows = _to_front(tf.gather(variable, tf.gather_nd(wanted, here) - start, axis=axis), axis)
-    shape = tf.concat([tf.shape(wanted, tf.int64), tf.shape(rows, tf.int64)[1:]], 0)
-    block = tf.scatter_nd(here, rows, shape)
+    own = wanted - (1 + start)
+    here = tf.where((own >= 0) & (own < stop - start))
+    rows = _to_front(tf.gather(variable, tf.gather_nd(own, here), axis=axis), axis)
+    block = tf.scatter_nd(here, rows, tf.convert_to_tensor([*_sizes(wanted, tf.int64), *rows.shape[1:]], tf.int64))
     block.set_shape([None, *rows.shape[1:]])
     return exchange.deal(block)
 
@@ -137,14 +137,14 @@ def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> A
     if info.total_replicas == 1:
         return tf.matmul(x, variable)
     flat = tf.reshape(x, [-1, x.shape[-1]])
-    exchange = Exchange(tf.shape(flat)[0], replica, info.total_replicas)
+    exchange = Exchange(_sizes(flat)[0], replica, info.total_replicas)
     of_all = exchange.give(flat)
     start, stop = info.span(replica)
     if info.axis == 0:
         part = tf.matmul(of_all[:, start:stop], variable if stop - start == info.height else variable[: stop - start])
     else:
         part = _placed(tf.matmul(of_all, variable), info, 1, replica)
-    result = tf.reshape(exchange.deal(part), tf.concat([tf.shape(x)[:-1], [cols]], 0))
+    result = tf.reshape(exchange.deal(part), [*_sizes(x)[:-1], cols])
     result.set_shape([*x.shape[:-1], cols])
     return result
 
@@ -157,6 +157,18 @@ def _placed(block: Any, info: ShardInfo, axis: int, replica: int) -> Any:
     rank = block.shape.rank
     inner = tf.slice(block, [0] * rank, [stop - start if dim == axis else -1 for dim in range(rank)])
     return tf.pad(inner, [[start, info.rows - stop] if dim == axis else [0, 0] for dim in range(rank)])
+
+
+def _sizes(tensor: Any, dtype: Any = None) -> Any:
+    """A tensor's shape as a list, whose sizes are integers where they are known: nothing is left to work out in the step.
+
+    Where not even the rank is known, it is a tensor.
+    """
+    import tensorflow as tf
+
+    if tensor.shape.rank is None:
+        return tf.shape(tensor)
+    return [tf.shape(tensor, dtype or tf.int32)[dim] if size is None else size for dim, size in enumerate(tensor.shape)]
 
 
 def _to_front(values: Any, axis: int) -> Any:

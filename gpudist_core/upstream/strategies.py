@@ -78,7 +78,7 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
     """
     import tensorflow as tf
 
-    if tf.executing_eagerly() or not context.strategy.extended._use_merge_call():  # collectives sum all in one piece
+    if tf.executing_eagerly() or not merges(context.strategy):  # collectives sum all in one piece
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
     def batch(strategy: Any, *flat: Any) -> Any:
@@ -86,6 +86,11 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
 
     sums = list(context.merge_call(batch, args=values))
     return [_with_gradient(context, *pair) for pair in zip(values, sums, strict=True)] if differentiable else sums
+
+
+def merges(strategy: Any) -> bool:
+    """Whether replicas are summed by a merge call, of all of them and in the step's own graph alone; collectives need none."""
+    return bool(strategy.extended._use_merge_call())
 
 
 def _with_gradient(context: Any, value: Any, total: Any) -> Any:

@@ -317,6 +317,35 @@ def of_any_dtype(all_reduce: str) -> dict[str, list[Any]]:
     return found
 
 
+def of_unknown_sizes() -> list[list[Any]]:
+    """What replicas look up where one of four does not know how many ids it has, where none does, and not even the rank."""
+    import tensorflow as tf
+
+    import gpudist_core as gd
+
+    where = strategy()
+    rows, numbers = gd.shard(TABLE, where), gd.shard(TABLE[:, 0], where)
+    ids = gd.per_replica(where, [tf.constant(one, tf.int64) for one in IDS])
+
+    def look_up(ids: Any) -> Any:
+        return rows.lookup(ids), numbers.lookup(ids)
+
+    def one_unknown(ids: Any) -> Any:
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return look_up(tf.boolean_mask(ids, ids >= 0) if replica == 2 else ids)
+
+    def unknown(rank: int | None) -> Any:
+        @tf.function(autograph=False)
+        def step(*ids: Any) -> Any:
+            return where.run(look_up, args=(gd.per_replica(where, list(ids)),))
+
+        spec = tf.TensorSpec(None if rank is None else [None] * rank, tf.int64)
+        return step.get_concrete_function(*[spec] * len(IDS))(*(tf.constant(one, tf.int64) for one in IDS))
+
+    found = [tf.function(lambda: where.run(one_unknown, args=(ids,)))(), unknown(2), unknown(None)]
+    return [[[np.asarray(value) for value in where.experimental_local_results(one)] for one in pair] for pair in found]
+
+
 def bad_ids() -> list[str]:
     """What a program hears that catches the error of a bad id and goes on; ids are bad in every other step."""
     import tensorflow as tf

@@ -188,6 +188,15 @@ def test_what_cannot_be_meant_is_refused_with_the_values(on_hosts: OnHosts) -> N
     assert "An id must be a row of the table: 0 <= id < 11." in found["id"]
 
 
+def test_ids_of_a_number_that_one_replica_or_none_knows_beforehand_are_looked_up_too(on_hosts: OnHosts) -> None:
+    [found] = on_hosts("1x4", on_host.of_unknown_sizes)
+    for known, (rows, numbers) in enumerate(found):
+        for replica, ids in enumerate(on_host.IDS):
+            flat = ids.ravel() if not known and replica == 2 else ids
+            np.testing.assert_array_equal(rows[replica], on_host.TABLE[flat])
+            np.testing.assert_array_equal(numbers[replica], on_host.TABLE[flat, 0])
+
+
 @pytest.mark.parametrize("topology", ["1x2", "2x2"])
 def test_a_bad_id_is_told_on_all_hosts_and_none_is_left_waiting(on_hosts: OnHosts, topology: str) -> None:
     for heard in on_hosts(topology, on_host.bad_ids):
