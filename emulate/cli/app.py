@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, devices, faults, run, verify
+from emulate.cli import INTERRUPTED, causes, compare, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.errors import Unavailable
 
@@ -73,8 +73,11 @@ def main(args: Sequence[str] | None = None) -> int:
     if args is None:
         _open_closed_streams()
         _forget_own_folder()
+        interruption.hear_one_at_a_time()
     try:
         code = _run(args)
+        if args is None and code == INTERRUPTED:
+            interruption.hear_no_more()
         sys.stdout.flush()
     except BrokenPipeError:  # `gpudist ... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ def verify(program, **options):
     {body}
 emulate.verify.verify = verify
 from emulate.cli import main
-sys.exit(main(["verify", "train.py"]))
+sys.argv = ["gpudist", "verify", "train.py"]
+sys.exit(main())
 """
 
 
@@ -45,6 +47,16 @@ def test_an_interruption_ends_with_130_and_no_traceback(start):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "gpudist: interrupted\n")
+
+
+def test_ctrl_c_that_is_held_down_ends_the_command_once_and_no_part_of_its_clean_up(start):
+    process = start("import atexit; atexit.register(lambda: (time.sleep(0.5), print('cleaned up'))); time.sleep(60)")
+    assert process.stderr.readline() == "working\n"
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output, errors) == (130, "cleaned up\n", "gpudist: interrupted\n")
 
 
 def test_a_fault_of_our_own_ends_with_70_and_keeps_its_traceback_in_a_file(start):
