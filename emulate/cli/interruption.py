@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 _CLEANING_UP = 3.0
-"""Seconds after a Ctrl-C in which another one is the same: longer than it takes to end hosts, shorter than anybody's patience."""
+"""Seconds after a Ctrl-C in which another one is the same: longer than hosts take to end, shorter than anybody's patience."""
 
 
 def hear_one_at_a_time() -> None:

@@ -49,16 +49,16 @@ class Folder:
         """Give a checkpoint that was written its name; one of the same step is replaced."""
         final, replaced = self.of(step), self.path / f"{_REPLACED}{step:08}"
         sync(self.begun(step))
-        if final.exists():
+        if final.exists() or final.is_symlink():
             final.rename(replaced)
         self.begun(step).rename(final)
         sync(self.path)
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
         return final
 
     def abandon(self, step: int) -> None:
         """Remove what was written of a checkpoint."""
-        shutil.rmtree(self.begun(step), ignore_errors=True)
+        _remove(self.begun(step))
 
     def clean(self) -> None:
         """Remove what a run that was killed left half done, and give back what it was about to replace."""
@@ -69,11 +69,11 @@ class Folder:
             if own and own[1] == _REPLACED:
                 final = self.of(int(own[2]))
                 if final.exists():
-                    shutil.rmtree(entry, ignore_errors=True)
+                    _remove(entry)
                 else:
                     entry.rename(final)
             elif own:
-                shutil.rmtree(entry, ignore_errors=True)
+                _remove(entry)
 
     def set_aside(self, step: int) -> None:
         """Rename the checkpoint of a step that the run has not come from, so that no later start takes it for the newest."""
@@ -87,9 +87,17 @@ class Folder:
         for step in self.steps()[keep:]:
             # Renamed first: a checkpoint that is half removed must not be found.
             doomed = self.begun(step)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
             self.of(step).rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; of one that is a link the link alone."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync(folder: Path) -> None:

@@ -60,10 +60,10 @@ class Hosts:
                 raise WrongUse(f"All hosts must give the same {name}", "Give the same on each host.", **{name: values})
 
     def check_shared(self) -> None:
-        """All hosts must see the same folder.
+        """All hosts must see the same folder: what the first puts there or, where it may only read, the checkpoints it sees.
 
         Raises:
-            WrongUse: Where some do not see what the first one puts there.
+            WrongUse: Where some do not, and where there is nothing to see.
         """
         if self._store is None:
             return
@@ -73,10 +73,14 @@ class Hosts:
             "looking at the folder", [token, self._on_first(lambda: _touch(path / token))]
         )[0]
         if failure:
-            raise self._unwritable(failure)
-        seen = self.training.all_gather("looking at the folder", _appears(path / token))
-        if self.host == 0:
-            (path / token).unlink()
+            there = self.training.all_gather("looking at the folder", self._folder.steps())
+            if not there[0]:
+                raise self._unwritable(failure)
+            seen = [steps == there[0] for steps in there]
+        else:
+            seen = self.training.all_gather("looking at the folder", _appears(path / token))
+            if self.host == 0:
+                (path / token).unlink()
         if not all(seen):
             raise WrongUse(
                 "Several hosts need a folder that they share, such as one on a network file system",

@@ -176,7 +176,8 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
         )
     show_own_gpus()
     wait_for(tasks.peers, tasks.address, tasks.leader, wish.timeout_seconds)
-    return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
+    with upstream.keeping_sigterm():
+        return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
 
 
 def _limited(strategy: Any, wish: _Wish) -> Any:

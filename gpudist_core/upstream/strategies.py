@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,6 +33,21 @@ def is_in_cluster(spec: Any) -> bool:
         The same jobs with the same tasks.
     """
     return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
+
+
+@contextlib.contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Within, a server for collectives may start; SIGTERM does afterwards what it did before, which is to end the process.
+
+    The server takes the signal for a notifier of its own, past Python's handlers: the process lives on, and a handler that
+    the program has installed before is never called.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

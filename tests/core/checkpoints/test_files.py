@@ -119,6 +119,20 @@ def test_what_could_not_be_removed_of_a_checkpoint_that_failed_goes_before_the_n
     assert [entry.name for entry in tmp_path.iterdir()] == [".writing-00000006"]
 
 
+def test_of_a_checkpoint_that_is_a_link_the_link_alone_is_removed(tmp_path: Path) -> None:
+    folder, elsewhere = Folder(tmp_path / "run"), tmp_path / "elsewhere"
+    (elsewhere / "kept").mkdir(parents=True)
+    folder.begin(5)
+    folder.commit(5)
+    folder.of(3).symlink_to(elsewhere)
+    folder.of(7).symlink_to(tmp_path / "nowhere")
+    folder.begin(7)
+    folder.commit(7)
+    folder.prune(1)
+    assert [entry.name for entry in folder.path.iterdir()] == ["step-00000007"]
+    assert (elsewhere / "kept").is_dir()
+
+
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for step in (1, 200_000_000, 30):

@@ -215,3 +215,41 @@ def test_a_folder_that_hosts_do_not_share_is_refused_on_all(on_hosts: OnHosts, t
     for text in on_hosts("2x1", table_through, "", True, False):
         assert text.startswith("Several hosts need a folder that they share, such as one on a network file system. Received: ")
         assert "hosts_without_it=[1]" in text
+
+
+def read_only(folder: str, hidden_from: int | None = None) -> list[Any]:
+    """Save on all hosts, make another with the folder read-only and restore; then save: what is restored, or said."""
+    import errno
+
+    import tensorflow as tf
+
+    import gpudist_core as gd
+    from gpudist_core.checkpoints import hosts
+    from tests.core.checkpoints.training import strategy_here
+
+    strategy = strategy_here()
+    with strategy.scope():
+        count = tf.Variable(7)
+    with gd.Checkpoints(folder, extra={"count": count}, strategy=strategy, signals=(), timeout=20) as first:
+        first.save(1)
+    count.assign(0)
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    hosts._touch = refused  # type: ignore[assignment]
+    second = gd.Checkpoints(folder, extra={"count": count}, strategy=strategy, signals=(), timeout=20)
+    if strategy.cluster_resolver.task_id == hidden_from:
+        second._folder.steps = list  # type: ignore[method-assign]
+    try:
+        second.restore(required=True)
+    except ValueError as error:
+        return [str(error)]
+    return [int(count.numpy())]
+
+
+def test_hosts_restore_from_a_folder_that_they_may_only_read(on_hosts: OnHosts, tmp_path: Path) -> None:
+    assert on_hosts("2x1", read_only, str(tmp_path / "run")) == [[7], [7]]
+    for (text,) in on_hosts("2x1", read_only, str(tmp_path / "other"), 1):
+        assert text.startswith("Several hosts need a folder that they share")
+        assert "hosts_without_it=[1]" in text

@@ -68,3 +68,19 @@ def error_of(function: Any, *args: Any, **kwargs: Any) -> tuple[str, str]:
         return "returned", repr(function(*args, **kwargs))
     except (ValueError, RuntimeError) as error:
         return type(error).__name__, str(error)
+
+
+def hears_sigterm(make: Any) -> bool:
+    """Whether a handler of SIGTERM that was there before a strategy was made is called afterwards."""
+    import os
+    import signal
+    import time
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    strategy = make()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.1)
+    signal.signal(signal.SIGTERM, before)
+    total(strategy)
+    return bool(heard)

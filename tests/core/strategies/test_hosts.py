@@ -303,6 +303,16 @@ def test_a_second_strategy_of_several_hosts_leaves_the_first_as_it_is_and_needs_
         assert seen == [10.0, 10.0, 3.0, *[10.0] * 6]  # two devices a host
 
 
+def test_sigterm_does_what_it_did_before_the_strategy_was_made(on_hosts: OnHosts) -> None:
+    def made() -> bool:
+        import gpudist_core as gd
+        from tests.core.strategies.sums import hears_sigterm
+
+        return hears_sigterm(gd.make_strategy)
+
+    assert on_hosts("2x1", made) == [True, True]
+
+
 def test_a_process_stays_in_its_cluster(on_hosts: OnHosts) -> None:
     def two() -> Any:
         import gpudist_core as gd

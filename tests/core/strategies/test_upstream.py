@@ -123,6 +123,19 @@ def test_a_second_strategy_starts_collectives_anew_so_that_hosts_may_miss_each_o
     assert on_hosts("2x1", two) == [True, True]
 
 
+def test_a_server_for_collectives_takes_sigterm_from_the_program(on_hosts: OnHosts) -> None:
+    """When this fails, `keeping_sigterm` is no longer needed."""
+
+    def made() -> bool:
+        import tensorflow as tf
+
+        from tests.core.strategies.sums import hears_sigterm
+
+        return hears_sigterm(tf.distribute.MultiWorkerMirroredStrategy)
+
+    assert on_hosts("2x1", made) == [False, False]
+
+
 def test_a_collective_with_a_time_limit_leaves_a_thread_for_as_long(on_hosts: OnHosts) -> None:
     """When this fails, `make_strategy` can time each collective, and `waiting` is no longer needed."""
 
