@@ -146,18 +146,15 @@ class Comparison:
         found = {point.measure.key.kind for point in self.points}
         return found | {"loss"} if self.objectives else found
 
-    def noise(self, kind: str, optimizer: str, step: int) -> dict[str, float]:
-        """The noise floor of each tensor of one step."""
-        return {
-            point.measure.key.tensor: point.noise
-            for point in self.points
-            if (point.measure.key.kind, point.measure.key.optimizer, point.measure.step) == (kind, optimizer, step)
-        }
-
     def views(self, optimizer: str, step: int) -> list[GradientView]:
-        """Every tensor's gradient of one step."""
-        runs = self.runs
-        noise = self.noise("gradient", optimizer, step)
+        """Every tensor's gradient of one step, the floor of what nearly cancels as wide as rounding makes it in any step."""
+        runs, of_step = self.runs, ("gradient", optimizer, step)
+        points = _as_in_the_second_step(self.points) if step == 0 else self.points
+        noise = {
+            point.measure.key.tensor: point.noise
+            for point in points
+            if (point.measure.key.kind, point.measure.key.optimizer, point.measure.step) == of_step
+        }
         return list(views(runs.reference, runs.topology, optimizer, step, noise, runs.how(optimizer)))
 
     def taped_views(self, optimizer: str, step: int) -> list[GradientView]:

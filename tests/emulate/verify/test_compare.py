@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.probe.trace import StoredArray, Trace
+from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import aligned
 from emulate.verify.case import Case, Rerun
 from emulate.verify.compare import Comparison, compare
@@ -325,11 +326,11 @@ def test_weights_that_differ_after_a_gradient_does_need_no_such_runs(tmp_path: P
     assert not found.cancels
 
 
-def two_steps(folder: Path, size: float, first: float, second: float) -> Trace:
-    """Two steps of a tensor of a gradient of 1 and of one of another size, off by these parts of it."""
+def two_steps(folder: Path, size: float, first: float, second: float, factor: float = 1) -> Trace:
+    """Two steps of a tensor of a gradient of 1 and of one of another size, off by these parts of it, and both by a factor."""
     made = Made(folder)
     for k, off in enumerate((first, second)):
-        gradients = {"large": np.ones(40, "f4"), "other": np.full(40, size * (1 + off), "f4")}
+        gradients = {"large": np.full(40, factor, "f4"), "other": np.full(40, factor * size * (1 + off), "f4")}
         made.step(k, gradients, {name: np.zeros_like(value) for name, value in gradients.items()}, rows=[str(k)])
     return made.trace()
 
@@ -348,3 +349,13 @@ def test_what_rounding_makes_of_a_first_gradient_that_cancels_within_rows_is_see
     assert alone.needs_confirmation
     confirmed = compare(reference, ours, noise, confirmation=noise)
     assert [point.measure.key.tensor for point in confirmed.exceeding] == (["other"] if exceeds else [])
+
+
+@pytest.mark.parametrize(("off", "scales"), [(3e-4, [4.0]), (3e-2, [])], ids=["by rounding", "by more"])
+def test_a_factor_is_seen_beside_a_first_gradient_that_cancels_within_rows(
+    tmp_path: Path, off: float, scales: list[float]
+) -> None:
+    reference, ours = two_steps(tmp_path / "a", 1e-6, 0, 0), two_steps(tmp_path / "b", 1e-6, off, 0, factor=4)
+    noise = [two_steps(tmp_path / f"noise-{k}", 1e-6, 0, 2e-4 * k) for k in (1, 2)]
+    fits = explain(compare(reference, ours, noise)).fits
+    assert [fit.scale for fit in fits if fit.step == 0] == pytest.approx(scales)
