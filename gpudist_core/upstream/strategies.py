@@ -111,12 +111,17 @@ def merges(strategy: Any) -> bool:
 
 
 def _with_gradient(context: Any, value: Any, total: Any) -> Any:
-    """The sum, whose gradient is the sum of the replicas' gradients of it."""
+    """The sum, whose gradient is the sum of the replicas' gradients of it.
+
+    TensorFlow looks for variables behind what a custom gradient gives (2.21). A sum of tensors would lead it through the graphs
+    of all other replicas, for each sum anew and in time that grows with the square of their size; it ends where there is no
+    gradient.
+    """
     import tensorflow as tf
 
     @tf.custom_gradient
     def summed(_: Any) -> Any:
-        return total, lambda upstream: context.all_reduce(tf.distribute.ReduceOp.SUM, upstream)
+        return tf.stop_gradient(total), lambda upstream: context.all_reduce(tf.distribute.ReduceOp.SUM, upstream)
 
     return total if isinstance(value, tf.IndexedSlices) else summed(value)
 

@@ -84,3 +84,27 @@ def hears_sigterm(make: Any) -> bool:
     signal.signal(signal.SIGTERM, before)
     total(strategy)
     return bool(heard)
+
+
+def walked_behind(summed: Any, strategy: Any) -> int:
+    """At how many operations TensorFlow looks while a step of 100 additions a replica, and a sum over them, is traced."""
+    import tensorflow as tf
+    from tensorflow.python.ops import op_selector
+
+    seen: list[Any] = []
+    real = op_selector._get_inputs
+
+    def inputs(op: Any, only_differentiable: bool) -> Any:
+        seen.append(op)
+        return real(op, only_differentiable)
+
+    def step() -> Any:
+        value = tf.constant(1.0)
+        for _ in range(100):
+            value += 1.0
+        return summed(value)
+
+    op_selector._get_inputs = inputs
+    tf.function(lambda: strategy.run(step), autograph=False)()
+    op_selector._get_inputs = real
+    return len(seen)

@@ -56,3 +56,24 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_replicas_gradients_of_it(plain:
         return [float(one) for one in train(tf.constant(1.0))]
 
     assert plain(gradients) == [2 * (2 * 3.0 + 2.0)] * 2
+
+
+def test_a_sum_is_traced_without_a_walk_through_the_graphs_of_all_replicas(plain: Plain) -> None:
+    """When the first number is small, `_with_gradient` of gpudist_core.upstream.strategies need not end the walk."""
+
+    def walked() -> list[int]:
+        import tensorflow as tf
+
+        from gpudist_core.gradients import reduction
+        from tests.core.strategies.sums import split_cpu, walked_behind
+
+        split_cpu(3)
+        strategy = tf.distribute.MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice())
+        return [
+            walked_behind(lambda value: tf.distribute.get_replica_context().all_reduce("SUM", value), strategy),
+            walked_behind(lambda value: reduction.sum_over_replicas([value], [None], differentiable=True), strategy),
+        ]
+
+    of_tensorflow, of_ours = plain(walked)
+    assert of_tensorflow > 3 * 200
+    assert of_ours < 100

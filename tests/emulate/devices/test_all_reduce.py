@@ -266,6 +266,19 @@ def test_a_program_may_ask_for_any_sum(run: Hosts) -> None:
     assert run.notes == [("all-reduce", "NcclAllReduce runs on GPUs only: ReductionToOneDevice is used here")]
 
 
+def test_a_sum_is_traced_without_a_walk_through_the_graphs_of_all_replicas(run: Hosts) -> None:
+    def program() -> int:
+        import tensorflow as tf
+
+        from tests.core.strategies.sums import walked_behind
+
+        return walked_behind(
+            lambda value: tf.distribute.get_replica_context().all_reduce("SUM", value), tf.distribute.MirroredStrategy()
+        )
+
+    assert run(program, devices=3) < 100  # of more than 300
+
+
 def test_strategies_of_different_sizes_live_in_one_process(run: Hosts) -> None:
     def program() -> list[float]:
         import tensorflow as tf
