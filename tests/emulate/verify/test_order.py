@@ -71,6 +71,12 @@ def test_a_wide_noise_that_rounding_makes_too_or_one_run_has_not_is_no_order(fol
     assert not is_wide(plain, [])
 
 
+def test_runs_in_order_show_a_step_later_what_rounding_makes_of_a_forward_pass(folder: Folder) -> None:
+    plain, permuted = trained(folder), [trained(folder, seed=k, off=0.1, at=0, loss=1e-6) for k in (1, 2, 3)]
+    assert not order_widens(plain, permuted, [trained(folder, off=0.05, at=1)])
+    assert order_widens(plain, permuted, [trained(folder, off=0.05, at=2)])
+
+
 def test_rows_are_in_order_when_the_replicas_have_them_one_after_the_other() -> None:
     def dealt(*replicas: str) -> Ledger:
         return Ledger("sgd", (tuple("abcd"),), (dict(enumerate(map(tuple, replicas))),), {0: 0, 1: 0})
