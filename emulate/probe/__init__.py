@@ -5,7 +5,8 @@ from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
-from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, TraceWriter, Variable, digest
+from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variable, digest
+from emulate.probe.trace_writer import TraceWriter
 
 __all__ = [
     "FORMAT",

@@ -35,7 +35,7 @@ from emulate.probe.recording import Recording
 from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
-from emulate.probe.trace import TraceWriter
+from emulate.probe.trace_writer import TraceWriter
 from emulate.probe.variables import Names, is_floating, read_local
 
 _TRAIN_STEPS = "gpudist_core.steps.train"

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from emulate.probe.trace import Trace, TraceWriter, digest
+from emulate.probe.trace import Trace, digest
+from emulate.probe.trace_writer import TraceWriter
 
 
 @dataclass

@@ -1,0 +1,91 @@
+"""Writes a trace while the program runs: events as lines, arrays as bytes; what they look like stands in trace.py."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.probe.trace import Array
+
+
+class TraceWriter:
+    """Writes one host's part of a trace as the run goes on; from any thread.
+
+    Args:
+        directory: The folder `host-<number>`, made if it is not there.
+        budget: How many bytes of arrays may be kept in full; beyond it `SAMPLE` elements of each are kept.
+    """
+
+    SAMPLE = 1024
+
+    def __init__(self, directory: Path, *, budget: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._events = (directory / "events.jsonl").open("w", encoding="utf-8")
+        self._arrays = (directory / "arrays.bin").open("wb")
+        self._budget = budget
+        # Steps are written by one thread, what collectives and the program tell by others. The end of the file is counted
+        # here: BufferedWriter.tell() beside another thread's flush() may answer with a place in between (CPython 3.11).
+        self._lock = threading.RLock()
+        self._end = 0
+
+    def array(
+        self, array: Array, *, share: int | None = None, rows: Array | None = None, whole: bool = False
+    ) -> dict[str, Any]:
+        """Keep an array and return what an event says of it.
+
+        Args:
+            array: The array; for a sparse gradient the values of its rows.
+            share: Keep no more than about this many elements; None lets the budget decide.
+            rows: For a sparse gradient: the row numbers, unique and sorted.
+            whole: Keep it all, whatever the budget.
+
+        Returns:
+            The entry for the event.
+        """
+        contents = np.ascontiguousarray(array)
+        flat = contents.reshape(-1)
+        stride = self._stride(contents.nbytes, flat.size, share) if rows is None and not whole else 1
+        kept = np.ascontiguousarray(flat[::stride])
+        with self._lock:
+            at = self._end
+            self._end += self._arrays.write(kept.data if kept.size else b"")
+            self._budget -= kept.nbytes
+        entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape), "norm": _norm(flat)}
+        if stride > 1:
+            entry["stride"] = stride
+        if rows is not None:
+            entry["rows"] = self.array(rows, whole=True)
+        return entry
+
+    def _stride(self, nbytes: int, size: int, share: int | None) -> int:
+        most = size if share is None else min(size, share)
+        if size and nbytes * most // size > self._budget:
+            most = min(most, self.SAMPLE)
+        return max(1, -(-size // max(1, most)))
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Append one event; it is on disk when this returns, so that a killed host loses nothing it had written."""
+        line = json.dumps(event, separators=(",", ":")) + "\n"
+        with self._lock:
+            self._arrays.flush()
+            self._events.write(line)
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close both files."""
+        self._events.close()
+        self._arrays.close()
+
+
+def _norm(flat: Array) -> float | None:
+    if flat.dtype.kind not in "fiu" or not flat.size:
+        return 0.0
+    wide = flat.astype(np.float64)
+    norm = float(np.sqrt(np.dot(wide, wide)))
+    return norm if math.isfinite(norm) else None
