@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core.errors import WrongUse
@@ -58,6 +60,29 @@ def is_in_other_strategy(strategy: Any) -> bool:
 
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
+
+
+@contextlib.contextmanager
+def meeting(what: str) -> Iterator[None]:
+    """Within, the replicas exchange something, for which TensorFlow lets them meet in the step's own function alone.
+
+    Args:
+        what: Who asks, for the message.
+
+    Raises:
+        WrongUse: In a function, a loop or a condition within it.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+        raise WrongUse(
+            f"{what} is called where all replicas meet, in the function that Strategy.run is given",
+            "Call it outside of the tf.function, the loop (tf.while_loop, a Keras RNN's) or the condition there, for all "
+            "rounds of a loop at once.",
+            inside="a function within it",
+        ) from error
 
 
 def check_not_in_a_step(what: str) -> None:

@@ -127,7 +127,8 @@ class ShardedTable:
         if upstream.is_symbolic():
             return self._symbol(self.shape[:axis], ids, self.shape[axis + 1 :])
         replica = self._replica("ShardedTable.gather")
-        return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
+        with context.meeting("ShardedTable.gather"):
+            return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
 
     @tf.autograph.experimental.do_not_convert
     def matmul(self, x: Any) -> Any:
@@ -148,7 +149,8 @@ class ShardedTable:
         if upstream.is_symbolic():
             return self._symbol((), x[..., 0], self.shape[1:])
         replica = self._replica("ShardedTable.matmul")
-        return operations.matmul(self._slice(replica), self.info, self.shape[1], x, replica)
+        with context.meeting("ShardedTable.matmul"):
+            return operations.matmul(self._slice(replica), self.info, self.shape[1], x, replica)
 
     def _symbol(self, before: tuple[int, ...], inner: Any, after: tuple[int, ...]) -> Any:
         """What has the shape of a result: replicas cannot meet while Keras builds a model."""

@@ -141,6 +141,11 @@ def refusals() -> dict[str, str]:
         "values of another dtype": lambda: gd.replicate(np.arange(2), where).assign([0.5, 1.5]),
         "ragged ids": lambda: where.run(lambda: table.lookup(tf.ragged.constant([[1, 2], [3]]))),
         "x": lambda: where.run(lambda: table.matmul(tf.ones([2, 3]))),
+        "in a loop": lambda: tf.function(
+            lambda: where.run(lambda: tf.while_loop(lambda k: k < 2, lambda k: k + len(table.lookup([1])), [0])),
+            autograph=False,
+        )(),
+        "in a function": lambda: where.run(lambda: tf.function(lambda: table.matmul(tf.ones([2, 11])), autograph=False)()),
         "not a strategy": lambda: gd.replicate(TABLE, "GPU:0"),
     }
     found = {}

@@ -176,6 +176,9 @@ REFUSALS = {
     "values of another dtype": _NOT_HELD,
     "ragged ids": "WrongUse: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: tf.ragged.",
     "x": "WrongUse: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Mend the shapes.",
+    "in a loop": "WrongUse: ShardedTable.gather is called where all replicas meet, in the function that Strategy.run is given. "
+    "Received: inside='a function within it'. Call it outside of the tf.function, the loop (tf.while_loop, a Keras RNN's) or",
+    "in a function": "WrongUse: ShardedTable.matmul is called where all replicas meet, in the function that Strategy.run is ",
     "not a strategy": "WrongUse: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
 }
 
