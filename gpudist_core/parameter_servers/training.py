@@ -95,6 +95,8 @@ class CoordinatedTraining:
     ) -> None:
         _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
         arguments.check_accumulate(accumulate)
+        optimizers.check(optimizer)
+        optimizers.check_single_updates(optimizer)
         arguments.check_model(model, variables)
         if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
             raise WrongUse(
@@ -303,7 +305,7 @@ class CoordinatedTraining:
             if not self.optimizer.built:
                 self.optimizer.build(variables)
         _check_optimizer(self.optimizer, variables)
-        scale = self.optimizer.scale_loss if getattr(self.optimizer, "inner_optimizer", None) is not None else None
+        scale = optimizers.loss_scaling_of(self.optimizer)
         self._work = Work(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
         self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
 

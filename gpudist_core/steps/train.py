@@ -58,7 +58,8 @@ class TrainStep:
     Args:
         model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
         optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place: its own clipping, weight decay,
-            EMA and loss scale then act on the gradients of all replicas.
+            EMA and loss scale then act on the gradients of all replicas. One with `gradient_accumulation_steps` is refused: see
+            `accumulate`.
         per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. A mask that
             the model leaves on its output is respected.
         clip_norm: The largest L2 norm of each variable's gradient.
@@ -117,6 +118,7 @@ class TrainStep:
                 strategy=type(tf.distribute.get_strategy()).__name__,
             )
         optimizers.check(optimizer)
+        optimizers.check_single_updates(optimizer)
         arguments.check_model(model, variables)
         losses.install()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
@@ -269,8 +271,8 @@ class TrainStep:
             batch_norm.synchronizing(self._synchronizes),
         ):
             variables = self.trained_variables
-            scaled = getattr(self.optimizer, "inner_optimizer", None) is not None
-            scale = self.optimizer.scale_loss(tf.constant(1.0)) if scaled else None
+            scaling = optimizers.loss_scaling_of(self.optimizer)
+            scale = None if scaling is None else scaling(tf.constant(1.0))
             run = self._compiled_pass or functools.partial(self._pass, variables)
             sums, y_pred = run(share, x, y, weight, scale)
             loss = self._apply(sums, variables) if update else self._keep(sums, variables)

@@ -142,6 +142,39 @@ def may_skip(optimizer: Any) -> bool:
     return hasattr(optimizer, "inner_optimizer")
 
 
+def loss_scaling_of(optimizer: Any) -> Callable[[Any], Any] | None:
+    """What multiplies a loss before gradients are taken of it, as the optimizer divides them again.
+
+    Args:
+        optimizer: A Keras optimizer: a `LossScaleOptimizer`, or one with a `loss_scale_factor`, which does not change.
+
+    Returns:
+        A function of the loss; None where the optimizer divides by nothing.
+    """
+    scales = hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
+    return optimizer.scale_loss if scales else None
+
+
+def check_single_updates(optimizer: Any) -> None:
+    """Refuse an optimizer that accumulates by itself where a step does, in which it would make an update of each batch.
+
+    Args:
+        optimizer: A Keras optimizer.
+
+    Raises:
+        WrongUse: It was told to.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps = getattr(inner, "_gpudist_accumulate", None) or inner.gradient_accumulation_steps
+    if steps:
+        raise WrongUse(
+            "A step that is given an optimizer accumulates by itself",
+            "Leave gradient_accumulation_steps out of the optimizer, and give the step accumulate=...: it takes the mean over "
+            "the rows of these batches.",
+            gradient_accumulation_steps=steps,
+        )
+
+
 def num_applied(optimizer: Any) -> int:
     """How many batches' gradients an optimizer was applied with, those among them that it only added up."""
     return int(getattr(optimizer, "inner_optimizer", optimizer)._iterations.numpy())

@@ -105,6 +105,9 @@ def _wrong(strategy: Any) -> dict[str, str]:
         "a sum": _message(lambda: gd.CoordinatedTraining(model, optimizer, keras.losses.MeanSquaredError("sum"))),
         "circle": _message(lambda: gd.CoordinatedTraining(model, optimizer, "circle", schedule="lock-step")),
         "accumulate": _message(lambda: gd.CoordinatedTraining(model, optimizer, loss, accumulate=0)),
+        "accumulate twice": _message(
+            lambda: gd.CoordinatedTraining(model, keras.optimizers.SGD(gradient_accumulation_steps=2), loss)
+        ),
         "state": _message(lambda: lock_step.restore({"pending": 3, "sums": {}})),
         "state of a step": _message(lambda: twice.restore({"pending": 1, "accumulators": {}, "accumulate": 2})),
         "state of another": _message(lambda: twice.restore({"pending": 1, "sums": {}, "accumulate": 3})),
@@ -177,6 +180,9 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["a sum"].startswith("A loss must not ask for a sum, as a step takes the mean over the rows of all replicas.")
     assert wrong["accumulate"].startswith(
         "The number of batches that make one update must be a positive integer. Received: accumulate=0."
+    )
+    assert wrong["accumulate twice"].startswith(
+        "A step that is given an optimizer accumulates by itself. Received: gradient_accumulation_steps=2. Leave"
     )
     assert wrong["state"].startswith(
         "The state must come from a training that accumulates as many batches. Received: pending=3,"

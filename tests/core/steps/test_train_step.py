@@ -58,6 +58,19 @@ def test_a_step_is_that_of_one_device(on_hosts: OnHosts, topology: str) -> None:
                 np.testing.assert_allclose(weights, right, atol=2e-5, err_msg=name)
 
 
+def test_a_constant_loss_scale_changes_no_update(on_hosts: OnHosts) -> None:
+    def with_and_without() -> list[Any]:
+        where = training.strategy()
+        options = [{"learning_rate": 0.1}, {"learning_rate": 0.1, "loss_scale_factor": 128.0}]
+        steps: list[dict[str, Any]] = [{}, {"jit_compile": True}, {"accumulate": 2, "clip_global_norm": 0.05}]
+        return [[training.train(where, {"optimizer": ("SGD", one), "step": step}) for one in options] for step in steps]
+
+    for without, scaled in on_hosts("1x2", with_and_without)[0]:
+        np.testing.assert_allclose(scaled["losses"], without["losses"], rtol=1e-5)
+        for weights, right in zip(scaled["weights"], without["weights"], strict=True):
+            np.testing.assert_allclose(weights, right, atol=1e-6)
+
+
 def _table(kept: Any = None) -> Any:
     """What a step has accumulated of a sharded table after the first of two batches; from there on, the table in the end."""
     import keras

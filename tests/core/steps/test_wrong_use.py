@@ -89,6 +89,12 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "parts for others": lambda: alone(batch),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
         "half a batch": lambda: TrainStep(model, optimizer, loss, accumulate=1.5),
+        "an optimizer that accumulates": lambda: TrainStep(
+            model, keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), loss, accumulate=3
+        ),
+        "an optimizer that accumulates within": lambda: TrainStep(
+            model, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)), loss
+        ),
         "no loss": lambda: TrainStep(model, optimizer, None),
         "an unknown loss": lambda: TrainStep(model, optimizer, "nonsense"),
         "a loss that compares rows": lambda: TrainStep(model, optimizer, keras.losses.Circle()),
@@ -122,6 +128,11 @@ def _calls() -> dict[str, Callable[[], Any]]:
 
 def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
     (said,) = on_hosts("1x2", _messages, _calls)
+    accumulating = (
+        "A step that is given an optimizer accumulates by itself. Received: gradient_accumulation_steps=3. Leave "
+        "gradient_accumulation_steps out of the optimizer, and give the step accumulate=...: it takes the mean over the rows "
+        "of these batches."
+    )
     expected = {
         "two clippings": "At most one kind of clipping can be used. Received: clip_norm=1.0, clip_value=1.0. "
         "Choose one of them.",
@@ -159,6 +170,8 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "1 means no accumulation.",
         "half a batch": "The number of batches that make one update must be a positive integer. Received: accumulate=1.5. "
         "1 means no accumulation.",
+        "an optimizer that accumulates": accumulating,
+        "an optimizer that accumulates within": accumulating,
         "no loss": "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name. "
         "Received: loss=None. Give one.",
         "an unknown loss": "The name of a loss must be one of Keras's. Received: loss='nonsense'. keras.losses lists them, or "
