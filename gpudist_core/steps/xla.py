@@ -14,7 +14,7 @@ import tensorflow as tf
 from gpudist_core import share as shares
 from gpudist_core.errors import WrongUse
 from gpudist_core.steps import local
-from gpudist_core.upstream import batch_norm, layer_state, run_state
+from gpudist_core.upstream import batch_norm, layer_state, losses, run_state
 
 
 class CompiledPass:
@@ -52,10 +52,10 @@ class CompiledPass:
         values = [[tf.convert_to_tensor(v.value) for v in some] for some in (self._model.trainable_variables, changing)]
         replica = tf.convert_to_tensor(share.replica)
         counts = None if scale is None else share.counts  # asked for here, as the compiled pass cannot
-        grads, loss, total, y_pred, changed = self._compiled(*values, x, y, weight, replica, counts, scale)
+        grads, loss, total, (y_pred, masks), changed = self._compiled(*values, x, y, weight, replica, counts, scale)
         for variable, value in zip(changing, changed, strict=True):
             variable.assign(layer_state.of_all(share, variable, value))
-        return local.Sums(grads, loss, total), y_pred
+        return local.Sums(grads, loss, total), tf.nest.map_structure(losses.masked, y_pred, masks)
 
     def _pass(
         self, trained: list[Any], changing: list[Any], x: Any, y: Any, weight: Any, replica: Any, counts: Any, scale: Any
@@ -80,7 +80,8 @@ class CompiledPass:
             if of_variables is not None:
                 loss += of_variables * total
             target = local.scaled(share, loss, scale)
-        return local.unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, y_pred, changed
+        outputs = y_pred, tf.nest.map_structure(losses.mask_of, y_pred)  # what a function returns has lost its masks
+        return local.unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, outputs, changed
 
     def _check_layers_keep_nothing(self, before: list[Any], after: list[Any]) -> None:
         """Refuse a layer that keeps a mean of its rows and may read it again; BatchNormalization does not in training."""

@@ -19,6 +19,12 @@ def _made(keras: Any) -> tuple[Any, Any, Any]:
     return keras.Sequential([keras.Input((4,), dtype="int64"), *layers]), keras.optimizers.SGD(0.5), loss
 
 
+def _squares(y: Any, y_pred: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reduce_mean(tf.square(y_pred), -1)
+
+
 def _trained(options: dict[str, Any]) -> dict[str, Any]:
     """By a step, and by Keras's own loss on one device."""
     import keras
@@ -31,22 +37,27 @@ def _trained(options: dict[str, Any]) -> dict[str, Any]:
     where = training.strategy()
     with where.scope():
         model, optimizer, loss = _made(keras)
-    step = TrainStep(model, optimizer, loss, **options)
+        metric = keras.metrics.MeanMetricWrapper(_squares)
+    step = TrainStep(model, optimizer, loss, metrics=[metric], **options)
     losses = [float(step(batch)) for batch in training.batches(where, x, y, size=5)]
     alone, optimizer, loss = _made(keras)
-    expected = []
+    its_metric, expected = keras.metrics.MeanMetricWrapper(_squares), []
     for rows in (slice(5), slice(5, 10)):
         with tf.GradientTape() as tape:
-            value = loss(y[rows], alone(x[rows]))
+            y_pred = alone(x[rows], training=True)
+            value = loss(y[rows], y_pred)
         optimizer.apply(tape.gradient(value, alone.trainable_variables), alone.trainable_variables)
+        its_metric.update_state(y[rows], y_pred)
         expected.append(float(value))
-    return {"losses": (losses, expected), "weights": (model.get_weights(), alone.get_weights())}
+    metrics = float(metric.result()), float(its_metric.result())
+    return {"losses": (losses, expected), "metrics": metrics, "weights": (model.get_weights(), alone.get_weights())}
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["", "XLA"])
 def test_masks_of_outputs_and_losses_count_as_in_keras(on_hosts: OnHosts, options: dict[str, Any]) -> None:
     (seen,) = on_hosts("1x2", _trained, options)
     np.testing.assert_allclose(*seen["losses"], rtol=1e-6)
+    np.testing.assert_allclose(*seen["metrics"], rtol=1e-6)
     for ours, right in zip(*seen["weights"], strict=True):
         np.testing.assert_allclose(ours, right, atol=1e-6)
 
