@@ -22,6 +22,7 @@ class Accumulators:
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
         self._sums: list[Any] = []
+        self._given: list[bool] = []
         self._tables: list[ShardedTable | None] = []
         self._weight: Any = None
 
@@ -41,6 +42,7 @@ class Accumulators:
         with self._strategy.scope():
             self._weight = _variable((), tf.float32)
             self._sums = [_variable(v.shape, v.dtype) for v in variables]
+        self._given = [False] * len(variables)
         self._tables = [self._table_of(v, kept) for v, kept in zip(variables, self._sums, strict=True)]
 
     def add(self, grads: list[Any], weight: Any) -> None:
@@ -50,10 +52,17 @@ class Accumulators:
             grads: A gradient for each variable; None adds nothing.
             weight: A float32 scalar.
         """
-        for kept, gradient in zip(self._sums, grads, strict=True):
+        for place, (kept, gradient) in enumerate(zip(self._sums, grads, strict=True)):
             if gradient is not None:
+                self._given[place] = True
                 kept.assign_add(tf.convert_to_tensor(gradient))
         self._weight.assign_add(weight)
+
+    def nothing_more(self) -> list[Any]:
+        """What to `take` where no batch comes: zeros, and None for what had no gradient, as an optimizer leaves that alone."""
+        return [
+            tf.zeros(kept.shape, kept.dtype) if given else None for kept, given in zip(self._sums, self._given, strict=True)
+        ]
 
     def take(self, grads: list[Any], weight: Any) -> tuple[list[Any], Any]:
         """What was kept plus what is given; nothing is kept any more.
@@ -81,13 +90,14 @@ class Accumulators:
         """What was kept, summed over all replicas.
 
         Returns:
-            `weight`, a number, and `sums`, an array for each variable: of a table in slices the whole.
+            `weight`, a number, and for each variable `sums`, an array, of a table in slices the whole, and `given`, whether it
+            had a gradient.
         """
         sums = [
             self._read(kept) if table is None else table.as_numpy()
             for kept, table in zip(self._sums, self._tables, strict=True)
         ]
-        return {"weight": self._read(self._weight), "sums": sums}
+        return {"weight": self._read(self._weight), "sums": sums, "given": list(self._given)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the sums so that they are again those of all replicas: the first has them, the others nothing.
@@ -101,6 +111,7 @@ class Accumulators:
             else:
                 table.assign_rows(0, value)
         self._weight.assign(state["weight"])
+        self._given = [bool(given) for given in state.get("given", [True] * len(self._sums))]
 
     def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
         """What is kept of a table in slices is one too: each replica adds to its own."""

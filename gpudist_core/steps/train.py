@@ -251,6 +251,7 @@ class TrainStep:
         if self._accumulators is not None and pending:
             self._accumulators.build(self.trained_variables)
             self._accumulators.restore(state["accumulators"])
+            self._flush = None  # what had a gradient before is known again
 
     def _train(self, updates: tuple[bool, ...], batches: Sequence[Any]) -> Any:
         """The graph of some batches, one after the other."""
@@ -332,9 +333,9 @@ class TrainStep:
         return tf.math.divide_no_nan(loss, weight)
 
     def _apply_pending(self) -> None:
-        variables = self.trained_variables
-        zeros = [tf.zeros_like(v) for v in variables]
-        self._apply(local.Sums(zeros, tf.constant(0.0), tf.constant(0.0)), variables)
+        assert self._accumulators is not None
+        nothing = local.Sums(self._accumulators.nothing_more(), tf.constant(0.0), tf.constant(0.0))
+        self._apply(nothing, self.trained_variables)
 
     def _build(self, batch: Any) -> None:
         """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""

@@ -71,6 +71,39 @@ def test_a_constant_loss_scale_changes_no_update(on_hosts: OnHosts) -> None:
             np.testing.assert_allclose(weights, right, atol=1e-6)
 
 
+def _flushed(kept: Any = None) -> Any:
+    """A variable without a gradient beside others, before and after an update that decays; what is pending before it."""
+    import keras
+
+    from gpudist_core.steps import TrainStep
+
+    where = training.strategy()
+    keras.utils.set_random_seed(1)
+    with where.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+        idle = keras.Variable(np.ones(3, "float32"), name="idle")
+        optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = TrainStep(model, optimizer, loss, accumulate=3, variables=[*model.trainable_variables, idle])
+    if kept is None:
+        for batch in training.batches(where, *training.digits(48), size=24):
+            step(batch)
+    else:
+        step.restore(kept)
+    pending = step.state()
+    step.flush()
+    return pending, [variable.numpy() for variable in (*model.trainable_variables, idle)]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_flush_leaves_alone_what_had_no_gradient_as_any_update_does(on_hosts: OnHosts) -> None:
+    ((pending, weights),) = on_hosts("1x2", _flushed)
+    ((_, restored),) = on_hosts("1x1", _flushed, pending)
+    assert np.array_equal(weights[-1], np.ones(3))
+    for one, other in zip(weights, restored, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 def _table(kept: Any = None) -> Any:
     """What a step has accumulated of a sharded table after the first of two batches; from there on, the table in the end."""
     import keras
