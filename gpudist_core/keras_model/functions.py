@@ -86,7 +86,7 @@ class StepFunction:
         read = results.of(self._plan, known or results.now()) if self._plan else {}
         for name, value in values.items():
             parts = self._strategy.experimental_local_results(value)
-            read[name] = parts[0] if self._several_hosts else tf.add_n(parts)
+            read[name] = parts[0] if self._several_hosts else _added(name, parts)
         return read
 
     def results(self) -> Results:
@@ -138,7 +138,7 @@ class StepFunction:
         values = {name: value for name, value in outputs.items() if name not in self._plan}
         for name, value in values.items():
             whole_numbers.warn_of(name, value)
-        return {name: row_means.of_all(value) for name, value in values.items()}
+        return {name: row_means.of_log(value) for name, value in values.items()}
 
 
 class PredictFunction:
@@ -207,6 +207,18 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
     for name, value in logs.items():
         flat.update(_flat(value) if isinstance(value, dict) else {name: value})
     return flat
+
+
+def _added(name: str, parts: Any) -> Any:
+    shapes = [tuple(part.shape) for part in parts]
+    if len(set(shapes)) > 1:
+        raise WrongUse(
+            "What a step logs is a mean over the rows, of one shape on all replicas",
+            "Return the mean of its rows; outputs by row are what predict returns.",
+            log=name,
+            shapes=shapes,
+        )
+    return tf.add_n(parts)
 
 
 def _concat(parts: Any) -> Any:

@@ -135,8 +135,17 @@ def of_all(value: Any) -> Any:
     if share is None or share.num_replicas == 1:
         return value
     value = tf.convert_to_tensor(value)
-    if value.shape.rank:
+    return value if value.shape.rank else of_log(value)
+
+
+def of_log(value: Any) -> Any:
+    """As `of_all` of what a step reports, where an array has means over the rows, too: one in each of its places."""
+    import tensorflow as tf
+
+    share = shares.current()
+    if share is None or share.num_replicas == 1:
         return value
+    value = tf.convert_to_tensor(value)
     if not value.dtype.is_floating:
         value = tf.cast(value, tf.float32)
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))

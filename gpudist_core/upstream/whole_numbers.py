@@ -9,7 +9,7 @@ from gpudist_core import share as shares
 
 
 def warn_of(name: str, value: Any) -> None:
-    """Say for what a whole number or truth value in the logs is taken; variables, and what is made of them, are alike anywhere.
+    """Say for what whole numbers and truth values in the logs are taken; variables, and what they make, are alike anywhere.
 
     Args:
         name: Of the log.
@@ -22,7 +22,7 @@ def warn_of(name: str, value: Any) -> None:
     if share is None or share.num_replicas == 1 or isinstance(value, (tf.Variable, keras.Variable)):
         return
     value = tf.convert_to_tensor(value)
-    if value.dtype.is_floating or value.shape.rank != 0 or is_of_variables(value):
+    if value.dtype.is_floating or is_of_variables(value):
         return
     warnings.warn(
         "A number in the logs of a step must be a mean over the rows, as logs have the mean of all replicas by their rows. "

@@ -22,7 +22,8 @@ def own_train_step(run: Run) -> dict[str, Any]:
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             for metric in self.metrics:
                 metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
-            return {metric.name: metric.result() for metric in self.metrics} | {"latest": loss}
+            told = {"latest": loss, "outputs": tf.reduce_mean(y_pred, axis=0)}
+            return {metric.name: metric.result() for metric in self.metrics} | told
 
     x, y = digits(76)
     return run.fit(run.sequential(hidden, kind=Own), x, y)

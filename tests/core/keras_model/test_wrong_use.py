@@ -59,6 +59,8 @@ EXPECTED = {
     "a loss that compares rows, by name": COMPARING,
     "a step that returns a number": "WrongUse: A step must return a dict of logs. Received: "
     "returned=<tf.Tensor 'Const_1:0' shape=() dtype=float32>. Return {'loss': loss}, or nothing.",
+    "a step that logs rows": "WrongUse: What a step logs is a mean over the rows, of one shape on all replicas. Received: "
+    "log='by_row', shapes=[(3,), (2,)]. Return the mean of its rows; outputs by row are what predict returns.",
     "an update in a branch": IN_A_BRANCH,
     "two updates with a loss scale that may be added up": "WrongUse: An optimizer with a loss scale that adds gradients up is "
     "applied once in a step, as the first may be skipped. Received: applied=2, gradient_accumulation_steps=3. Apply it once, "

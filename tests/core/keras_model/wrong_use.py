@@ -35,6 +35,10 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         def train_step(self, data: Any) -> Any:
             return tf.constant(1.0)
 
+    class ByRow(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            return {"by_row": self(data[0])[:, 0]}
+
     def called_outside(optimizer: str) -> Any:
         with run.scope():
             model = run.ours(keras.Sequential([keras.layers.Dense(10, name="late")]))
@@ -96,6 +100,7 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
         "a loss that compares rows": lambda: made(loss=keras.losses.Circle()),
         "a loss that compares rows, by name": lambda: made(loss="circle"),
         "a step that returns a number": lambda: run.sequential(kind=Returning).fit(x, y, verbose=0),
+        "a step that logs rows": lambda: run.sequential(kind=ByRow).fit(x[:5], y[:5], verbose=0),
         "an update in a branch": lambda: run.sequential(kind=_branching()).fit(x, y, verbose=0),
         "two updates with a loss scale that may be added up": lambda: run.sequential(kind=Twice, optimizer=scaled).fit(
             x, y, verbose=0
