@@ -22,10 +22,11 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     In a `train_step` of one's own a number that is differentiated, or counted by a `Mean`, is taken for the mean over the rows
     that the step was given, as Keras's losses are: what is divided by the global batch size instead is divided twice. Values by
     row are taken for what they are. `tf.clip_by_global_norm`, `tf.clip_by_norm` and `tf.clip_by_value` of gradients as a tape
-    made them clip those of all replicas, and `tf.linalg.global_norm` is theirs. What a layer adds by `add_loss` is a mean over
-    its rows, too, and so is what it assigns to a variable in its call: a running mean becomes that of all rows. A running
-    variance (a norm, a maximum) is no such mean, and becomes the mean of the replicas' own: keep running means of `x` and of
-    `x * x`, and make the variance of them. A metric's function that gives one number for a batch is taken so as well.
+    made them clip those of all replicas, and `tf.linalg.global_norm` is theirs. A number that a layer adds by `add_loss` is a
+    mean over its rows, too (values by row are added up, as Keras does), and so is what it assigns to a variable in its call: a
+    running mean becomes that of all rows. A running variance (a norm, a maximum) is no such mean, and becomes the mean of the
+    replicas' own: keep running means of `x` and of `x * x`, and make the variance of them. A metric's function that gives one
+    number for a batch, and what a step returns as logs, numbers and arrays, are taken so as well.
 
     A gradient that is not finite on one replica is not finite in the sum: with a loss scale all skip the step, without one all
     copies of a variable are damaged alike, as on one device (`keras.callbacks.TerminateOnNaN` ends such a training).

@@ -4,7 +4,8 @@ Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replic
 others in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
 
 Keras 3.12, the last for Python 3.10, adds up an activity regulariser over the rows of a batch, where 3.15 takes the mean. A
-step of ours takes all losses of inputs as means, so there such a sum becomes what has the right sum over the replicas.
+step of ours takes all losses of inputs as means, so there such a sum becomes what has the right sum over the replicas. So do
+values by row, which Keras adds up.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def install() -> None:
             return add(self, loss)
         if adds_up_rows and _is_of_activities(sys._getframe(1)):
             loss = tree.map_structure(_as_mean, loss)
+        else:
+            loss = tree.map_structure(_by_row, loss)
         kept.setdefault(id(self), []).extend(tree.flatten(loss))
         return None
 
@@ -78,6 +81,17 @@ def _as_mean(loss: Any) -> Any:
     share = shares.current()
     assert share is not None
     return loss * tf.cast(tf.math.divide_no_nan(share.total, tf.cast(share.rows, tf.float32)), loss.dtype)
+
+
+def _by_row(loss: Any) -> Any:
+    """A loss that is a value for each row, which Keras adds up over them, as what has the right sum; another one as it is."""
+    import tensorflow as tf
+
+    share = shares.current()
+    assert share is not None
+    shape = tf.TensorShape(getattr(loss, "shape", ()))
+    is_by_row = bool(shape.rank) and shape[0] in (None, tf.get_static_value(share.rows))
+    return _as_mean(loss) if is_by_row and share.num_replicas > 1 else loss
 
 
 def _kept() -> dict[int, list[Any]] | None:
