@@ -31,7 +31,7 @@ class Clipping:
         if len(given) > 1:
             raise WrongUse("At most one kind of clipping can be used", "Choose one of them.", **given)
         for name, value in given.items():
-            if isinstance(value, (str, bool)) or not value > 0:
+            if not _is_positive(value):
                 raise WrongUse("A bound for gradients must be a positive number", "Leave it out to not clip.", **{name: value})
 
     def __call__(self, grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -57,6 +57,13 @@ class Clipping:
             return [g if g is None else to_norm(g, norm, self.by_norm) for g, norm in zip(grads, norms, strict=True)]
         total = global_norm(grads, variables)
         return [g if g is None else to_norm(g, total, float(self.by_global_norm or 0)) for g in grads]
+
+
+def _is_positive(value: Any) -> bool:
+    try:
+        return not isinstance(value, (str, bool)) and bool(value > 0)
+    except (TypeError, ValueError):  # lists, arrays
+        return False
 
 
 def of_optimizer(optimizer: Any) -> Clipping:

@@ -81,6 +81,12 @@ class DistributedModel:
         given = inspect.signature(fit).bind(*args, **kwargs)
         given.apply_defaults()
         asked = given.arguments
+        if isinstance(asked.get("validation_data"), Pipeline) and asked.get("validation_batch_size") is not None:
+            raise WrongUse(
+                "A pipeline has targets, weights and batches of its own",
+                "Put them into the pipeline.",
+                validation_batch_size=asked["validation_batch_size"],
+            )
         callbacks = self._gpudist_callbacks(asked, history=True)
         object.__setattr__(self, "_gpudist_fits", self._gpudist_fits + 1)
         object.__setattr__(self, "_gpudist_pipeline", None)

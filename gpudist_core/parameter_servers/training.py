@@ -365,10 +365,7 @@ def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-        received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
-        raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
-    found = tuple(tf.nest.map_structure(_tensor, tuple(batch)))
+    found = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
     rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
     if len(rows) != 1:
         raise WrongUse("All parts of a batch must have equally many rows", "Mend the data.", rows=sorted(rows))

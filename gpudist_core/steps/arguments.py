@@ -45,6 +45,41 @@ def check_accumulate(accumulate: Any) -> None:
         )
 
 
+def checked_batch(batch: Any) -> tuple[Any, ...]:
+    """A batch as a step takes it, which may have None in the place of weights.
+
+    Args:
+        batch: What was given.
+
+    Returns:
+        (x, y) or (x, y, weight).
+
+    Raises:
+        WrongUse: It is something else, lacks a part, or has more than one tensor of weights.
+    """
+    import tensorflow as tf
+
+    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+        received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
+        raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
+    x, y, *weights = batch
+    weight = weights[0] if weights else None
+    missing = {name: None for name, part in (("x", x), ("y", y)) if any(leaf is None for leaf in tf.nest.flatten(part))}
+    if missing:
+        raise WrongUse(
+            "Every part of a batch must be there",
+            "Where the loss compares with nothing, give (x, x), and leave its first argument alone.",
+            **missing,
+        )
+    if isinstance(weight, (tuple, list, dict)):
+        raise WrongUse(
+            "The weights of a batch are one tensor: (rows,), or of the shape of the losses",
+            "Put those of several outputs into y, and multiply in the loss.",
+            weight=type(weight).__name__,
+        )
+    return (x, y) if weight is None else (x, y, weight)
+
+
 def checked_metrics(metrics: Any) -> list[Any]:
     """Metrics that a step can update.
 

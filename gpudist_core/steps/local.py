@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,21 @@ def weighted_losses(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, weight
         The weighted sum and the sum of the weights, as `weighted` has them.
     """
     values, mask = losses_of(loss, y, y_pred)
+    if isinstance(y_pred, (tuple, list, dict)):
+        _warn_of_masks(y_pred)
     return weighted(values, weight, losses.mask_of(y_pred), mask)
+
+
+def _warn_of_masks(y_pred: Any) -> None:
+    """Say that nobody but the loss knows which of its values the mask of one of several outputs leaves out."""
+    masked = [i for i, value in enumerate(tf.nest.flatten(y_pred)) if losses.mask_of(value) is not None]
+    if masked:
+        warnings.warn(
+            "Where a model has several outputs, what their masks leave out counts unless per_example_loss leaves it out. "
+            f"Received: outputs={len(tf.nest.flatten(y_pred))}, with a mask={masked}. Put the mask into y, and use it in the "
+            "loss.",
+            stacklevel=2,
+        )
 
 
 def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any, Any]:
@@ -70,6 +85,12 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
     given = loss(y, y_pred)
     if given is None:
         raise WrongUse("per_example_loss returns a loss for each row", "Return it.", loss=None)
+    if isinstance(given, (tuple, list, dict)):
+        raise WrongUse(
+            "per_example_loss returns one tensor with a loss for each row",
+            "Add several losses of a row up.",
+            loss=type(given).__name__,
+        )
     values = tf.cast(given, tf.float32)
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
         raise WrongUse(

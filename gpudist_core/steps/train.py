@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -61,7 +61,7 @@ class TrainStep:
             EMA and loss scale then act on the gradients of all replicas. One with `gradient_accumulation_steps` is refused: see
             `accumulate`.
         per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. A mask that
-            the model leaves on its output is respected.
+            the model leaves on its output is respected; those of several outputs the function must respect (a warning says so).
         clip_norm: The largest L2 norm of each variable's gradient.
         clip_global_norm: The largest L2 norm of all gradients together.
         clip_value: The largest absolute value in a gradient.
@@ -153,7 +153,7 @@ class TrainStep:
 
         Args:
             batch: (x, y) or (x, y, weight): a `PerReplica` of each, as `Pipeline.distribute` gives them, or tensors and arrays
-                where there is one replica. Weights have shape (rows,) or that of the losses.
+                where there is one replica. Weights have shape (rows,) or that of the losses; None is as if there were none.
 
         Returns:
             The batch's loss before the update, that of the model included: a float32 scalar, the same on all hosts.
@@ -172,6 +172,8 @@ class TrainStep:
         Returns:
             The loss of each batch: float32, shape (batches,).
         """
+        if not isinstance(batches, Iterable):
+            raise WrongUse("several takes a list of batches", "Call the step itself with one.", batches=batches)
         batches = list(batches)
         results = self._run(batches)
         return results[tf.newaxis] if len(batches) == 1 else results
@@ -374,13 +376,12 @@ class TrainStep:
 
     def _checked(self, batch: Any) -> tuple[Any, ...]:
         """The batch as a tuple of what `Strategy.run` takes."""
-        if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
-            received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
-            raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
         several = len(self._replicas.devices) > 1
         direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
-        if all(isinstance(part, direct) and self._is_ours(part) for part in batch):
+        is_one = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
+        if is_one and all(isinstance(part, direct) and self._is_ours(part) for part in batch):
             return tuple(batch)  # nothing to look into: that alone would be felt in a small step
+        batch = arguments.checked_batch(batch)
         parts = tf.nest.flatten(batch)
         if not all(map(self._is_ours, parts)):
             raise WrongUse(

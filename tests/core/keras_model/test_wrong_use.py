@@ -76,6 +76,8 @@ EXPECTED = {
     "steps_per_epoch=-1. None means all.",
     "a pipeline and targets": "WrongUse: A pipeline has targets, weights and batches of its own. Received: y='ndarray', "
     "batch_size=4. Put them into the pipeline.",
+    "a pipeline and a size of its batches": "WrongUse: A pipeline has targets, weights and batches of its own. Received: "
+    "validation_batch_size=3. Put them into the pipeline.",
     "a pipeline that is distributed": "WrongUse: A model is given a pipeline, which it distributes itself. Received: "
     "x='Distributed'. Leave out its distribute(...).",
     "no data": "WrongUse: fit, evaluate and predict need data. Received: x=None. "

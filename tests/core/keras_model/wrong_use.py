@@ -175,6 +175,7 @@ def _of_data(where: Any) -> dict[str, Callable[[], Any]]:
         "fewer rows than replicas": lambda: model.fit(x, y, batch_size=1, verbose=0),
         "an epoch of no batches": lambda: model.fit(x, y, steps_per_epoch=-1, verbose=0),
         "a pipeline and targets": lambda: model.fit(data, y, batch_size=4),
+        "a pipeline and a size of its batches": lambda: model.fit(x, y, validation_data=data, validation_batch_size=3),
         "a pipeline that is distributed": lambda: model.fit(data.distribute(where)),
         "no data": lambda: model.fit(None),
         "no targets": lambda: model.fit(x, verbose=0),

@@ -89,3 +89,35 @@ def test_as_many_losses_of_a_row_as_there_are_rows_are_taken(on_hosts: OnHosts) 
     (losses,) = on_hosts("1x2", _several_losses_a_row)
     _, labels = training.digits(6)
     np.testing.assert_allclose(losses, [labels.mean() / 2] * 2, rtol=1e-6)
+
+
+def _of_several_outputs() -> list[str]:
+    """What is said of a mask on the second of two outputs; weights that are None are as if there were none."""
+    import warnings
+
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.steps import TrainStep
+
+    where = training.strategy()
+    x = np.arange(40).reshape(10, 4) * 7 % 5
+    with where.scope():
+        words = keras.Input((4,), dtype="int64")
+        read = keras.layers.Embedding(5, 4, mask_zero=True)(words)
+        model = keras.Model(words, [keras.layers.Dense(1)(keras.layers.GRU(3)(read)), keras.layers.Dense(1)(read)])
+        optimizer = keras.optimizers.SGD(0.1)
+    step = TrainStep(model, optimizer, lambda y, y_pred: tf.square(y_pred[0][:, 0]) + tf.reduce_sum(y_pred[1], [1, 2]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for pair in training.batches(where, x, x, size=10):
+            step((*pair, None))
+    return sorted({str(one.message) for one in caught})
+
+
+def test_masks_of_several_outputs_are_left_to_the_loss_with_a_warning(on_hosts: OnHosts) -> None:
+    ((said,),) = on_hosts("1x2", _of_several_outputs)
+    assert said == (
+        "Where a model has several outputs, what their masks leave out counts unless per_example_loss leaves it out. Received: "
+        "outputs=2, with a mask=[1]. Put the mask into y, and use it in the loss."
+    )

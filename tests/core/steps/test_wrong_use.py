@@ -72,6 +72,7 @@ def _calls() -> dict[str, Callable[[], Any]]:
     return {
         "two clippings": lambda: TrainStep(model, optimizer, loss, clip_norm=1.0, clip_value=1.0),
         "negative clipping": lambda: TrainStep(model, optimizer, loss, clip_norm=-1.0),
+        "several bounds": lambda: TrainStep(model, optimizer, loss, clip_norm=[1.0, 2.0]),
         "a bound in letters": lambda: TrainStep(model, optimizer, loss, clip_norm="1"),
         "no model": lambda: TrainStep(None, optimizer, loss),
         "nothing known to train": lambda: TrainStep(len, optimizer, loss),
@@ -85,6 +86,10 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "a state in letters": lambda: step.restore({"pending": "x"}),
         "losses without gradients": lambda: TrainStep(model, optimizer, lambda y, p: tf.argmax(p, -1))(batch),
         "losses of nothing": lambda: TrainStep(model, optimizer, lambda y, y_pred: None)(batch),
+        "losses in a dict": lambda: TrainStep(model, optimizer, lambda y, p: {"loss": tf.reduce_sum(p, -1)})(batch),
+        "no targets": lambda: step((batch[0], None)),
+        "weights in a dict": lambda: step((*batch, {"label": batch[1]})),
+        "no batches": lambda: step.several(None),
         "weights of another form": lambda: step((*batch, per_column)),
         "parts for others": lambda: alone(batch),
         "no accumulation": lambda: TrainStep(model, optimizer, loss, accumulate=0),
@@ -160,6 +165,15 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "losses without gradients": "A loss must have a gradient for one of the variables that are trained, or more. Received: "
         "gradients='2 times None'. Make it of the model's outputs by operations that have gradients: no argmax, rounding or "
         "cast to integers.",
+        "several bounds": "A bound for gradients must be a positive number. Received: clip_norm=[1.0, 2.0]. Leave it out "
+        "to not clip.",
+        "losses in a dict": "per_example_loss returns one tensor with a loss for each row. Received: loss='dict'. Add several "
+        "losses of a row up.",
+        "no targets": "Every part of a batch must be there. Received: y=None. Where the loss compares with nothing, give (x, "
+        "x), and leave its first argument alone.",
+        "weights in a dict": "The weights of a batch are one tensor: (rows,), or of the shape of the losses. Received: "
+        "weight='dict'. Put those of several outputs into y, and multiply in the loss.",
+        "no batches": "several takes a list of batches. Received: batches=None. Call the step itself with one.",
         "losses of nothing": "per_example_loss returns a loss for each row. Received: loss=None. Return it.",
         "no state": "A state is what TrainStep.state() returned. Received: state={}. Give that.",
         "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
