@@ -36,6 +36,7 @@ class StepFunction:
 
     Attributes:
         name: The step's: `train_step` or `test_step`.
+        trained: What was trainable when it was traced: the variables' ids; None before.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, accumulations: Any = None) -> None:
@@ -44,6 +45,7 @@ class StepFunction:
         self._step = step
         self._own = own
         self._draws = draws
+        self.trained: tuple[int, ...] | None = None
         self._accumulations = accumulations
         self._strategy = model._gpudist_place
         self._several_hosts = replicas_of(self._strategy).num_hosts > 1
@@ -74,6 +76,8 @@ class StepFunction:
                 self._compiled.clear()
         if outputs is None:
             raise StopIteration
+        if self.trained is None:
+            self.trained = trained_by(self._model)
         values, sums = outputs
         logs = Logs([*self._plan, *values], lambda: self._read(values, sums))
         # train_on_batch and test_on_batch hand over a generator and look at the logs at once, Keras 3.12 not as at a mapping.
@@ -199,6 +203,11 @@ class PredictFunction:
         if self._replicas.num_hosts > 1:
             return tf.nest.map_structure(lambda value: self._strategy.experimental_local_results(value)[0], outputs)
         return tf.nest.map_structure(lambda value: _concat(self._strategy.experimental_local_results(value)), outputs)
+
+
+def trained_by(model: Any) -> tuple[int, ...]:
+    """The ids of the variables that a model trains."""
+    return tuple(id(variable) for variable in model.trainable_variables)
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:

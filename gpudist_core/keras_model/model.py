@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
-from gpudist_core.keras_model.functions import PredictFunction, StepFunction
+from gpudist_core.keras_model.functions import PredictFunction, StepFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import models, optimizers, trainer
@@ -255,6 +256,16 @@ class DistributedModel:
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the step of training."""
         me: Any = self
+        known = getattr(me.train_function, "trained", None)
+        if known is not None and known != trained_by(self):
+            # A function that was traced before trains on what is frozen now, until a batch has another shape.
+            warnings.warn(
+                "A model must be compiled after what it trains is changed. Received: "
+                f"trainable={len(trained_by(self))}, trained before={len(known)}. From here on it trains what is trainable "
+                "now. Call compile again.",
+                stacklevel=3,
+            )
+            force = True
         if me.train_function is None or force:
             # `compile` has not seen the variables that a layer makes when it is called for the first time.
             for optimizer in trainer.optimizers_of(self) or [None]:

@@ -69,7 +69,8 @@ class TrainStep:
         draws: What a Keras layer's dropout or noise depends on: `replica` for other draws on each replica, `row` for draws that
             belong to the row's place in the global batch, so that they are the same on every topology.
         metrics: Keras metrics that are updated with (y, y_pred, weight); read their `result()` outside the step.
-        variables: What is trained; the model's trainable variables unless given. Add the variables of sharded tables here.
+        variables: What is trained; the model's trainable variables unless given, as they are when the step is first called:
+            make another step after `trainable` is changed. Add the variables of sharded tables here.
         jit_compile: Compile each replica's forward and backward pass by XLA.
         check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite. No trained variable,
             nothing of the optimizer and no metric is changed then, and what was accumulated for the update is left out.
@@ -145,6 +146,7 @@ class TrainStep:
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)
         self._accumulators = Accumulators(self.strategy) if accumulate > 1 else None
         self._pending = 0
+        self._trained: list[Any] = []
         self._compiled: dict[tuple[bool, ...], Any] = {}
         self._flush: Any = None
 
@@ -215,7 +217,21 @@ class TrainStep:
     @property
     def trained_variables(self) -> list[Any]:
         """What is trained, in the order of the gradients."""
+        return self._trained or self._trainable()
+
+    def _trainable(self) -> list[Any]:
         return self._variables if self._variables is not None else list(self.model.trainable_variables)
+
+    def _check_trained(self) -> None:
+        """Refuse to trace a step for other variables than before: batches of one shape would train others than the rest."""
+        now = self._trainable()
+        if self._trained and [*map(id, now)] != [*map(id, self._trained)]:
+            raise WrongUse(
+                "A step trains what was trainable when it was first called",
+                "Make another step after `trainable` is changed.",
+                trained=len(self._trained),
+                trainable=len(now),
+            )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must keep besides model and optimizer: batches pending, and their sums over all replicas."""
@@ -249,6 +265,13 @@ class TrainStep:
                 accumulate=self.accumulate,
                 accumulated_by=of,
             )
+        if pending and not self.trained_variables:
+            raise WrongUse(
+                "A model must have its variables before what was accumulated of their gradients is restored",
+                "Build it: model.build(shape), or call it with some rows, in the strategy's scope.",
+                pending=pending,
+                model=getattr(self.model, "name", type(self.model).__name__),
+            )
         self._pending = pending
         if self._accumulators is not None and pending:
             self._accumulators.build(self.trained_variables)
@@ -273,6 +296,7 @@ class TrainStep:
             randomness.drawing(self.draws),
             batch_norm.synchronizing(self._synchronizes),
         ):
+            self._check_trained()
             variables = self.trained_variables
             scaling = optimizers.loss_scaling_of(self.optimizer)
             scale = None if scaling is None else scaling(tf.constant(1.0))
@@ -349,6 +373,7 @@ class TrainStep:
                     "Set trainable=True on a layer, or give variables=[...].",
                     model=getattr(self.model, "name", type(self.model).__name__),
                 )
+            self._trained = self.trained_variables
             if not self.optimizer.built:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:

@@ -15,7 +15,7 @@ def seen_all(folder: str) -> dict[str, Any]:
     import keras
 
     run, seen = Run(strategy()), {}
-    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned, pickled):
+    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned, pickled, frozen):
         keras.utils.set_random_seed(2)
         seen[act.__name__] = act(run, f"{folder}/{act.__name__}")
     return seen
@@ -31,6 +31,23 @@ def pickled(run: Run, folder: str) -> dict[str, Any]:
     kinds = [type(one).__mro__[0].__module__ for one in copies] + [type(one.optimizer).__name__ for one in copies]
     same = [all(np.array_equal(a, b) for a, b in zip(model.get_weights(), one.get_weights(), strict=True)) for one in copies]
     return {"kinds": kinds, "same": same, "distributed": [hasattr(one, "_gpudist_draws") for one in copies]}
+
+
+def frozen(run: Run, folder: str) -> dict[str, Any]:
+    """By how much a layer moves that was frozen after a fit, in batches of its shapes and of others; what is said."""
+    import warnings
+
+    x, y = digits(20)
+    model = run.sequential(hidden)
+    model.fit(x, y, batch_size=10, verbose=0)
+    model.layers[0].trainable = False
+    before = model.layers[0].get_weights()[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, batch_size=10, verbose=0)
+        model.fit(x, y, batch_size=8, verbose=0)
+    said = [str(one.message) for one in caught if one.category is UserWarning]
+    return {"moved": float(np.abs(model.layers[0].get_weights()[0] - before).max()), "said": said}
 
 
 def masks(run: Run, folder: str) -> list[Any]:

@@ -92,6 +92,17 @@ def test_hosts_without_a_common_seed_shuffle_alike(on_hosts: OnHosts) -> None:
         assert list(epochs[0]) != list(epochs[1]), kind
 
 
+def test_a_layer_that_is_frozen_between_fits_is_not_trained_and_that_it_was_not_compiled_so_is_said(
+    seen: dict[str, Any],
+) -> None:
+    [said] = seen["frozen"]["said"]
+    assert said == (
+        "A model must be compiled after what it trains is changed. Received: trainable=2, trained before=4. From here on it "
+        "trains what is trainable now. Call compile again."
+    )
+    assert seen["frozen"]["moved"] == 0.0
+
+
 def test_a_pickled_or_copied_model_is_a_plain_one(seen: dict[str, Any]) -> None:
     assert seen["pickled"] == {
         "kinds": ["keras.src.models.sequential"] * 2 + ["SGD"] * 2,

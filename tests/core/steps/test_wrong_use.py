@@ -65,6 +65,19 @@ def _calls() -> dict[str, Callable[[], Any]]:
             fresh = keras.optimizers.SGD(0.1)
         TrainStep(kind, fresh, loss, jit_compile=True)(batch)
 
+    def grown_meanwhile() -> Any:
+        with where.scope():
+            grown, fresh = make(), keras.optimizers.SGD(0.1)
+        one = TrainStep(grown, fresh, loss)
+        one(batch)
+        grown.add(keras.layers.Dense(10))
+        one(next(training.batches(where, images, labels, size=5)))
+
+    def restored_unbuilt() -> Any:
+        with where.scope():
+            late, fresh = keras.Sequential([keras.layers.Dense(10)], name="late"), keras.optimizers.SGD(0.1)
+        TrainStep(late, fresh, loss, accumulate=2).restore({"pending": 1, "accumulators": {}, "accumulate": 2})
+
     per_column = per_replica(where, [tf.ones([6, 2]), tf.ones([6, 2])])
     with tf.distribute.OneDeviceStrategy("CPU:0").scope():
         alone = TrainStep(make(), keras.optimizers.SGD(0.1), loss)
@@ -80,6 +93,8 @@ def _calls() -> dict[str, Callable[[], Any]]:
         "one metric": lambda: TrainStep(model, optimizer, loss, metrics=keras.metrics.Mean(name="mean")),
         "a metric of values": lambda: TrainStep(model, optimizer, loss, metrics=[beside_values]),
         "names of variables": lambda: TrainStep(model, optimizer, loss, variables=["kernel"]),
+        "other variables meanwhile": grown_meanwhile,
+        "restored before it is built": restored_unbuilt,
         "losses of classes": lambda: TrainStep(model, optimizer, lambda y, y_pred: tf.reduce_mean(y_pred, 0))(batch),
         "no state": lambda: step.restore({}),
         "a state of servers": lambda: step.restore({"pending": 1, "sums": {}, "accumulate": 2}),
@@ -157,6 +172,11 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "metrics=[<Mean name=mean>]. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
         "names of variables": "variables is a list of variables. Received: variables=['kernel']. "
         "Give those that are trained: variables=model.trainable_variables.",
+        "other variables meanwhile": "A step trains what was trainable when it was first called. Received: trained=2, "
+        "trainable=4. Make another step after `trainable` is changed.",
+        "restored before it is built": "A model must have its variables before what was accumulated of their gradients is "
+        "restored. Received: pending=1, model='late'. Build it: model.build(shape), or call it with some rows, in the "
+        "strategy's scope.",
         "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
         "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
         "a state of servers": "Batches that are pending are gone on with by what accumulated them: a TrainStep by a TrainStep. "
