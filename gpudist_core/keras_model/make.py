@@ -38,7 +38,8 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
 
     Returns:
-        The same object; its class is now a subclass of what it was, of the same name. What is saved is a plain Keras model.
+        The same object; its class is now a subclass of what it was, of the same name, and so is that of a clone, but
+        for a clone of a `Sequential`, which is a plain Keras model, as is what is saved.
 
     Raises:
         WrongUse: Where the model is no Keras model.
@@ -51,9 +52,8 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
         raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
     warn_of_one_device(model, model.distribute_strategy)
     trainer.install()
-    classes.mix_in(model, _kind_of(model))
-    object.__setattr__(model, "_gpudist_draws", draws)
-    object.__setattr__(model, "_gpudist_synchronizes", synchronize_batch_norm)
+    settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
+    classes.mix_in(model, _kind_of(model), **settings)
     if synchronize_batch_norm:
         batch_norm.mark(model)
     if model.compiled:

@@ -5,29 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-_made: dict[tuple[type, type], type] = {}
+_made: dict[tuple[Any, ...], type] = {}
+_plain: dict[type, type] = {}
 
 
-def mix_in(thing: Any, mixin: type) -> Any:
+def mix_in(thing: Any, mixin: type, **settings: Any) -> Any:
     """Let a mixin's methods come before those of an object's class.
 
     The new class has the name and module of the old one, so what Keras saves of the object is a plain one, which loads where
     gpudist_core is not installed.
 
     Args:
-        thing: A Keras object; its class is changed in place. One that has the mixin already stays as it is.
+        thing: A Keras object; its class is changed in place.
         mixin: A class whose methods call `super()`.
+        **settings: Attributes of the new class, so that what Keras makes of it (a clone) has them too.
 
     Returns:
         The same object.
     """
-    cls = type(thing)
-    if not issubclass(cls, mixin):
-        if (mixin, cls) not in _made:
-            names: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-            names["__reduce__"] = _reduced_as(cls)
-            _made[mixin, cls] = _saved_as(cls, type(cls.__name__, (mixin, cls), names))
-        thing.__class__ = _made[mixin, cls]
+    cls = _plain.get(type(thing), type(thing))
+    if issubclass(cls, mixin):
+        return thing  # a class that a user made of one of ours
+    key = (mixin, cls, *sorted(settings.items()))
+    if key not in _made:
+        names: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        names |= {"__reduce__": _reduced_as(cls), **settings}
+        _made[key] = _saved_as(cls, type(cls.__name__, (mixin, cls), names))
+        _plain[_made[key]] = cls
+    if type(thing) is not _made[key]:
+        thing.__class__ = _made[key]
     return thing
 
 

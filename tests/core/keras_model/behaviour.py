@@ -15,7 +15,7 @@ def seen_all(folder: str) -> dict[str, Any]:
     import keras
 
     run, seen = Run(strategy()), {}
-    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned, pickled, frozen):
+    for act in (masks, damaged, drawn_bar, logs_kept, ended_by_error, resumed, warned, pickled, cloned, frozen):
         keras.utils.set_random_seed(2)
         seen[act.__name__] = act(run, f"{folder}/{act.__name__}")
     return seen
@@ -31,6 +31,22 @@ def pickled(run: Run, folder: str) -> dict[str, Any]:
     kinds = [type(one).__mro__[0].__module__ for one in copies] + [type(one.optimizer).__name__ for one in copies]
     same = [all(np.array_equal(a, b) for a, b in zip(model.get_weights(), one.get_weights(), strict=True)) for one in copies]
     return {"kinds": kinds, "same": same, "distributed": [hasattr(one, "_gpudist_draws") for one in copies]}
+
+
+def cloned(run: Run, folder: str) -> list[Any]:
+    """How clones draw, and what model they are of: of one that draws by row, then of the same that does no more."""
+    import keras
+
+    seen: list[Any] = []
+    with run.scope():
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        for draws in ("row", "replica"):
+            clone = keras.models.clone_model(run.ours(model, draws=draws))
+            clone.compile("sgd", "mse")
+            clone.fit(np.ones((3, 4)), np.ones(3), verbose=0)  # one row more on a replica, which Keras alone cannot take
+            seen += [clone._gpudist_draws, type(clone).__name__]
+    return seen
 
 
 def frozen(run: Run, folder: str) -> dict[str, Any]:

@@ -111,6 +111,10 @@ def test_a_pickled_or_copied_model_is_a_plain_one(seen: dict[str, Any]) -> None:
     }
 
 
+def test_a_clone_is_distributed_as_its_model_is(seen: dict[str, Any]) -> None:
+    assert seen["cloned"] == ["row", "Functional", "replica", "Functional"]
+
+
 def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are_warned_of(seen: dict[str, Any]) -> None:
     alone = (
         "A model is trained by all devices when it is made in the scope of a strategy. Received: model='outside', made "
