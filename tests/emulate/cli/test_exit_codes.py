@@ -50,8 +50,11 @@ def test_an_interruption_ends_with_130_and_no_traceback(start):
 
 
 def test_ctrl_c_that_is_held_down_ends_the_command_once_and_no_part_of_its_clean_up(start):
-    process = start("import atexit; atexit.register(lambda: (time.sleep(0.5), print('cleaned up'))); time.sleep(60)")
-    assert process.stderr.readline() == "working\n"
+    process = start(
+        "import atexit; atexit.register(lambda: (time.sleep(0.5), print('cleaned up'))); "
+        "print('to be cleaned up', file=sys.stderr, flush=True); time.sleep(60)"
+    )
+    assert [process.stderr.readline() for _ in range(2)] == ["working\n", "to be cleaned up\n"]
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
