@@ -17,7 +17,7 @@ from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
 from emulate.errors import WrongUse
 from emulate.faults import Fault, check_fired, check_for, parse_all
-from emulate.program import Program, hint_for, own_traceback
+from emulate.program import Program, hint_for, own_traceback, shorten_traceback
 
 if TYPE_CHECKING:
     from emulate.cluster import HostOutcome, RunningCluster
@@ -76,7 +76,7 @@ def _entry(program: Program, host: Any) -> None:
     except (SystemExit, WrongUse):
         raise
     except BaseException as error:
-        print(own_traceback(error), file=sys.stderr, flush=True)
+        print(shorten_traceback(own_traceback(error)), file=sys.stderr, flush=True)
         raise
 
 

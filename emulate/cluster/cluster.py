@@ -27,7 +27,7 @@ from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, WrongUse
 from emulate.faults import Fault, Fired, check_fired, check_for, parse_all
-from emulate.program import pickle_by_value
+from emulate.program import pickle_by_value, shorten_traceback
 from emulate.topology import Topology
 
 
@@ -299,7 +299,7 @@ def _fail(running: RunningCluster, outcome: HostOutcome, step: int | None, *, ha
     expected = _expected(running)
     after = "" if step is None else f" after step {step}"
     if outcome.error is not None:
-        said = f"{outcome.error.kind} on {name}:\n{outcome.error.traceback_text}{output}"
+        said = f"{outcome.error.kind} on {name}:\n{shorten_traceback(outcome.error.traceback_text)}{output}"
         text = f"{_NOT_RAISE if has_arrived else _ARRIVE} {expected}Received: {said}"
         raise ProgramFailed(text, host=outcome.host, traceback_text=outcome.error.traceback_text) from outcome.error.exception()
     how = f"signal {-(outcome.code or 0)}" if outcome.status == "killed" else f"exit code {outcome.code}"

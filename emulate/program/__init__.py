@@ -4,6 +4,15 @@ from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import working_directory
 from emulate.program.hints import hint_for
 from emulate.program.program import Program
-from emulate.program.tracebacks import is_ours, own_traceback, trim_traceback
+from emulate.program.tracebacks import is_ours, own_traceback, shorten_traceback, trim_traceback
 
-__all__ = ["Program", "hint_for", "is_ours", "own_traceback", "pickle_by_value", "trim_traceback", "working_directory"]
+__all__ = [
+    "Program",
+    "hint_for",
+    "is_ours",
+    "own_traceback",
+    "pickle_by_value",
+    "shorten_traceback",
+    "trim_traceback",
+    "working_directory",
+]

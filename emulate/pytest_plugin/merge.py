@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.cluster.failures import telling
+from emulate.program import shorten_traceback
 from emulate.pytest_plugin import upstream
 
 if TYPE_CHECKING:
@@ -261,9 +262,8 @@ class _Merger:
         elif status == "exited":
             text = f"The host's process left with exit code {code} while {while_}."
         elif status == "raised" and run.result.error is not None:
-            text = (
-                f"{run.result.error.message}" if run.result.error.kind.endswith("WrongUse") else run.result.error.traceback_text
-            )
+            error = run.result.error
+            text = error.message if error.kind.endswith("WrongUse") else shorten_traceback(error.traceback_text)
         elif status == "waiting":
             text = (
                 f"The host has done nothing for {self._patience:g} s while {while_}: it waits for {self._done()}, done with "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from emulate.program import hint_for
+from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import add_faults
 from emulate.report.page import Page
 from emulate.report.stacks import short_stack
@@ -119,7 +119,7 @@ def _samples(run: Run) -> str:
 def _add_failure(page: Page, run: Run) -> None:
     if run.failure:
         page.blank()
-        page.verbatim(run.failure, indent=2)
+        page.verbatim(shorten_traceback(run.failure), indent=2)
         add_hint(page, run.failure)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from emulate.program import shorten_traceback
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
 from emulate.report.runs import add_group, add_hint, groups_of, last_line
 from emulate.report.table import HEADER, cells
@@ -76,7 +77,7 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
     page.blank()
     page.text(text, style="bold")
     if failure := reference_failure(reference, runs):
-        page.verbatim(failure, indent=2)
+        page.verbatim(shorten_traceback(failure), indent=2)
         add_hint(page, failure)
 
 

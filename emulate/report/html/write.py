@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import WrongUse
-from emulate.program import hint_for
+from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
 from emulate.report.page import clean
@@ -77,6 +77,7 @@ def page_of(verdict: Verdict) -> str:
         reference=reference_text(verdict.reference, verdict.runs),
         reference_failure=reference_failure(verdict.reference, verdict.runs),
         hint_for=hint_for,
+        shorten_traceback=shorten_traceback,
         least=f"{pictures.LEAST:g}",
         groups=[_group(runs) for runs in groups_of(verdict.runs)],
         pictures=[

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from textwrap import shorten
 
+from emulate.program import shorten_traceback
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 
@@ -19,46 +19,54 @@ class Limit:
     fix: str
 
 
+_LETTERS = 240
 _NOT_DETERMINISTIC = (
     r"(?i)determinism is not yet supported|deterministic GPU implementation of .* available"
     r"|not (yet )?have a deterministic (\w+ )?implementation|would have been executed is not deterministic"
     r"|deterministic mode is not supported"
+)
+_ONE_LINE = (
+    "Add one line to a program that uses fit:\n"
+    "    with strategy.scope():\n"
+    "        model = gpudist_core.distributed(model)  # before compile; fit stays as it is\n"
 )
 LIMITS = (
     Limit(
         (r"merge_call`? called while defining a new graph", r"_backend_apply_gradients|base_optimizer|Cond\.call"),
         "Keras 3's gradient_accumulation_steps and ema_overwrite_frequency call merge_call inside a condition, which "
         "strategies refuse.",
-        "Accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one "
-        "that accumulates and "
-        "one that applies; leave ema_overwrite_frequency unset and call optimizer.finalize_variable_values at the end.",
+        f"{_ONE_LINE}It runs both options.\n"
+        "Or accumulate in variables of your own (aggregation SUM, synchronization ON_READ) with two tf.functions, one that "
+        "accumulates and one that applies; leave ema_overwrite_frequency unset and call optimizer.finalize_variable_values at "
+        "the end. In an own loop: gpudist_core.TrainStep(..., accumulate=BATCHES).",
     ),
     Limit(
         (r"Inputs to operation AddN .*must have the same size and shape", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics when the first batch, of training or of validation, does not divide by the "
         "number of replicas.",
-        "Make the first batch of both divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that is "
-        "a multiple of the number of replicas, and for validation at least so many rows; or gpudist_core: "
-        "gd.distributed(model) takes any.",
+        f"{_ONE_LINE}It takes any number of examples.\n"
+        "Or make the first batch of both divide: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True) with a batch size that "
+        "is a multiple of the number of replicas, and for validation at least so many examples.",
     ),
     Limit(
         (r"Value for attr 'T' of string is not in the list of allowed values", r"AddN", r"\.fit\(|_symbolic_build"),
         "Keras 3's fit cannot build its metrics where the model takes strings: it adds up the replicas' first batches.",
-        "Look strings up in the dataset, with the layer outside of the model:\n"
-        "    dataset.map(lambda x, y: ({**x, 'name': string_lookup(x['name'])}, y))\n"
-        "or gpudist_core: gd.distributed(model) takes strings as they are.",
+        f"{_ONE_LINE}It takes strings as they are.\n"
+        "Or look strings up in the dataset, with the layer outside of the model:\n"
+        "    dataset.map(lambda x, y: ({**x, 'name': string_lookup(x['name'])}, y))",
     ),
     Limit(
         (r"(?i)conv", r"\[0(,\d+)+\] (!=|vs\.) [^\[]*\[0(,\d+)+\]"),
         "A replica without rows runs a convolution, and TensorFlow's oneDNN kernels on CPU return a wrong shape for an "
         "empty batch.",
-        "Give every replica a row of the last batch: drop_remainder=True, or a number of rows that leaves more; "
-        "gpudist_core's TrainStep and distributed models run it as it is.",
+        f"{_ONE_LINE}An own loop takes gpudist_core.TrainStep.\n"
+        "Or give every replica an example of the last batch: drop_remainder=True, or a number of examples that leaves more.",
     ),
     Limit(
         (r"Attempt to convert a value \((PerReplica|DistributedVariable)|Invalid reduction dimension 0",),
         "Keras 3's fit and evaluate do not work under MultiWorkerMirroredStrategy (keras-team/keras#20585).",
-        "Write the training loop with strategy.run (MultiWorkerMirroredStrategy works there), or use tf_keras with "
+        f"{_ONE_LINE}It runs fit, evaluate and predict on several hosts, with the result of one device.\n"
+        "Or write the training loop with strategy.run (MultiWorkerMirroredStrategy works there), or use tf_keras with "
         "TF_USE_LEGACY_KERAS=1.",
     ),
     Limit(
@@ -75,7 +83,8 @@ LIMITS = (
         "    options = tf.data.Options()\n"
         "    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA\n"
         "    dataset = dataset.with_options(options)\n"
-        "or write at least as many files as there are hosts, with equally many rows.",
+        "Or write at least as many files as there are hosts, with equally many examples. Or let gpudist_core share out the "
+        "examples: gpudist_core.Pipeline.from_tfrecord(files, ...).distribute(strategy).",
     ),
     Limit(
         (r"Collective ops must be configured at program startup",),
@@ -91,7 +100,8 @@ LIMITS = (
         (r"Trying to access resource .* located in device .* from device",),
         "A step compiled by XLA (jit_compile=True) cannot reach variables of another device, so it cannot run under "
         "this strategy.",
-        "compile(..., jit_compile=False), or jit_compile only functions that touch no variables.",
+        "compile(..., jit_compile=False), or jit_compile only functions that touch no variables. In an own loop: "
+        "gpudist_core.TrainStep(..., jit_compile=True) compiles what XLA can compile.",
     ),
     Limit(
         (r"You must feed a value for placeholder tensor '(cond|while)",),
@@ -99,7 +109,8 @@ LIMITS = (
         "variables inside the "
         "tf.function, steps_per_execution).",
         "Make the optimizer's variables before the first step: optimizer.build(model.trainable_variables) in scope; or "
-        "MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()).",
+        "MirroredStrategy(cross_device_ops=tf.distribute.ReductionToOneDevice()). For steps_per_execution in fit: "
+        "model = gpudist_core.distributed(model), in strategy.scope(), before compile.",
     ),
     Limit(
         (r"No OpKernel was registered to support Op 'Nccl",),
@@ -158,10 +169,17 @@ LIMITS = (
 )
 
 
-def _line(failure: str, limit: Limit) -> str:
-    """The line that shows the fault: the error itself where it does, else the last."""
-    lines = [line for line in failure.splitlines() if any(re.search(pattern, line) for pattern in limit.patterns)]
-    return next((line for line in lines if "Error" in line), lines[-1])
+def _error(failure: str, limit: Limit) -> str:
+    """Return the error that shows the fault, in one line: it ends where its brackets are closed."""
+    lines = shorten_traceback(failure).splitlines()
+    shows = [at for at, line in enumerate(lines) if any(re.search(pattern, line) for pattern in limit.patterns)]
+    first = next((at for at in shows if "Error" in lines[at]), shows[-1] if shows else len(lines) - 1)
+    text = ""
+    for line in lines[first:]:
+        text = f"{text} {line.strip()}".strip()
+        if sum(map(text.count, "([{")) <= sum(map(text.count, ")]}")):
+            break
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS // 2]} ... {text[-_LETTERS // 2 :]}"
 
 
 def _search(case: Case) -> Sign | None:
@@ -170,9 +188,8 @@ def _search(case: Case) -> Sign | None:
         return None
     for limit in LIMITS:
         if all(re.search(pattern, failure) for pattern in limit.patterns):
-            line = _line(failure, limit)
-            same = "; on one device it raises too" if case.outcome.reference_failure else "; on one device it does not raise"
-            return Sign(limit.summary, f"The program raised: {shorten(line, 240, placeholder=' ...')}{same}", limit.fix)
+            where = "also fails" if case.outcome.reference_failure else "does not fail"
+            return Sign(limit.summary, f"{_error(failure, limit)}\nOn one device the program {where}.", limit.fix)
     return None
 
 

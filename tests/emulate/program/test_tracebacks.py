@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
+
 import emulate.errors
-from emulate.program import own_traceback, trim_traceback
+from emulate.program import own_traceback, shorten_traceback, trim_traceback
 
 OURS = str(Path(emulate.errors.__file__).parent)
 
@@ -56,3 +58,38 @@ def test_an_exception_is_told_with_its_causes():
 
 def test_runs_of_blank_lines_are_one_where_a_message_quotes_frames_without_their_files():
     assert trim_traceback("Error: Detected at\n\n\n  \n  File\n\nend") == "Error: Detected at\n\n  File\n\nend"
+
+
+def test_an_array_in_a_message_is_told_by_its_first_numbers():
+    array = np.linspace(0, 1, 1200, dtype="float32").reshape(12, 100)
+    with np.printoptions(threshold=10_000):
+        text = f"ValueError: a value (PerReplica:{{\n  0: numpy={array!r}>\n}}) of shape [12, 100] to a Tensor."
+    assert text.count("\n") > 100
+    shown = shorten_traceback(text)
+    assert shown.startswith("ValueError: a value (PerReplica:{\n  0: numpy=array([[0.")
+    assert shown.count("\n") <= 3
+    assert shown.endswith(" of shape [12, 100] to a Tensor.")
+
+
+def test_a_long_message_loses_its_middle_and_no_frame_of_the_program():
+    frames = "".join(f'  File "train.py", line {n}, in step\n    x = f(x)\n    ^^^^\n' for n in range(30))
+    message = "\n".join(f"line {n}" for n in range(100))
+    shown = shorten_traceback(f"Traceback (most recent call last):\n{frames}ValueError: {message}")
+    assert shown.count("File ") == 30
+    assert "line 0\n" in shown
+    assert shown.endswith("line 98\nline 99")
+    assert "\n... 76 more lines ...\n" in shown
+
+
+def test_a_deep_recursion_and_a_long_line_lose_their_middle():
+    frames = "".join(f'  File "train.py", line {n}, in step\n    x = f(x)\n' for n in range(900))
+    shown = shorten_traceback(f"Traceback (most recent call last):\n{frames}RecursionError: {'x' * 5000} end")
+    assert "  ... 860 more frames ..." in shown
+    assert "line 899" in shown
+    assert max(map(len, shown.split("\n"))) < 700
+    assert shown.endswith(" end")
+
+
+def test_what_is_short_stays_as_it_is():
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    y\nValueError: [1, 2, 3] and (64, 10)\n\nlast'
+    assert shorten_traceback(text) == text

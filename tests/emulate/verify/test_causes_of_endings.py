@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from emulate.cluster import HostOutcome
@@ -179,3 +180,15 @@ def test_a_checkpoint_that_several_hosts_wrote_is_told_and_decides_nothing(folde
 def test_hosts_with_checkpoints_of_their_own_have_no_conflict(folder: Folder) -> None:
     saved = {"/runs/0/ckpt-1": {0}, "/runs/1/ckpt-1": {1}}
     assert codes(ended(folder, failure="ValueError: wrong", hosts={0: "raised"}, saved=saved)) == []
+
+
+def test_fit_on_several_hosts_is_told_in_one_line_with_the_line_of_gpudist_core_that_fixes_it(folder: Folder) -> None:
+    with np.printoptions(threshold=10_000):
+        dump = f"(PerReplica:{{\n  0: <tf.Tensor: numpy=\n{np.ones((12, 64))!r}>\n}})"
+    failure = f"Traceback ...\nValueError: Attempt to convert a value {dump} with an unsupported type to a Tensor."
+    [cause] = ended(folder, failure=failure, hosts={0: "raised"}).causes
+    assert cause.evidence == (
+        "ValueError: Attempt to convert a value (PerReplica:{ 0: <tf.Tensor: numpy= array([[1., 1., 1., ...]])> }) "
+        "with an unsupported type to a Tensor.\nOn one device the program does not fail."
+    )
+    assert "model = gpudist_core.distributed(model)" in cause.fix
