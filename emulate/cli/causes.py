@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from emulate.cli import options
 from emulate.cli.command import exits_properly
 from emulate.report import Page, width_of
+
+if TYPE_CHECKING:
+    from emulate.verify.causes import Cause
 
 EXAMPLES = """Examples:
 
@@ -21,14 +24,14 @@ gpudist causes loss-scaling"""
 @exits_properly
 def causes(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="One cause; all of them unless told.", show_default=False)
+        str | None, typer.Argument(metavar="CODE", help="One cause. Default: a list of all.", show_default=False)
     ] = None,
 ) -> int:
-    """What a verdict's causes mean, how they are found, how to mend them."""
+    """Show what a cause means, wrong and right code, its evidence and its fix."""
     from emulate.verify.causes import all_causes, get
 
     page = Page(width_of(sys.stdout))
-    known = list(all_causes())
+    known = all_causes()
     if code is None:
         _add_all(page, known)
     else:
@@ -37,19 +40,33 @@ def causes(
     return 0
 
 
-def _add_all(page: Page, known: list[Any]) -> None:
+def _add_all(page: Page, known: tuple[Cause, ...]) -> None:
     column = max(len(cause.code) for cause in known) + 2
     for cause in known:
-        page.labelled(cause.code, cause.title + _kind(cause), 0, column, label_style="bold")
+        page.labelled(cause.code, cause.text.title + _kind(cause), 0, column, label_style="bold")
 
 
-def _add_one(page: Page, cause: Any) -> None:
-    page.line((cause.code, "bold"), f"  {cause.title}", (_kind(cause), "yellow"))
-    for title, text in (("Meaning", cause.meaning), ("Evidence", cause.evidence), ("Fix", cause.fix)):
+def _add_one(page: Page, cause: Cause) -> None:
+    from emulate.verify.causes.text import EVIDENCE, FIX, LINKS, RIGHT, WRONG, plain
+
+    text = cause.text
+    page.line((cause.code, "bold"), f"  {text.title}", (_kind(cause), "yellow"))
+    page.blank()
+    page.text(plain(text.meaning), indent=2)
+    for title, code, style in ((WRONG, text.wrong, "red"), (RIGHT, text.right, "green")):
+        if code:
+            page.blank()
+            page.line((title, f"bold {style}"))
+            page.verbatim(code, indent=4)
+    for title, markdown in ((EVIDENCE, text.evidence), *((heading or FIX, fix) for heading, fix in text.fixes.items())):
         page.blank()
         page.line((title, "bold"))
-        page.text(text, indent=2)
+        page.text(plain(markdown), indent=2)
+    page.blank()
+    page.line((LINKS, "bold"))
+    page.text(plain(text.links), indent=2)
+    page.line("  ", cause.url)
 
 
-def _kind(cause: Any) -> str:
+def _kind(cause: Cause) -> str:
     return " (advice)" if cause.advice else " (by design)" if cause.by_design else ""

@@ -49,21 +49,22 @@ class Page:
     def labelled(self, label: str, text: str, indent: int, column: int, style: str = "", label_style: str = "") -> None:
         """Add text that begins at a column, with a label in front of its first line."""
         for number, part in enumerate(clean(text).splitlines() or [""]):
+            is_code = number > 0 and _is_code(part)  # begins further left, so that it fits into 80 columns
             for inner, wrapped in enumerate(self._wrap(part, column)):
                 first = number == inner == 0
-                front = (" " * indent + (label if first else "")).ljust(column)
+                front = (" " * indent + (label if first else "")).ljust(indent if is_code else column)
                 self.lines.append([(front, label_style if first else ""), (wrapped, style)])
 
     def _wrap(self, text: str, column: int) -> list[str]:
-        own = text[: len(text) - len(text.lstrip())]
-        if len(own) >= _CODE:
+        if _is_code(text):
             return [text]
+        own = text[: len(text) - len(text.lstrip())]
         width = max(24, self.width - column)
         return textwrap.wrap(
             text.strip(),
             width,
             initial_indent=own,
-            subsequent_indent=own,
+            subsequent_indent=own + "  " * text.lstrip().startswith("- "),
             break_long_words=False,
             break_on_hyphens=False,
         ) or [""]
@@ -89,6 +90,10 @@ class Page:
         console = Console(file=stream, highlight=False)
         for line in self.lines:
             console.print(Text.assemble(*((_encodable(text, stream), style) for text, style in line)), soft_wrap=True)
+
+
+def _is_code(line: str) -> bool:
+    return line.startswith(" " * _CODE)
 
 
 def width_of(stream: TextIO) -> int:

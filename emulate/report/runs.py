@@ -165,6 +165,7 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
         page.labelled(label, cause.evidence, 5, max(_COLUMN, len(label) + 7), label_style="dim")
     if cause.fix:
         page.labelled("fix", cause.fix, 5, _COLUMN, style="green", label_style="dim")
+    page.labelled("more", cause.url, 5, _COLUMN, label_style="dim")
 
 
 def kind_of(cause: Finding) -> str:

@@ -111,7 +111,7 @@ def _add_next(page: Page, verdict: Verdict) -> None:
     if not codes:
         return
     page.blank()
-    page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  its meaning, evidence and cure", "dim"))
+    page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  wrong and right code, evidence, fix", "dim"))
     design = list(dict.fromkeys(c.code for run in verdict.runs for c in run.causes if c.by_design and not c.allowed))
     if design:
         page.line(f"      --allow {design[0]}", ("  when it is wanted: it no longer decides", "dim"))

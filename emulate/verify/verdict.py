@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SCHEMA = "gpudist.verdict/1"
+PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
+"""The folder of the pages of all causes."""
 OF_REFERENCE = "reference"
 """The reason of a run that failed or hung by what the reference did: it has ended well itself."""
+
+
+def url_of(code: str) -> str:
+    """Return the address of the page of a cause."""
+    return f"{PAGES}{code}.html"
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Finding:
         by_design: True for a difference that the strategy makes on purpose (BatchNormalization per replica).
         allowed: True where the user said `--allow CODE`: reported, but it does not decide.
         advice: True where the same model is trained all the same (it only costs, or one device has it too): it does not decide.
+        url: The page of the cause, with wrong and right code.
     """
 
     code: str
@@ -32,6 +40,10 @@ class Finding:
     by_design: bool = False
     allowed: bool = False
     advice: bool = False
+    url: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", url_of(self.code))
 
 
 @dataclass(frozen=True)

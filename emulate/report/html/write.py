@@ -124,6 +124,7 @@ def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
         evidence.setdefault(run.causes[at].evidence, []).append(run.topology)
     return {
         "code": first.code,
+        "url": first.url,
         "kind": kind_of(first),
         "summary": first.summary,
         "fix": first.fix,

@@ -27,9 +27,12 @@ def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | N
         return None
     case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
     return Sign(
-        f"The gradients of the batches that are applied together are added up and not divided by how many there are: {count}.",
-        f"sum of the gradients / reference = {ratio:.4f}, the batches here over those of one device, for all tensors in "
-        f"{steps_in_words(fits)}; divided by it, what is left is {max(fit.after for fit in fits):.1f} times the noise floor",
+        f"Gradients of several batches are summed for one update and not divided by the number of batches: {count}.",
+        (
+            f"gradient / gradient of one device = {ratio:.4f} for all variables in {steps_in_words(fits)}, the ratio "
+            f"of the numbers of batches; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
+            "the noise floor"
+        ),
     )
 
 
@@ -40,9 +43,11 @@ def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
     case.explain_fits(fits)
     names = names_in_words(list(dict.fromkeys(name for fit in fits for name in fit.decay)))
     return Sign(
-        f"A regularization or decay is added once for each of the batches that are applied together: {count}.",
-        f"In {steps_in_words(fits)} the gradient of {names} is the reference's and a multiple of the weights; without it, what "
-        f"is left is {max(fit.after for fit in fits):.1f} times the noise floor",
+        f"A regularization or decay is added once for each batch of an update: {count}.",
+        (
+            f"In {steps_in_words(fits)} the gradient of {names} is that of one device plus a multiple of the weights; "
+            f"without this multiple the remaining error is {max(fit.after for fit in fits):.1f}x the noise floor"
+        ),
     )
 
 
@@ -59,35 +64,16 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
     if here is None or not there or min(abs(here / there - 1), abs(here / there / ratio - 1)) > ROUND:
         return None
     again = case.switched("no-clipping") if case.facts.clips else None
-    told = f"In step {step} the loss agrees, and the gradients that enter the optimizer do not"
+    told = f"In step {step} the loss agrees, but the gradients that enter the optimizer do not"
     if again is not None and again.is_equivalent_but_for_kinks:
         case.rebase(again, "no-clipping")
-        told += "; with clipping switched off in both runs all that was compared agrees"
+        told += "; with clipping switched off in both runs everything agrees"
     else:
-        case.cut(step, "the batches that are applied together are changed one by one")
+        case.cut(step, "each batch of an update is changed on its own")
     return Sign(
-        "Each of the batches that are applied together is changed for itself (clipped, normalized) before they are added up: "
-        f"{count}.",
+        f"Each batch of an update is changed on its own (clipped, normalized) before the batches are summed: {count}.",
         told,
     )
 
 
-ACCUMULATION = Cause(
-    code="accumulation",
-    title="what is done to each accumulated batch",
-    meaning="The gradients of several batches are added up before one update (accumulation), and on more replicas a step needs "
-    "fewer batches for the same rows. What is done once for each batch then depends on their number: clipping, "
-    "normalizing or decaying each batch's gradient, or adding up means without dividing by the number of batches.",
-    evidence="A step applies other numbers of batches than on one device, of the same rows; its gradients are the reference's "
-    "times the ratio of these numbers, or with another multiple of the weights, or differ although the loss agrees.",
-    fix="Divide by the rows of all batches that are applied together, and clip and decay what is applied, once:\n"
-    "    # each batch; its gradients are added to the totals\n"
-    "    loss = tf.reduce_sum(per_example_loss) / ROWS_OF_A_STEP\n"
-    "    # when all are there\n"
-    "    totals = context.all_reduce(tf.distribute.ReduceOp.SUM, totals)\n"
-    "    totals, _ = tf.clip_by_global_norm(totals, LIMIT)\n"
-    "    grads = [total / context.num_replicas_in_sync for total in totals]\n"
-    "    optimizer.apply_gradients(zip(grads, variables))\n"
-    "or gpudist_core.TrainStep(..., accumulate=BATCHES, clip_global_norm=LIMIT), which does that.",
-    search=_search,
-)
+ACCUMULATION = Cause("accumulation", _search)

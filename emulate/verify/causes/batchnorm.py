@@ -20,40 +20,33 @@ def _search(case: Case) -> Sign | None:
         return _sign(statistics, _with_switch(first, again, gone)) if gone or statistics else None
     if not statistics:
         return None
-    case.cut(min(p.step for p in statistics), "BatchNormalization reaches them, and it could not be synchronized")
+    case.cut(min(p.step for p in statistics), "BatchNormalization affects them, and gpudist could not synchronize it")
     return _sign(statistics, "")
 
 
 def _with_switch(first: Point, again: Comparison, gone: bool) -> str:
     m = first.measure
-    before = f"first {m.key.tensor} ({m.key.kind}) in step {first.step}, {first.ratio:.0f} times the noise floor"
+    before = f"{m.key.tensor} ({m.key.kind}) differs first, in step {first.step}, by {first.ratio:.0f}x the noise floor"
     if gone:
         return f"{before}; with all BatchNormalization synchronized in both runs everything agrees"
     left = again.exceeding[0]
-    return f"{before}; synchronized in both runs, {left.measure.key.tensor} still differs from step {left.step} on"
+    return (
+        f"{before}; with BatchNormalization synchronized in both runs, {left.measure.key.tensor} still differs "
+        f"from step {left.step} on"
+    )
 
 
 def _sign(statistics: list[Point], switched: str) -> Sign:
     numbers = [switched]
     if statistics:
         m = statistics[0].measure
-        numbers.insert(0, f"{m.key.tensor} differs from step {m.step} on ({m.value:.5g} against {m.reference_value:.5g})")
+        numbers.insert(
+            0, f"{m.key.tensor} differs from step {m.step} on ({m.value:.5g}, {m.reference_value:.5g} on one device)"
+        )
     return Sign(
-        "BatchNormalization normalizes with the mean and variance of each replica's own rows, not of the whole batch.",
+        "BatchNormalization uses the mean and variance of each replica's own examples, not of the whole batch.",
         "; ".join(part for part in numbers if part),
     )
 
 
-BATCHNORM = Cause(
-    code="batchnorm-local-statistics",
-    title="BatchNormalization per replica",
-    meaning="BatchNormalization uses the rows that a replica has: with N replicas the statistics come from 1/N of the "
-    "batch, and the "
-    "model that is trained depends on N. The strategy does this by design; small shards make it worse.",
-    evidence="Moving statistics differ from the first step on, and with synchronized BatchNormalization in both runs "
-    "the difference is gone.",
-    fix="Synchronize: keras.layers.BatchNormalization(synchronized=True); or accept it with --allow "
-    "batchnorm-local-statistics.",
-    search=_search,
-    by_design=True,
-)
+BATCHNORM = Cause("batchnorm-local-statistics", _search, by_design=True)

@@ -7,23 +7,24 @@ from dataclasses import dataclass
 
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
-from emulate.verify.verdict import Finding
+from emulate.verify.causes.text import GENERAL, CauseText, plain, read
+from emulate.verify.verdict import Finding, url_of
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a cause saw in a case.
+    """A cause as gpudist saw it in a case.
 
     Attributes:
         summary: One sentence.
         evidence: The numbers.
-        fix: Where it is more special than the cause's own.
-        advice: Whether here, as with a cause that is advice, the same model is trained all the same.
+        fix: Headings of the fixes that suit this case, as the cause's file has them. None: the general fix.
+        advice: Whether the same model is trained all the same.
     """
 
     summary: str
     evidence: str
-    fix: str | None = None
+    fix: str | Sequence[str] | None = None
     advice: bool = False
 
 
@@ -32,25 +33,17 @@ class Cause:
     """One reason why a program does not train the same model on several devices.
 
     Attributes:
-        code: The stable kebab-case code.
-        title: A few words.
-        meaning: What goes wrong and why.
-        evidence: What is looked for, and what tells it from its neighbours.
-        fix: What to change, with code.
-        search: Looks at a case; None where the cause is not seen.
+        code: The stable kebab-case code. `texts/<code>.md` holds all its texts.
+        search: Looks at a case; returns None where the cause is not seen.
         by_design: Whether the strategy makes this difference on purpose.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
-        advice: Whether the same model is trained all the same, so that it is told and does not decide.
-        behind: Looks at a case once a row's loss is found to depend on the others of its replica: the reference does then all
-            that a replica does with its own rows, and this cause with it.
+        advice: Whether the same model is trained all the same, so that it is reported and does not decide.
+        behind: Looks at a case after the loss of one example was found to depend on the other examples of its replica. The
+            reference then does all that a replica does with its own examples, and this cause with it.
     """
 
     code: str
-    title: str
-    meaning: str
-    evidence: str
-    fix: str
     search: Callable[[Case], Sign | None]
     by_design: bool = False
     runs_that_ended: bool = False
@@ -58,40 +51,49 @@ class Cause:
     advice: bool = False
     behind: Callable[[Case], Sign | None] | None = None
 
+    @property
+    def text(self) -> CauseText:
+        """The texts of this cause."""
+        return read(self.code)
+
+    @property
+    def url(self) -> str:
+        """The address of its page."""
+        return url_of(self.code)
+
     def look(self, case: Case) -> Finding | None:
-        """The finding, where this cause is seen in the case."""
+        """Return the finding if this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
             return None
         return self._finding(self.search(case))
 
     def look_behind(self, case: Case) -> Finding | None:
-        """The finding, where this cause is seen behind a row's loss that depends on the others of its replica."""
+        """Return the finding if this cause is seen behind a loss of one example that depends on the others."""
         return None if self.behind is None or case.has(self.code) else self._finding(self.behind(case))
 
     def _finding(self, sign: Sign | None) -> Finding | None:
         if sign is None:
             return None
-        advice = self.advice or sign.advice
-        return Finding(self.code, sign.summary, sign.evidence, sign.fix or self.fix, self.by_design, advice=advice)
+        headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
+        fix = "\n".join(plain(self.text.fixes[heading]) for heading in headings)
+        return Finding(self.code, sign.summary, sign.evidence, fix, self.by_design, advice=self.advice or sign.advice)
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:
-    """`step 3`, or `4 steps (3 to 9)`."""
+    """Return `step 3`, or `4 steps (3 to 9)`."""
     steps = sorted({fit.step for fit in fits})
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]} to {steps[-1]})"
 
 
 def numbers(values: Iterable[object]) -> str:
-    """`3, 3, 3 and 1`."""
+    """Return `3, 3, 3 and 1`."""
     words = [str(value) for value in values]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def error_line(text: str | None, otherwise: str) -> str:
-    """The line that says what went wrong: the last of a traceback, the first where a process ended without one.
-
-    TensorFlow says after it which operation it was.
-    """
+    """Return the line that says what went wrong: the last of a traceback, the first if a process ended without one."""
+    # TensorFlow names the operation after the error.
     lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[{{node")]
     if not lines:
         return otherwise
@@ -99,6 +101,6 @@ def error_line(text: str | None, otherwise: str) -> str:
 
 
 def names_in_words(names: Sequence[str], most: int = 2) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

@@ -11,6 +11,7 @@ from emulate.verify.arrays import Floats, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.causes.text import GENERAL
 from emulate.verify.compare import compare
 from emulate.verify.gradients import GradientView
 
@@ -45,12 +46,13 @@ def _from_numbers(case: Case) -> Sign | None:
 def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:
     limit = ", ".join(f"{name}={value:g}" for name, value in limits.items())
     return Sign(
-        f"Every replica clips its own gradient ({limit}) before they are added up, instead of clipping the sum.",
-        f"The gradients agree up to the optimizer; in step {step}, the first whose weights differ, clipping before the "
-        "sum gives a "
-        f"gradient {gap:.2%} (L2) away from clipping after it"
+        f"Each replica clips its own gradient ({limit}) before the gradients are summed. The sum must be clipped instead.",
+        (
+            f"The gradients agree before the optimizer. In step {step}, the first in which the weights differ, "
+            f"clipping before the sum gives a gradient that is {gap:.2%} (L2) off from clipping after it"
+        )
         + (f"; clipping was not active in {'the step' if step == 1 else f'the {step} steps'} before" if step else ""),
-        cure(next(iter(limits))),
+        _of_option(next(iter(limits))),
     )
 
 
@@ -100,13 +102,15 @@ def _from_rerun(case: Case) -> Sign | None:
     if adds_up_itself:  # and clips the sum of what is wrong for another reason
         case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
         return None
-    alike = "gradients and weights agree" if again.exceeding else "all that was compared agrees"
-    left = alike if gone else "what still differs has another cause"
+    alike = "gradients and weights agree" if again.exceeding else "everything agrees"
+    left = alike if gone else "the remaining difference has another cause"
     return Sign(
         _SUMMARY,
-        f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) is {first.ratio:.0f} times the noise "
-        f"floor away; with clipping switched off in both runs {left}",
-        _cure_of(case),
+        (
+            f"From step {first.step} on {first.measure.key.tensor} ({first.measure.key.kind}) differs by "
+            f"{first.ratio:.0f}x the noise floor; with clipping switched off in both runs {left}"
+        ),
+        _fix(case),
     )
 
 
@@ -131,8 +135,11 @@ def _from_norms(case: Case) -> Sign | None:
             case.explain_fits([fit])
             return Sign(
                 _SUMMARY,
-                f"In step {fit.step} the gradient of each replica and of one device have the same norm, {limit:.5g}",
-                _cure_of(case),
+                (
+                    f"In step {fit.step} the gradient of each replica has the same norm as that of one device, {limit:.5g}: "
+                    "the limit"
+                ),
+                _fix(case),
             )
     return None
 
@@ -161,9 +168,11 @@ def _beside_others(case: Case) -> Sign | None:
         case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")
         return Sign(
             _SUMMARY,
-            f"In step {first} the gradients of the replicas are not the same, and each has the norm that one device's has, "
-            f"{limit:.5g}",
-            _cure_of(case),
+            (
+                f"In step {first} the replicas have different gradients, but each has the same norm as that of one "
+                f"device, {limit:.5g}: the limit"
+            ),
+            _fix(case),
         )
     return None
 
@@ -182,8 +191,8 @@ def _by_hand(case: Case) -> Sign | None:
     if agrees is None:
         return None
     return Sign(
-        "Every replica clips or normalizes its own gradient before they are added up, instead of the sum.",
-        f"In step {first} the loss agrees, and the gradients that enter the optimizer do not; {agrees}",
+        "Each replica clips or normalizes its own gradient before the gradients are summed. Do it to the sum instead.",
+        f"In step {first} the loss agrees, but the gradients that enter the optimizer do not; {agrees}",
     )
 
 
@@ -203,9 +212,12 @@ def _behind(case: Case) -> Sign | None:
         return None
     return Sign(
         _SUMMARY,
-        f"In step {first} the loss is the same with clipping switched off, and the gradients that enter the optimizer are "
-        f"{most:.2%} (L2) away; one device on the rows of one replica after the other clips them too",
-        _cure_of(case),
+        (
+            f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
+            f"optimizer change by {most:.2%} (L2); one device, given the examples of one replica after the other, "
+            "clips them too"
+        ),
+        _fix(case),
     )
 
 
@@ -213,67 +225,25 @@ def _whole(gradients: Mapping[str, Floats]) -> float:
     return float(np.sqrt(sum(norm(g) ** 2 for g in gradients.values()))) or 1.0
 
 
-def _cure_of(case: Case) -> str:
-    """The cure for what the program clips by: the sum is to be clipped in the same way."""
+def _fix(case: Case) -> str:
+    """Return the fix for what the program clips by: the sum must be clipped in the same way."""
     if case.facts.distributed:
         return _BY_THE_OPTIMIZER
-    of_optimizers = [option for optimizer in case.facts.optimizers for option in case.facts.clipping(optimizer)]
-    option = next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm")
     if "tape" in case.topology.optimizers:
-        how = "MEAN" if case.comparison.runs.how("tape") == "mean" else "SUM"
-        return _BY_HAND.format(how=how, clipped=_CLIPPED_SUMS[option])
-    return cure(option)
+        return _BY_HAND
+    of_optimizers = [option for optimizer in case.facts.optimizers for option in case.facts.clipping(optimizer)]
+    return _of_option(next(iter([*(_OPTIONS[name] for name in case.facts.clipped_by), *of_optimizers]), "global_clipnorm"))
+
+
+def _of_option(option: str) -> str:
+    """Return the heading of the fix for one of Keras's options."""
+    return GENERAL if option == "global_clipnorm" else option
 
 
 _OPTIONS = {"clip_by_global_norm": "global_clipnorm", "clip_by_norm": "clipnorm", "clip_by_value": "clipvalue"}
+_BY_HAND = "If you write the update yourself"
+_BY_THE_OPTIMIZER = "With gd.distributed"
+_SUMMARY = "Each replica clips its own gradient before the gradients are summed. The sum must be clipped instead."
 
 
-def cure(option: str) -> str:
-    """The cure for one of Keras's options."""
-    return _FIX.replace(_CLIPPED_SUM, _CLIPPED_SUMS[option]) + (
-        "with an optimizer that has no clipping option of its own. With Keras's fit that is a train_step of one's own; or leave"
-        " it to gpudist_core: gd.distributed(model) lets the optimizer clip what all replicas add up to."
-    )
-
-
-_CLIPPED_SUM = "grads, _ = tf.clip_by_global_norm(grads, LIMIT)"
-_CLIPPED_SUMS = {
-    "global_clipnorm": _CLIPPED_SUM,
-    "clipnorm": "grads = [tf.clip_by_norm(g, LIMIT) for g in grads]",
-    "clipvalue": "grads = [tf.clip_by_value(g, -LIMIT, LIMIT) for g in grads]",
-}
-_FIX = (
-    "Add up, clip, and hand on an equal share:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)\n"
-    f"    {_CLIPPED_SUM}\n"
-    "    optimizer.apply_gradients((g / context.num_replicas_in_sync, v) for g, v in zip(grads, variables))\n"
-)
-_BY_HAND = (
-    "Put the replicas' gradients together first, clip them, and make the update of them as they are:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    grads = context.all_reduce(tf.distribute.ReduceOp.{how}, grads)\n"
-    "    {clipped}"
-)
-_BY_THE_OPTIMIZER = (
-    "Leave the clipping to the optimizer: gd.distributed lets it clip what all replicas add up to.\n"
-    "    model.compile(keras.optimizers.Adam(global_clipnorm=LIMIT), ...)  # or clipnorm, clipvalue"
-)
-_SUMMARY = "Every replica clips its own gradient before they are added up, instead of clipping the sum."
-
-
-CLIP_BEFORE_REDUCE = Cause(
-    code="clip-before-reduce",
-    title="clipping before the sum",
-    meaning="clipnorm, global_clipnorm, clipvalue and tf.clip_by_* inside the step act on each replica's own gradient, "
-    "before "
-    "the replicas are added up. The clipped parts do not add up to the clipped sum; a replica's share of the norm is "
-    "smaller, "
-    "so the limit acts later or stronger. Keras's optimizers do it in this order.",
-    evidence="The gradients agree before clipping, the weights differ from the first step on in which clipping is "
-    "active; or all "
-    "agrees once clipping is switched off.",
-    fix=cure("global_clipnorm"),
-    search=_search,
-    behind=_behind,
-)
+CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search, behind=_behind)

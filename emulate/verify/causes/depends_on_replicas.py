@@ -27,10 +27,15 @@ def _search(case: Case) -> Sign | None:
     if case.explanation.scaled:
         case.explain_fits(case.explanation.scaled)
     return Sign(
-        f"The step computes with the number of replicas ({case.num_replicas}) more than the loss is divided by: for the same "
-        "rows and weights it has other gradients where there are more of them.",
-        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, {before.ratio:.0f} times the "
-        f"noise floor; one device on the same rows, told that there are {case.num_replicas} replicas, {how}",
+        (
+            f"The step uses the number of replicas ({case.num_replicas}) for more than dividing the loss. The same "
+            "examples and weights have other gradients with more replicas."
+        ),
+        (
+            f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {first} on, by "
+            f"{before.ratio:.0f}x the noise floor; one device with the same examples, given {case.num_replicas} as "
+            f"the number of replicas, {how}"
+        ),
     )
 
 
@@ -41,10 +46,14 @@ def _of_number(case: Case, step: int) -> Sign | None:
     if agrees is None:
         return None
     return Sign(
-        "What a replica computes depends on its own number (replica_id_in_sync_group): the same rows have other gradients on "
-        "another replica.",
-        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, {before.ratio:.0f} times the "
-        f"noise floor; {agrees}",
+        (
+            "The result of a replica depends on its own number (replica_id_in_sync_group): the same examples have "
+            "other gradients on another replica."
+        ),
+        (
+            f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, by "
+            f"{before.ratio:.0f}x the noise floor; {agrees}"
+        ),
         _ALIKE,
     )
 
@@ -54,11 +63,15 @@ def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
     before = case.base.exceeding[0]
     case.rebase(given, "replay")
     return Sign(
-        "What the program computes and hands to the step is other for the same rows: made by one replica for all, say, or put "
-        "together in an order that is not that of the rows.",
-        f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, {before.ratio:.0f} times the "
-        "noise floor; one device that is handed the same beside the same rows, and knows of no other replica, has the same "
-        "gradients",
+        (
+            "The program gives the step other inputs for the same examples: for example computed by one replica for "
+            "all, or combined in another order than the examples."
+        ),
+        (
+            f"{before.measure.key.tensor} ({before.measure.key.kind}) differs from step {step} on, by "
+            f"{before.ratio:.0f}x the noise floor; one device that gets the same inputs and the same examples has the "
+            "same gradients, without any other replica"
+        ),
         _SAME_INPUTS,
     )
 
@@ -71,10 +84,15 @@ def _of_update(case: Case, step: int) -> Sign | None:
         return None
     case.rebase(told, "batch-of")
     return Sign(
-        f"The update of the weights depends on the number of replicas ({case.num_replicas}): from the same gradients it makes "
-        "other weights where there are more of them.",
-        f"{left[0].measure.key.tensor} differs after step {step}, {left[0].ratio:.0f} times the noise floor, and its gradient "
-        f"agrees; one device on the same rows, told that there are {case.num_replicas} replicas, has the same weights",
+        (
+            f"The update of the weights depends on the number of replicas ({case.num_replicas}): the same gradients "
+            "give other weights with more replicas."
+        ),
+        (
+            f"{left[0].measure.key.tensor} differs after step {step}, by {left[0].ratio:.0f}x the noise floor, and "
+            f"its gradient agrees; one device with the same examples, given {case.num_replicas} as the number of "
+            "replicas, has the same weights"
+        ),
         _SAME_UPDATE,
     )
 
@@ -87,45 +105,12 @@ def _how(told: Comparison, step: int, before: Comparison) -> str | None:
     fits = [fit for fit in found.scaled if fit.step == step and not (fit.decay or fit.shares)]
     if not fits or any(unexplained == step for _, unexplained in found.unexplained):
         return None
-    return f"has the same gradients but for one factor, {fits[0].scale:.4g}, by which it divides the loss"
+    return f"has the same gradients except for one factor, {fits[0].scale:.4g}, by which it divides the loss"
 
 
-_ALIKE = (
-    "Use a replica's number for one thing: to take its own part of what all have (rows, a slice of a tensor). What every row "
-    "has (a label smoothing, a weight, noise) every replica has to give it; what is added once for all (a term that depends "
-    "on no row) every replica adds divided by their number, whatever its own:\n"
-    "    loss += term / strategy.num_replicas_in_sync"
-)
-_SAME_INPUTS = (
-    "Whatever one row has (a state, a prediction, a label made of one) has to come back to that row. Hand each replica its own "
-    "part, as Strategy.run returned it:\n"
-    "    loss, state = strategy.run(step, args=(x, y, state))  # not experimental_local_results(state)[0]\n"
-    "and put parts together batch by batch, in the order of the replicas, before the next batch comes:\n"
-    "    predictions.append(strategy.gather(strategy.run(predict, args=(x,)), axis=0))"
-)
-_SAME_UPDATE = (
-    "The global batch is the same on every topology, and so is the step that suits it. Say the learning rate (the decay, the "
-    "steps of a schedule) as a number of the program's configuration, not as\n"
-    "    BASE_RATE * strategy.num_replicas_in_sync\n"
-    "which suits a batch that grows with the replicas."
-)
+_ALIKE = "If it depends on the number of one replica"
+_SAME_INPUTS = "If the inputs of the step are mixed up"
+_SAME_UPDATE = "If the update depends on it"
 
 
-DEPENDS_ON_REPLICAS = Cause(
-    code="depends-on-replicas",
-    title="the step depends on the number of replicas",
-    meaning="What a row contributes is computed with num_replicas_in_sync: a label smoothing, a temperature, a margin, "
-    "statistics of a part of the data. On more replicas it is another loss. Or the update is: a learning rate, a decay. Or "
-    "what the program computes for the rows of the next step (states, labels): one replica's is handed to all. Or a replica's "
-    "own number makes it another one: a term or a label smoothing of the first replica alone.",
-    evidence="One device that is told the number of replicas has the replicas' gradients (or, where these agree, weights) on "
-    "the same rows; told that it is alone it has not. Or it has them once it is handed, beside the same rows, what the program "
-    "has computed on the replicas for them; or, with the rows of one replica after the other, each replica's number.",
-    fix="Use the number of replicas for one thing: to divide what the replicas add up.\n"
-    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing in per_example_loss knows how many there are\n"
-    "Where losses are divided by it, divide all their parts: one that is not divided weighs more with every replica. Keras's "
-    "compute_loss and loss objects, and tf.nn.compute_average_loss, divide by it; what is added beside them is not divided:\n"
-    "    loss = self.compute_loss(x, y, y_pred) + tf.reduce_mean(own_term) / strategy.num_replicas_in_sync\n"
-    "What has to follow the size of the cluster (a schedule, a learning rate) belongs into the program's configuration.",
-    search=_search,
-)
+DEPENDS_ON_REPLICAS = Cause("depends-on-replicas", _search)

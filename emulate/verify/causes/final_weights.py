@@ -19,18 +19,20 @@ def _search(case: Case) -> Sign | None:
     names, runs, first = [p.measure.key.tensor for p in out], case.base.runs, out[0]
     changing = [set(changed_in_the_end(trace)) & set(names) for trace in (runs.topology, runs.reference)]
     if not all(changing):
-        where = "here, and not on one device" if changing[0] else "on one device, and not here"
-        what = f"When all steps are made the program puts other values in the place of {names_in_words(names)} {where}."
+        where = "here, but not on one device" if changing[0] else "on one device, but not here"
+        what = f"After the last step the program replaces {names_in_words(names)} {where}."
     else:
         factors = [point.factor for point in out]
         is_one = all(abs(factor - factors[0]) <= ROUND * abs(factors[0]) for factor in factors)
-        times = f", but {factors[0]:.4g} times that" if is_one else ""
-        what = f"What the program makes of {names_in_words(names)} in the end is not what it makes on one device{times}."
+        times = f": it is {factors[0]:.4g}x that" if is_one else ""
+        what = f"After the last step the program replaces {names_in_words(names)} by other values than on one device{times}."
     m = first.measure
     return Sign(
         what,
-        f"the weights agree after each of the {first.step} steps; in the end {m.key.tensor} is {m.value:.6g}, "
-        f"{m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)",
+        (
+            f"the weights agree after each of the {first.step} steps; at the end {m.key.tensor} is {m.value:.6g}, "
+            f"{m.reference_value:.6g} on one device ({first.ratio:.0f}x the noise floor)"
+        ),
     )
 
 
@@ -45,23 +47,9 @@ def _hosts_apart(case: Case) -> Sign | None:
         known.setdefault(end or "", []).append(f"host {host}")
     groups = numbers([f"({', '.join(hosts[:4])}{', ...' if hosts[4:] else ''})" for hosts in list(known.values())[:4]])
     return Sign(
-        f"When all steps are made the hosts put different values in the place of {names_in_words(apart)}.",
-        f"bits of {apart[0]} in the end: {groups} agree among themselves only; after the last step, all did",
+        f"After the last step the hosts replace {names_in_words(apart)} by different values.",
+        f"bits of {apart[0]} at the end: {groups} agree only among themselves; after the last step all agreed",
     )
 
 
-FINAL_WEIGHTS = Cause(
-    code="final-weights",
-    title="other weights put in the place of the trained ones",
-    meaning="The program trains as on one device, and then puts something else in the place of the weights: an average over "
-    "the steps, the best of some epochs, weights scaled, rounded or pruned. That is other than on one device: made of one "
-    "replica's numbers, added up over the replicas, or chosen by a number that is not the same.",
-    evidence="The weights agree after every step, and not those with which the program ends.",
-    fix="Make it of what is the same on all replicas, once for all. A variable for an average is made in the strategy's scope "
-    "and assigned outside of Strategy.run, or with an aggregation that does not count replicas:\n"
-    "    average = tf.Variable(w, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)\n"
-    "    average.assign(decay * average + (1 - decay) * w)\n"
-    "What is chosen by a loss or a metric needs that number summed over all replicas and hosts. Keras's optimizers keep such "
-    "an average themselves (use_ema=True), gpudist_core's steps too.",
-    search=_search,
-)
+FINAL_WEIGHTS = Cause("final-weights", _search)

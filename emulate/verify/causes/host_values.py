@@ -41,7 +41,7 @@ class _Apart:
             ([v for v in mine if v not in theirs] or mine)[0],
             ([v for v in theirs if v not in mine] or theirs)[0],
         )
-        where = f"at {line}" if line else f"in a {'table' if _tables([self]) else 'tensor'} made outside of it"
+        where = f"at {line}" if line else f"in a {'table' if _tables([self]) else 'tensor'} created outside of it"
         return f"{where}: {of_one} on host {one}, {of_other} on host {other}"
 
 
@@ -70,19 +70,17 @@ def _of_rows(case: Case) -> Sign | None:
     line = apart[0].place.partition("|")[0]
     kind = "table" if _tables(apart[:1]) else "number"
     return Sign(
-        f"Each host makes its rows with {kind}s of its own{f' ({line})' if line else ''}.",
-        f"A function of the pipeline holds {apart[0].in_words}; from step {ledger.first_apart} on the rows are not those of "
-        f"one device, and {ledger.foreign} of {ledger.samples.seen} are none that it had",
+        f"Each host makes its examples with its own {kind}s{f' ({line})' if line else ''}.",
+        (
+            f"A function of the pipeline uses {apart[0].in_words}; from step {ledger.first_apart} on the examples "
+            f"differ from those of one device, and one device has none of {ledger.foreign} of {ledger.samples.seen} "
+            "examples"
+        ),
         _FROM_ALL,
     )
 
 
-_FROM_ALL = (
-    "Let every host learn it from all rows, before they are shared out:\n"
-    "    lookup.adapt(all_rows)  # not all_rows.shard(num_hosts, host)\n"
-    "    mean, deviation = all_rows.mean(axis=0), all_rows.std(axis=0)\n"
-    "or write it to a file once (lookup.get_vocabulary(), the two numbers) and let every host read that."
-)
+_FROM_ALL = "If the input pipeline uses them"
 
 
 def _of_the_step(case: Case) -> Sign | None:
@@ -94,13 +92,15 @@ def _of_the_step(case: Case) -> Sign | None:
         return None
     first = left[0].difference()
     of = f" of {first.tensor}" if first.kind in ("gradient", "weight") else f" {first.tensor}"
-    case.cut(0, "each host computes with numbers of its own")
+    case.cut(0, "each host computes with its own numbers")
     lines = list(dict.fromkeys(one.place.partition("|")[0] for one in apart if not one.place.startswith("|")))
     named = f" ({', '.join(lines[:3])}{', ...' if len(lines) > 3 else ''})" if lines else ""
     return Sign(
-        f"Each host's step computes with numbers of its own{named}.",
-        f"The step holds {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs "
-        f"(error {first.error:.2g}, noise floor {first.noise:.2g})",
+        f"Each host's step computes with its own numbers{named}.",
+        (
+            f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
+            f"{first.error:.2g}, noise floor {first.noise:.2g})"
+        ),
     )
 
 
@@ -119,18 +119,4 @@ def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
     return [one for one in found if len({frozenset(values) for values in one.values.values()}) > 1]
 
 
-HOST_VALUES = Cause(
-    code="host-values",
-    title="numbers that are others on each host",
-    meaning="The step, or a function that makes its rows, computes with numbers that each host has made for itself, most often "
-    "from its own share of the rows: the weights of classes, a mean and a deviation, a vocabulary (adapt), a pool of "
-    "negatives, prototypes. Each host then trains with other ones, and none with those of all rows.",
-    evidence="Constants of the graph, and tensors and tables that it closes over, that are not the same on all hosts, where "
-    "gradients, weights, losses or rows differ and nothing else explains it.",
-    fix="Make them from all rows on every host, before the rows are dealt out:\n"
-    "    counts = np.bincount(all_labels)  # not labels[task_index::num_workers]\n"
-    "Where no host has all rows, make sums and counts of the share and add them up over the hosts in Strategy.run, by\n"
-    "    tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, [sums, counts])\n"
-    "before anything is divided; or write them to a file once and let every host read that.",
-    search=_search,
-)
+HOST_VALUES = Cause("host-values", _search)

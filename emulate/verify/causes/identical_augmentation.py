@@ -24,9 +24,8 @@ def _search(case: Case) -> Sign | None:
     if drawn is None:
         return None
     return Sign(
-        "Every host draws the same random numbers while it makes its rows: what the first rows of one host's share get, those "
-        "of each other's get too.",
-        f"{drawn}; the hosts take different rows, and {ledger.foreign} of {seen} have contents that one device never had",
+        "Every host draws the same random numbers for its examples: example i of every host's share gets the same ones.",
+        f"{drawn}; the hosts take different examples, and {ledger.foreign} of {seen} have contents that one device never had",
     )
 
 
@@ -39,7 +38,7 @@ def _stream(trace: Trace) -> str | None:
         others = [streams.get(name) for streams in by_host]
         if all(one is not None and one["seed"] == first["seed"] and _moves(one) for one in others):
             moved = min(one["moved"] for one in others)
-            return f"{name} has one seed on all {len(by_host)} hosts and moved on in {moved} of {first['looks']} steps"
+            return f"{name} has the same seed on all {len(by_host)} hosts and advanced in {moved} of {first['looks']} steps"
     return None
 
 
@@ -56,7 +55,7 @@ def _stage(trace: Trace) -> str | None:
     common = [stage for stage in drawing[0] if all(stage in stages for stages in drawing.values())]
     for stage in common:
         if stage.get("function"):
-            return f"{stage['stage']} draws what its arguments say, the place in the host's share, alike on all hosts"
+            return f"{stage['stage']} draws by the position in the host's share, equally on all hosts"
         if len(seeded) == trace.num_hosts:
             return f"{stage['stage']} draws with the seeds {_pairs(stage['seeds'])} on all {len(drawing)} hosts"
     return None
@@ -66,17 +65,4 @@ def _pairs(seeds: Sequence[Sequence[int]]) -> str:
     return ", ".join(f"({one}, {other})" for one, other in seeds[:2]) + (" ..." if len(seeds) > 2 else "")
 
 
-IDENTICAL_AUGMENTATION = Cause(
-    code="identical-augmentation",
-    title="the same augmentation on every host",
-    meaning="Each host takes a share of the rows and then draws from a generator that all hosts seed alike: row i of every "
-    "share is flipped, cropped or disturbed by the same numbers, so that a batch has fewer independent draws than rows. And no "
-    "row is what it is on one device.",
-    evidence="Hosts take different rows, most with contents that one device never had, and a generator (of Python, NumPy, or "
-    "of a function of the pipeline) has the same seed on all hosts and is drawn from at most of the steps.",
-    fix="Let what is drawn belong to the row, with tf.image.stateless_* or tf.random.stateless_*, before the data is sharded:\n"
-    "    dataset.enumerate().map(lambda i, row: augment(row, seed=(SEED, i)))\n"
-    "which is the same on every topology; gpudist_core's Pipeline.map(function, random=True) does that. Or give each host a "
-    "seed of its own, numpy.random.default_rng((SEED, task_index)), and accept other rows than those of one device.",
-    search=_search,
-)
+IDENTICAL_AUGMENTATION = Cause("identical-augmentation", _search)

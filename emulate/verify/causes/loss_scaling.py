@@ -18,61 +18,14 @@ from emulate.verify.measure import complete
 
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""
-_GROWS = (
-    "The batch grows with the replicas, and what the loss is divided by does not. Give each replica its part, in\n"
-    "distribute_datasets_from_function:\n"
-    "    dataset.batch(context.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))\n"
-    "or, if the batch is meant to grow, divide by its rows:\n"
-    "    loss = tf.reduce_sum(per_example_loss) / (PER_REPLICA_BATCH_SIZE * strategy.num_replicas_in_sync)"
-)
-_ONCE_TOO_OFTEN = (
-    "Add up, and divide once. A variable that collects gradients adds up with\n"
-    "    tf.Variable(zeros, trainable=False, aggregation=tf.VariableAggregation.SUM)\n"
-    "(MEAN divides by the number of replicas already), and ReduceOp.SUM does where ReduceOp.MEAN divides; or leave out the "
-    "program's own division."
-)
-_OF_A_MEAN = (
-    "gd.distributed takes one number, that of a compiled loss or what a train_step differentiates, for the mean over the rows "
-    "that the step was given, and makes it this replica's part of the mean over all. Divide neither by the global batch size "
-    "nor by the replicas:\n"
-    "    loss = tf.reduce_mean(per_example_loss)\n"
-    "or give the losses by row as they are."
-)
-_OF_ROWS = (
-    "gpudist_core.TrainStep divides by the rows of all replicas itself: let per_example_loss give the rows' losses undivided, "
-    "and give weights as the third part of the batch, (x, y, weight)."
-)
-_OF_ALL_ROWS = (
-    "The step gathers or adds up over the replicas before it takes the loss: one that each of them takes over the rows of all "
-    "counts once for each. Divide it\n"
-    "    loss = loss_of_all_rows / strategy.num_replicas_in_sync\n"
-    "or take that of the replica's own rows, divided by the rows of all:\n"
-    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE"
-)
-_OF_A_SUM = (
-    "The loss is added up over the replicas before its gradient is taken, and the gradients are added up again. Take the "
-    "gradient of the replica's own part; add up what is reported alone, outside of the tape:\n"
-    "    with tf.GradientTape() as tape:\n"
-    "        loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE  # nothing is added up here\n"
-    "    gradients = tape.gradient(loss, variables)\n"
-    "    reported = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, loss)"
-)
-_OF_ONE_NUMBER = (
-    "The loss of a replica is one number for all its rows, that no row has a part of (Dice or IoU over a batch, a contrast "
-    "between rows). Divide it by the number of replicas; a Keras loss whose call returns one number is not divided by Keras:\n"
-    "    loss = loss_of_own_rows / strategy.num_replicas_in_sync\n"
-    "What is left then is in-batch-negatives, by design. To train the same model as on one device give a number for each row "
-    "(keras.losses.Dice(axis=(1, 2, 3)), say), or compare with the rows of all replicas:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    features = context.all_gather(features, axis=0)"
-)
-_TOO_SMALL = (
-    "Something divides by the number of replicas once too often. Leave one of these out: tf.reduce_mean beside a division by "
-    "num_replicas_in_sync or by the global batch; a division beside a Keras loss object, which divides by itself in a "
-    "strategy; ReduceOp.MEAN, or a variable of aggregation MEAN that gradients are assigned to, where parts are added up:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    gradient = context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)  # before it is assigned by hand"
-)
+_GROWS = "If the batch grows with the number of replicas"
+_ONCE_TOO_OFTEN = "If the gradients are too small"
+_OF_A_MEAN = "With gd.distributed"
+_OF_ROWS = "With gd.TrainStep"
+_OF_ALL_ROWS = "If the loss covers the examples of all replicas"
+_OF_A_SUM = "If the loss is summed over the replicas inside the tape"
+_OF_ONE_NUMBER = "If the loss of a replica is one number"
+_TOO_SMALL = "If the gradients are too small"
 _FEWEST = 3
 """Steps it takes to believe that replicas have one loss."""
 _ROUND_OF_16_BITS = 1e-2
@@ -100,10 +53,10 @@ def _describe(case: Case, scale: float) -> tuple[str, bool]:
     """A factor in words, and whether it is the number of replicas or one over it."""
     replicas, near = case.num_replicas, _near(case)
     if abs(scale / replicas - 1) < near:
-        return f"{scale:.4f} times too large, the number of replicas ({replicas})", True
+        return f"{scale:.4g}x too large: the number of replicas is {replicas}", True
     if abs(scale * replicas - 1) < near:
-        return f"{1 / scale:.4f} times too small, the number of replicas ({replicas})", True
-    return f"{scale:.4g} times the reference's", False
+        return f"{1 / scale:.4g}x too small: the number of replicas is {replicas}", True
+    return f"{scale:.4g}x the gradient of one device", False
 
 
 def _search_scaling(case: Case) -> Sign | None:
@@ -125,8 +78,9 @@ def _search_scaling(case: Case) -> Sign | None:
     case.explain_fits(fits, follows)
     words, _ = _describe(case, scale)
     evidence = (
-        f"sum of the local gradients / reference = {scale:.4f} for all tensors in {steps_in_words(fits)}; "
-        f"divided by it, what is left is {max(fit.after for fit in fits):.1f} times the noise floor"
+        f"sum of the replicas' gradients / gradient of one device = {scale:.4f} for all variables in "
+        f"{steps_in_words(fits)}; after dividing by it the remaining error is {max(fit.after for fit in fits):.1f}x "
+        "the noise floor"
     )
     apart = [name for fit in fits for name in fit.decay if stands_apart(fit)]
     if apart:
@@ -136,8 +90,8 @@ def _search_scaling(case: Case) -> Sign | None:
     evidence += hidden if _is_hidden(case, fits[0]) else ""
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
     alike = _is_added_up(case, fits)
-    evidence += ". Every replica takes its gradient of the same number, which is one device's loss" if alike else ""
-    return Sign(f"The gradient of every variable{whose} is {words}.", evidence, _OF_A_SUM if alike else _cure(case, scale))
+    evidence += ". Every replica takes its gradient from the same number, the loss of one device" if alike else ""
+    return Sign(f"Every gradient{whose} is {words}.", evidence, _OF_A_SUM if alike else _fix(case, scale))
 
 
 def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:
@@ -157,8 +111,8 @@ def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:
     return not case.ledger.identical_replicas
 
 
-def _cure(case: Case, scale: float) -> str | None:
-    """What to change where something tells how the loss is made; None for what suits most."""
+def _fix(case: Case, scale: float) -> str | None:
+    """Return the fix for the way in which the program computes its loss; None for the general one."""
     if (case.facts.gathers or case.facts.joins) and abs(scale / case.num_replicas - 1) < _near(case):
         return _OF_ALL_ROWS
     if case.ledger is not None and case.ledger.grows:
@@ -186,10 +140,15 @@ def _about(case: Case) -> Sign | None:
     if abs(factor / case.num_replicas - 1) > _ABOUT or not explains_a_sum(case, first):
         return None
     return Sign(
-        f"The gradients are about {case.num_replicas} times too large, the number of replicas: each replica's loss is divided "
-        "by its own rows, and the replicas are added up.",
-        f"In step {first} the sum of the local gradients lies along the reference's and is {factor:.2f} times as long; what "
-        "one device gives on the rows of one replica after the other, added up, is the same (a row's loss depends on others)",
+        (
+            f"Every gradient is about {case.num_replicas}x too large: each replica divides its loss by its own "
+            f"examples, and the gradients of {case.num_replicas} replicas are summed."
+        ),
+        (
+            f"In step {first} the sum of the replicas' gradients has the direction of one device's gradient and is "
+            f"{factor:.2f}x as long; one device, given the examples of one replica after the other, has the same sum "
+            "(the loss of one example depends on others)"
+        ),
         _OF_ONE_NUMBER,
     )
 
@@ -206,10 +165,12 @@ def _drowned(case: Case) -> Sign | None:
     m = at_first.measure
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric", "gradient", "weight") and point.step >= first)
     return Sign(
-        f"The loss that is trained is from step {first} on {words}.",
-        f"What the gradients of step {first} are taken of is {m.value:.6g}, added up over the replicas, and "
-        f"{m.reference_value:.6g} on one device ({at_first.ratio:.0f} times the noise floor); the gradients themselves are "
-        f"too much rounding from step {drowned} on to show it",
+        f"The loss that is minimized is, from step {first} on, {words}.",
+        (
+            f"The loss of step {first} is {m.value:.6g}, summed over the replicas, and {m.reference_value:.6g} on one "
+            f"device ({at_first.ratio:.0f}x the noise floor); from step {drowned} on the gradients have too much "
+            "rounding error to show it"
+        ),
     )
 
 
@@ -222,9 +183,12 @@ def _behind(case: Case) -> Sign | None:
     words, _ = _describe(case, fit.scale)
     return Sign(
         f"The gradient of a part of the loss is {words}.",
-        f"Of {names_in_words(list(parts))} the sum of the local gradients / reference = {fit.scale:.4f} in step {fit.step}; "
-        f"divided by it, what is left is {max(one.after for one in parts.values()):.1f} times the noise floor; other tensors, "
-        "which other parts reach too, have no such factor",
+        (
+            f"sum of the replicas' gradients / gradient of one device = {fit.scale:.4f} for "
+            f"{names_in_words(list(parts))} in step {fit.step}; after dividing by it the remaining error is "
+            f"{max(one.after for one in parts.values()):.1f}x the noise floor; variables that other parts of the loss "
+            "reach too have no such factor"
+        ),
     )
 
 
@@ -248,51 +212,24 @@ def _search_twice(case: Case) -> Sign | None:
         return None
     case.explain_fits(fits)
     evidence = (
-        f"The gradients that enter the optimizer are bit for bit the same on every replica although the rows differ "
-        f"({steps_in_words(fits)}); their sum is {fits[0].scale:.4f} times the reference"
+        "The gradients that enter the optimizer are bit for bit equal on all replicas, although the examples "
+        f"differ ({steps_in_words(fits)}); their sum is {fits[0].scale:.4f}x the gradient of one device"
     )
     if fits[0].scale < 1:
         return Sign(
-            "Gradients are divided by the number of replicas once too often, by the program and where they are averaged: "
-            f"{1 / fits[0].scale:.4f} times too small.",
+            (
+                "The gradients are divided by the number of replicas twice, in the program and where they are averaged: "
+                f"{1 / fits[0].scale:.4g}x too small."
+            ),
             evidence,
             _ONCE_TOO_OFTEN,
         )
     return Sign(
-        f"Gradients are added up twice, by the program and again by the optimizer: {fits[0].scale:.4f} times too large.",
+        f"The gradients are summed twice, in the program and by the optimizer: {fits[0].scale:.4g}x too large.",
         evidence,
     )
 
 
-LOSS_SCALING = Cause(
-    code="loss-scaling",
-    title="loss divided by the wrong number",
-    meaning="Each replica averages over its own rows and the optimizer then adds up the replicas' gradients, so the "
-    "step is as "
-    "many times too large as there are replicas (or, divided twice, too small). With Adam the weights hardly show it; "
-    "clipping, "
-    "weight decay and learning rates do.",
-    evidence="The sum of the local gradients is one and the same multiple of the reference's gradient for every variable, "
-    "most often the number of replicas or one over it.",
-    fix="Divide by the rows of the global batch, not by those of the replica:\n"
-    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
-    "or tf.nn.compute_average_loss(per_example_loss, global_batch_size=GLOBAL_BATCH_SIZE). Divide once only: Keras loss "
-    "objects already divide by the number of replicas inside a strategy (but for one whose call returns a single number).",
-    search=_search_scaling,
-    behind=_behind,
-)
+LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind)
 
-DOUBLE_ALL_REDUCE = Cause(
-    code="double-all-reduce",
-    title="gradients added up twice",
-    meaning="The program adds up the gradients itself (all_reduce) and hands the sum to an optimizer that adds it up "
-    "over the "
-    "replicas again.",
-    evidence="The gradients that enter the optimizer are bit for bit the same on every replica although the rows "
-    "differ, and "
-    "their sum is a multiple of the reference's.",
-    fix="Hand the local gradients to the optimizer, or divide the reduced ones by the number of replicas:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    g = context.all_reduce(tf.distribute.ReduceOp.SUM, g) / context.num_replicas_in_sync",
-    search=_search_twice,
-)
+DOUBLE_ALL_REDUCE = Cause("double-all-reduce", _search_twice)

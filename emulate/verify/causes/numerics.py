@@ -27,7 +27,7 @@ def _search_empty(case: Case) -> Sign | None:
         return None
     lost.cut(case)
     who = f"replica {without[0]} has" if len(without) == 1 else f"replicas {numbers(without)} have"
-    return Sign(f"In {where} {who} no rows, and what is made of none is not a number: {lost.what}", lost.evidence, fix)
+    return Sign(f"In {where} {who} no examples. Dividing by zero examples gives NaN: {lost.what}", lost.evidence, fix)
 
 
 def _search_nan(case: Case) -> Sign | None:
@@ -59,11 +59,11 @@ class _Lost:
     @property
     def evidence(self) -> str:
         m = self.point.measure
-        told = f"{m.key.tensor}: {m.value} against {m.reference_value:.6g} in step {self.point.step}"
+        told = f"{m.key.tensor}: {m.value}, {m.reference_value:.6g} on one device, in step {self.point.step}"
         if self.whose:
-            told += f"; the local gradient is not finite on replica {numbers(self.whose)}"
+            told += f"; the gradient is not finite on replica {numbers(self.whose)}"
         if self.rows is not None and (self.whose or 0 in self.rows):
-            told += f"; rows per replica in this step: {numbers(self.rows)}"
+            told += f"; examples per replica in this step: {numbers(self.rows)}"
         return told
 
     def cut(self, case: Case) -> None:
@@ -98,34 +98,8 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
 
 
 _REPORTED = ("loss", "metric")
-_OF_EVALUATION = (
-    "Add up losses and rows, and divide once, after the last batch:\n"
-    "    total += strategy.reduce(tf.distribute.ReduceOp.SUM, sums_of_losses, axis=None)\n"
-    "    rows += strategy.reduce(tf.distribute.ReduceOp.SUM, numbers_of_rows, axis=None)\n"
-    "or keep them in a keras.metrics.Mean that is made in strategy.scope() and updated with a loss for each row."
-)
+_OF_EVALUATION = "In an evaluation"
 
-EMPTY_SHARD = Cause(
-    code="empty-shard",
-    title="a replica without rows",
-    meaning="The rest of a batch does not go round: a replica gets no row, its mean is 0 / 0, and with the sum over the "
-    "replicas the model is lost.",
-    evidence="The first value that is not finite where the reference's is, in a step or an evaluation in which a replica has "
-    "no rows.",
-    fix="Divide by the rows of all replicas, which is never zero, instead of taking a mean over none:\n"
-    "    loss = tf.reduce_sum(per_example_loss) / GLOBAL_BATCH_SIZE\n"
-    "or drop the partial batch: dataset.batch(GLOBAL_BATCH_SIZE, drop_remainder=True).",
-    search=_search_empty,
-)
+EMPTY_SHARD = Cause("empty-shard", _search_empty)
 
-NAN = Cause(
-    code="nan",
-    title="not a number",
-    meaning="A value becomes NaN or infinite on several devices only: a count over a replica's own rows that is zero (none of "
-    "them is of the class, all are masked), a loss that overflows because it is too large.",
-    evidence="The first value that is not finite where the reference's is: which tensor, step and replica, and that "
-    "replica's rows.",
-    fix="Guard the division that the replica's own rows can make zero (tf.math.divide_no_nan), or divide by the count "
-    "over all replicas.",
-    search=_search_nan,
-)
+NAN = Cause("nan", _search_nan)

@@ -13,16 +13,7 @@ from emulate.verify.gradients import StepOfAll
 from emulate.verify.ledgers import ledgers
 from emulate.verify.measure import complete
 
-_WITHOUT_DROPOUT = (
-    "Draw from a generator that the strategy splits, made once, in scope:\n"
-    "    generator = tf.random.Generator.from_seed(SEED)\n"
-    "and in the step\n"
-    "    noise = generator.normal(tf.shape(x))\n"
-    "instead of keras.random.normal or tf.random.normal; into a stateless seed of your own fold the replica's number:\n"
-    "    seed = [step, tf.distribute.get_replica_context().replica_id_in_sync_group]\n"
-    "What layers draw that change images (RandomFlip) belongs into dataset.map, before the batches are shared out; or accept\n"
-    "it with --allow identical-dropout."
-)
+_WITHOUT_DROPOUT = "Without dropout"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
@@ -32,8 +23,8 @@ def _search_unseeded(case: Case) -> Sign | None:
     if what is None:
         return None
     return Sign(
-        f"Run twice on one device, the program does not repeat itself: {what} differ although everything was seeded.",
-        f"Two runs on 1x1 with the same seed: {what} differ between them, so no run on several devices can be the same",
+        f"Two runs of the program on one device differ in {what}, although all known generators have a seed.",
+        f"Two runs on 1x1 with the same seed differ in {what}, so gpudist cannot compare a run on several devices",
     )
 
 
@@ -45,7 +36,7 @@ def differing(one: Trace, other: Trace) -> str | None:
     apart = [ledger for ledger in pairs if ledger.is_known and ledger.first_apart is not None]
     if apart:
         same = apart[0].is_reordered
-        return f"the {'order' if same else 'choice or contents'} of the rows (from step {apart[0].first_apart} on)"
+        return f"the {'order' if same else 'choice or contents'} of the examples (from step {apart[0].first_apart} on)"
     step = _first_draw(one, other)
     return None if step is None else f"the random numbers drawn in step {step}"
 
@@ -98,9 +89,11 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
             number = len({owner(one) for one in steps[0].values()})
             return _sign(
                 case,
-                f"All {who} draw the same random numbers{where}: row i of every {part} gets the same {what}.",
-                f"In {len(same)} of {len(shared)} steps with random draws all {number} {who} drew bit for bit the same numbers "
-                f"(digest {min(same[0])}); independent draws never agree",
+                f"All {who} draw the same random numbers{where}: example i of every {part} gets the same {what}.",
+                (
+                    f"In {len(same)} of {len(shared)} steps with random numbers all {number} {who} drew bit for bit the same "
+                    f"ones (digest {min(same[0])}); independent draws never agree"
+                ),
             )
     return _search_some(case, steps, where, what)
 
@@ -115,9 +108,12 @@ def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) 
     who = ", ".join(str(replica) for replica in group)
     return _sign(
         case,
-        f"Replicas {who} draw the same random numbers{where}: row i of each one's shard gets the same {what}.",
-        f"In {len(alike)} of {len(drawing)} steps with random draws some replicas drew bit for bit the same numbers (first "
-        f"replicas {who}, digest {digest}); independent draws never agree. For shards of another size other numbers are drawn",
+        f"Replicas {who} draw the same random numbers{where}: example i of each of them gets the same {what}.",
+        (
+            f"In {len(alike)} of {len(drawing)} steps with random numbers some replicas drew bit for bit the same "
+            f"ones (first replicas {who}, digest {digest}); independent draws never agree. Replicas with another "
+            "number of examples draw other numbers"
+        ),
     )
 
 
@@ -144,32 +140,6 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
-UNSEEDED = Cause(
-    code="unseeded-randomness",
-    title="randomness without a seed",
-    meaning="The program draws from a generator that its seed does not reach (numpy.random.default_rng() without a "
-    "seed, time, "
-    "os.urandom, set order, threads), so two runs differ even on one device and cannot be compared.",
-    evidence="The reference run is made twice with the same seed, and initial weights, rows, draws or results differ.",
-    fix="Seed every generator: numpy.random.default_rng(SEED), tf.random.Generator.from_seed(SEED), "
-    "dataset.shuffle(n, seed=SEED), random.Random(SEED). keras.utils.set_random_seed reaches only the global ones. In a "
-    "parallel dataset.map draw with tf.random.stateless_* from a seed that belongs to the row: tf.random.uniform there gives "
-    "the next number to whichever thread comes first.",
-    search=_search_unseeded,
-)
+UNSEEDED = Cause("unseeded-randomness", _search_unseeded)
 
-IDENTICAL_DROPOUT = Cause(
-    code="identical-dropout",
-    title="the same random numbers on every replica",
-    meaning="Keras 3's dropout draws the same mask on every replica and every worker (each copy of the seed state "
-    "starts equal and "
-    "advances equally), and tf.random the same on every worker that was seeded alike, so the noise of a batch is not "
-    "independent over its rows. The strategy does this by design.",
-    evidence="The random draws of a step are bit for bit the same on all replicas, on all hosts, or on some replicas of the "
-    "untouched run.",
-    fix="Draw from a generator that the strategy splits: in scope, tf.random.Generator.from_seed(SEED), and in the layer\n"
-    "    mask = generator.uniform(tf.shape(x)) >= rate\n"
-    "or accept it with --allow identical-dropout.",
-    search=_search_identical,
-    by_design=True,
-)
+IDENTICAL_DROPOUT = Cause("identical-dropout", _search_identical, by_design=True)

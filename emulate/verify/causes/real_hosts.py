@@ -64,7 +64,7 @@ def search(case: Case, run: RunResult | None, places: Sequence[str], words: Word
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
     if apart:
         return _rows(case, run.trace, apart[0], where, words)
-    return numbers_apart(case, run.trace, f"What hosts compute {words.hangs}{where}.", f"With {words.as_real}")
+    return numbers_apart(case, run.trace, f"The computation on a host {words.hangs}{where}.", f"With {words.as_real}")
 
 
 def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) -> Sign | None:
@@ -73,8 +73,8 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
     others = {row: hosts - {0} for row, hosts in own.items() if hosts - {0}}
     common = [row for row in others if row in known]
     moved = [row for row in common if others[row] - known[row]]
-    summary = f"Which rows a host takes, or what is in them, {words.hangs}{where}."
-    evidence = f"With {words.as_real}, of {len(others)} rows that hosts after the first take "
+    summary = f"Which examples a host takes, or their contents, {words.hangs}{where}."
+    evidence = f"With {words.as_real}, of {len(others)} examples on hosts after the first "
     if len(common) >= _FEWEST and len(moved) >= _OTHER * len(common):
         return Sign(summary, f"{evidence}{len(moved)} come from another host's share")
     if len(others) - len(common) < _OTHER * len(others):
@@ -82,13 +82,13 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
         return None
     mixed = _put_together_otherwise(case.topology, trace, optimizer)
     if mixed >= max(_FEWEST, _OTHER * len(others)):
-        return Sign(summary, f"{evidence}{mixed} have inputs of different rows of the run with {words.alike}")
-    evidence += f"{len(others) - len(common)} are none that any host has with {words.alike}"
+        return Sign(summary, f"{evidence}{mixed} combine inputs of different examples of the run with {words.alike}")
+    evidence += f"{len(others) - len(common)} are on no host with {words.alike}"
     still = _input_that_stays(case.topology, trace, optimizer)
     if still is not None:
-        return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, and others are not")
+        return Sign(summary, f"{evidence}; input {still + 1} of their steps is the same bit for bit, other inputs are not")
     if has_ended(case.topology) and has_ended(trace):
-        return Sign(summary, f"{evidence}, to the end of the program")
+        return Sign(summary, f"{evidence}, until the end of the program")
     case.undecided[words.code] = words.unseen
     return None
 

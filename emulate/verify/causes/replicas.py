@@ -13,6 +13,7 @@ from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.causes.text import GENERAL
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
 from emulate.verify.measure import complete
 
@@ -31,25 +32,25 @@ def _search_initial(case: Case) -> Sign | None:
         return None
     apart = case.agreement.initial
     if apart is not None:
-        case.cut(0, "the replicas start from different weights")
+        case.cut(0, "the replicas start with different weights")
         return Sign(
-            f"Replicas start from different weights: {_variables(apart)}.",
-            f"Bits of the initial {apart.tensor}: {_groups(apart)} agree among themselves only",
+            f"Replicas start with different weights: {_variables(apart)}.",
+            f"Bits of the initial {apart.tensor}: {_groups(apart)} agree only among themselves",
         )
     first = next((p for p in case.comparison.exceeding if p.measure.key.kind == "initial-weight"), None)
     if first is None:
         return None
     name, m = first.measure.key.tensor, first.measure
-    differs = f"initial {name} differs by up to {m.error:.3g} ({m.value:.6g} against {m.reference_value:.6g})"
+    differs = f"the initial {name} differs by up to {m.error:.3g} ({m.value:.6g}, {m.reference_value:.6g} on one device)"
     if _is_of_each_host(case.untouched, name):
-        case.cut(0, f"the hosts start from different values of {name}")
+        case.cut(0, f"the hosts start with different values of {name}")
         return Sign(
-            f"The hosts start from different values of {name}, which no optimizer trains, and one device from another one.",
+            f"The hosts start with different values of {name}, which no optimizer trains, and one device with another one.",
             f"{differs}, and is not the same on all hosts",
         )
     return Sign(
-        f"The run starts from other weights than on one device ({name}), although seeds are the same.",
-        f"{differs}; on one device the run repeats",
+        f"The run starts with other weights than one device ({name}), although the seeds are the same.",
+        f"{differs}; two runs on one device agree",
     )
 
 
@@ -75,16 +76,16 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
         share for replica in sorted(step) if (share := _share(case.untouched, optimizer, k, replica, replica)) is not None
     ]
     if len(follows) >= 2 and min(follows) >= _FOLLOWS:
-        of = f"{min(follows):.1%} of the elements in which that and the sum have opposite signs"
-        how = f"goes against its own local gradient in {of}"
+        of = f"{min(follows):.1%} of the elements where its gradient and the sum have opposite signs"
+        how = f"follows its own gradient in {of}"
     elif all(_whose_update(case, case.untouched, optimizer, k, replica) == replica for replica in step):
-        how = "is as many times its own gradient as that of one device is its"
+        how = "is the same multiple of its own gradient as on one device"
     else:
         return None
     case.cut(k, "the replicas' weights differ", at=("gradient", "loss"))
     variables = f"{apart.tensors} variables differ" if apart.tensors > 1 else f"{apart.tensor} differs"
     return Sign(
-        "Gradients are not added up over the replicas: each replica trains a model of its own.",
+        "Gradients are not summed over the replicas: each replica trains its own model.",
         f"After step {k} {variables} between replicas, and each replica's update {how}",
         _OUTSIDE if any(one.outside for one in step.values()) else None,
     )
@@ -119,13 +120,15 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
         return None
     whose = "" if len(tensors) == len(names_of(step)) else f" of {names_in_words(tensors)}"
     return Sign(
-        f"Gradients{whose} are not added up over the replicas: all replicas apply that of replica {replica}.",
-        f"Step {k}: the local gradients add up to the reference's, but the update{whose} "
+        f"Gradients{whose} are not summed over the replicas: all replicas apply the gradient of replica {replica}.",
+        f"In step {k} the replicas' gradients add up to that of one device, but the update{whose} "
         + (
-            f"goes against replica {replica}'s gradient in {shares[replica]:.1%} of the elements in which that and the "
-            "sum have opposite signs"
+            (
+                f"follows replica {replica}'s gradient in {shares[replica]:.1%} of the elements where it and the sum have "
+                "opposite signs"
+            )
             if known
-            else f"is as many times replica {replica}'s gradient as that of one device is its own"
+            else f"is the same multiple of replica {replica}'s gradient as on one device of its gradient"
         ),
         _OUTSIDE if any(one.outside for one in step.values()) else None,
     )
@@ -148,12 +151,7 @@ def _whose_update(
     return found[0] if len(found) == 1 else None
 
 
-_OUTSIDE = (
-    "Add up what Strategy.run returns, before anything is made of it:\n"
-    "    grads = [strategy.reduce(tf.distribute.ReduceOp.SUM, g, axis=None) for g in grads]  # MEAN of local means\n"
-    "(experimental_local_results(g)[0] is that of one replica), or let the replicas do so, in what they return:\n"
-    "    grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, grads)"
-)
+_OUTSIDE = "If the update is outside of Strategy.run"
 
 
 def _averages_updates(case: Case) -> Sign | None:
@@ -174,28 +172,25 @@ def _averages_updates(case: Case) -> Sign | None:
         return None
     first = next(p for p in out if p.measure.key.kind == "weight")
     case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind in ("weight", "variable")))
-    how = case.base.runs.how("tape").upper()
     is_outside = any(one.outside for one in complete(case.base.runs.topology, "tape")[k].values())
     return Sign(
-        "Gradients are not added up over the replicas: "
+        "Gradients are not summed over the replicas: "
         + (
-            "the update outside of Strategy.run is not made of their sum."
+            "the update outside of Strategy.run does not use their sum."
             if is_outside
-            else "each replica makes an update of its own, and the variables average what the replicas assign."
+            else "each replica computes its own update, and the variables average what the replicas assign."
         ),
-        f"Step {k}: the local gradients add up to the reference's, and {first.measure.key.tensor} is {first.ratio:.0f} times "
-        "the noise floor away; with the gradients of all replicas put together where the tape makes them "
+        (
+            f"In step {k} the replicas' gradients add up to that of one device, but {first.measure.key.tensor} "
+            f"differs by {first.ratio:.0f}x the noise floor; if gpudist combines the gradients of all replicas right "
+            "behind the tape, "
+        )
         + ("everything agrees" if later is None else f"it agrees up to step {later - 1}"),
-        _OUTSIDE if is_outside else _OF_UPDATES.format(how=how),
+        _OUTSIDE if is_outside else _OF_UPDATES,
     )
 
 
-_OF_UPDATES = (
-    "Put the gradients together before anything is made of them that is no sum (a square root, as Adam's, a norm, a sign): "
-    "variables that average what the replicas assign (VariableAggregation.MEAN) are too late for that.\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    grads = context.all_reduce(tf.distribute.ReduceOp.{how}, grads)"
-)
+_OF_UPDATES = "If variables average the updates"
 
 
 def _share(
@@ -240,25 +235,15 @@ def _search_disagree(case: Case) -> Sign | None:
     factor = _by_what_factor(case.untouched, apart)
     return Sign(
         f"From step {apart.step} on the replicas do not agree on {_variables(apart)}.",
-        f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree among themselves only; before, all did"
-        f"{factor}",
-        f"{_ALL_THE_SAME}\n{_OF_AN_END}" if factor and case.untouched.num_hosts == 1 and apart.step else None,
+        (
+            f"Bits of {apart.tensor} after step {apart.step}: {_groups(apart)} agree only among themselves; before, "
+            f"all agreed{factor}"
+        ),
+        [GENERAL, _OF_AN_END] if factor and case.untouched.num_hosts == 1 and apart.step else None,
     )
 
 
-_ALL_THE_SAME = (
-    "Make every update of a mirrored variable from values that are the same on all replicas: all_reduce them "
-    "first. (aggregation=tf.VariableAggregation.MEAN does that for a mean of even shards, and for nothing that is no mean of "
-    "rows: a deviation, a maximum, a root.) What a host sets by itself (a learning rate, weights that a callback puts back, an "
-    "optimizer's state that the chief alone restores) must be set on all hosts, by a number that is reduced over all of them."
-)
-_OF_AN_END = (
-    "In Keras's fit, from the second epoch on, it is Keras's own doing: where TensorFlow does not know how many batches a "
-    "dataset has (after unbatch, filter, from_generator) the first epoch ends within a step, which one replica's optimizer "
-    "may count (iterations) and another's not. Tell their number:\n"
-    "    dataset = dataset.apply(tf.data.experimental.assert_cardinality(NUMBER_OF_BATCHES))\n"
-    "A loop of your own takes its batches outside of the tf.function."
-)
+_OF_AN_END = "From the second epoch of Keras fit on"
 
 
 def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
@@ -276,47 +261,15 @@ def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
     )
     if factor is None or abs(factor - 1) < ROUND:
         return ""
-    return f"; in that step every weight changes by {factor:.4g} times as much on replica {other} as on replica {one}"
+    return f"; in that step every weight changes {factor:.4g}x as much on replica {other} as on replica {one}"
 
 
 def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
 
-INITIAL_WEIGHTS = Cause(
-    code="initial-weights",
-    title="different initial weights",
-    meaning="Replicas, hosts or the run as a whole start from other weights than one device does: a seed that depends "
-    "on the host "
-    "or on the number of replicas, variables made outside the strategy's scope.",
-    evidence="Bits of every variable before the first step, over replicas and hosts and against the reference.",
-    fix="Make model and optimizer inside strategy.scope(), and seed all hosts alike: "
-    "keras.utils.set_random_seed(SEED), the same "
-    "SEED everywhere. A checkpoint, or weights of another model, must be loaded on every host, before the first step; what "
-    "adapt() or a mean learns must be learnt from all rows, not from a host's share.",
-    search=_search_initial,
-)
+INITIAL_WEIGHTS = Cause("initial-weights", _search_initial)
 
-MISSING_ALL_REDUCE = Cause(
-    code="missing-all-reduce",
-    title="gradients are not added up",
-    meaning="Each replica applies its own gradient, or all apply that of one: the strategy's sum over the replicas is bypassed "
-    "(assigning variables by hand, an optimizer made outside of the scope, ON_READ or ONLY_FIRST_REPLICA variables). Or each "
-    "makes an update of its own, and variables average what the replicas assign (MEAN).",
-    evidence="Weights differ between replicas after the first step, and each replica's update follows its own local gradient; "
-    "or all agree and follow one replica's; or they agree with one device once the gradients are put together where a tape "
-    "makes them.",
-    fix="Apply with a Keras optimizer made in strategy.scope(), or add up first:\n"
-    "    g = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, g)",
-    search=_search_missing_sum,
-)
+MISSING_ALL_REDUCE = Cause("missing-all-reduce", _search_missing_sum)
 
-REPLICAS_DISAGREE = Cause(
-    code="replicas-disagree",
-    title="replicas drift apart",
-    meaning="A variable that should be the same on every replica is not: something that only one replica sees changes it "
-    "(an update that depends on the replica's number or rows, an assignment without aggregation).",
-    evidence="Bits of every trainable variable on every replica after every step.",
-    fix=_ALL_THE_SAME,
-    search=_search_disagree,
-)
+REPLICAS_DISAGREE = Cause("replicas-disagree", _search_disagree)

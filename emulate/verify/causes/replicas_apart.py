@@ -9,7 +9,7 @@ from emulate.verify.case import Case
 from emulate.verify.compare import Comparison
 from emulate.verify.noise import FACTOR
 
-NOTE = "gradients, weights and losses were compared with the reference on the rows of one replica after the other"
+NOTE = "gradients, weights and losses were compared with one device, given the examples of one replica after the other"
 
 
 _SUMS = ("replicas-summed", "replicas")
@@ -42,7 +42,7 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
     if found is None or _explains(case, f"{found.switch}-regrouped", step, found.first) == grouping_matters:
         return None
     told = _rebase(case, step, found)
-    return told if grouping_matters else f"{told}, and which rows are together does not matter"
+    return told if grouping_matters else f"{told}, however the examples are grouped"
 
 
 def rebase_where_turns_matter(case: Case, step: int) -> str | None:
@@ -61,7 +61,7 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
     backwards = f"{found.switch}-backwards"
     if _apart(case, backwards, step, found.first) is None or _explains(case, backwards, step, found.first):
         return None
-    return f"{_rebase(case, step, found)}; with the last replica first it does not"
+    return f"{_rebase(case, step, found)}; in the reverse order of the replicas it does not"
 
 
 def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
@@ -77,7 +77,7 @@ def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
     if not is_possible(case) or not case.facts.numbered or _explaining(case, step) is not None:
         return None
     found = _explaining(case, step, "-numbered")
-    return f"{_rebase(case, step, found)} once it is told the number of each, and not before" if found is not None else None
+    return f"{_rebase(case, step, found)} only after it gets the number of each replica" if found is not None else None
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,21 @@ def _rebase(case: Case, step: int, found: _Found) -> str:
     again = found.comparison
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
-        case.unreachable.append("losses and metrics: one device reports those of one replica after the other otherwise")
+        case.unreachable.append(
+            "losses and metrics: one device, given the examples of one replica after the other, reports them in another way"
+        )
     if found.first:
-        case.unreachable.append(f"everything but the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
+        case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
     case.rebase(again)
     case.clips_the_sum = found.switch in _SUMS_AT_TAPES
     case.notes.append(NOTE)
     agreement = "has the same gradients" if found.first else _agreement(again)
-    return f"one device on the rows of one replica after the other, its gradients added up, {agreement}"
+    return f"one device, given the examples of one replica after the other, with gradients added up, {agreement}"
 
 
 _REPEATED = (
-    "a call of Strategy.run makes several updates, and one device on the rows of one replica after the other can make the first"
+    "a call of Strategy.run makes several updates, and one device, given the examples of one replica after "
+    "the other, can make only the first"
 )
 
 
@@ -195,4 +198,4 @@ def _agreement(again: Comparison) -> str:
     if again.is_equivalent_but_for_kinks:
         return "agrees in everything"
     left = again.exceeding[0]
-    return f"agrees then ({left.measure.key.tensor} differs from step {left.step} on)"
+    return f"agrees up to there ({left.measure.key.tensor} differs from step {left.step} on)"

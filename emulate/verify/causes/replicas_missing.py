@@ -21,15 +21,16 @@ def _search(case: Case) -> Sign | None:
     if have >= wanted:
         return None
     if topology.num_hosts > 1:
-        case.cut(0, "every host trains a model of its own")
+        case.cut(0, "every host trains its own model")
     name = ", ".join(sorted(strategies)) or "no strategy"
     who = name if strategies else "The default strategy"
     where = f" on each of {topology.num_hosts} hosts" if topology.num_hosts > 1 else ""
-    evidence = f"{who} has num_replicas_in_sync = {have}{where}, {topology} has {wanted} devices"
+    evidence = f"{who} has num_replicas_in_sync = {have}{where}; {topology} has {wanted} devices"
+    evidence += f"; the program hides GPUs ({case.outcome.hides})" if case.outcome.hides else ""
     fix = _fix(case, strategies)
     if topology.num_hosts > 1:
-        return Sign(f"Each of the {topology.num_hosts} hosts trains a model of its own ({name}).", evidence, fix)
-    return Sign(f"{have} of {wanted} devices train ({name}); the others are idle.", evidence, fix)
+        return Sign(f"Each of the {topology.num_hosts} hosts trains its own model ({name}).", evidence, fix)
+    return Sign(f"Only {have} of {wanted} devices train ({name}); the others are idle.", evidence, fix)
 
 
 def _without_servers(topology: Topology, strategies: set[str]) -> Sign | None:
@@ -39,44 +40,19 @@ def _without_servers(topology: Topology, strategies: set[str]) -> Sign | None:
     name = ", ".join(sorted(strategies)) or "no strategy"
     return Sign(
         f"No worker and no parameter server of {topology} is used: the coordinator trains alone ({name}).",
-        f"The program made {name}, and no ParameterServerStrategy",
-        _OF_SERVERS.format(without=str(topology).split("+")[0]),
+        f"The program created {name}, but no ParameterServerStrategy",
+        _OF_SERVERS,
     )
 
 
 def _fix(case: Case, strategies: set[str]) -> str | None:
     if case.outcome.hides:
-        return _HIDDEN.format(how=case.outcome.hides)
+        return _HIDDEN
     return None if strategies else _OF_A_SCOPE
 
 
-_HIDDEN = (
-    "Let the program see the GPUs that are to train ({how}). Where it is meant to train on fewer, verify the topology that it "
-    "is meant for."
-)
-_OF_A_SCOPE = (
-    "Make a strategy, and in its scope the model and its optimizer:\n"
-    "    strategy = tf.distribute.MirroredStrategy()  # on several hosts MultiWorkerMirroredStrategy()\n"
-    "    with strategy.scope():\n"
-    "        model = build_model()\n"
-    "        model.compile(...)  # fit goes on as it is; a loop of one's own calls strategy.run\n"
-    "Batches are split among the replicas: give fit, or the dataset, the rows of all."
-)
-_OF_SERVERS = (
-    "Verify it on {without}. For workers and parameter servers make "
-    "tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver()), and let a "
-    "tf.distribute.coordinator.ClusterCoordinator, or fit, schedule the steps."
-)
+_HIDDEN = "If the program hides GPUs"
+_OF_A_SCOPE = "If there is no strategy"
+_OF_SERVERS = "If no parameter server is used"
 
-REPLICAS_MISSING = Cause(
-    code="replicas-missing",
-    title="devices that do not train",
-    meaning="The strategy has fewer replicas than the topology has devices: a strategy for one host on several hosts (each "
-    "trains a model of its own and nobody notices), a device list written by hand, GPUs that the program hides, no strategy at "
-    "all; or workers and parameter servers that no ParameterServerStrategy uses.",
-    evidence="num_replicas_in_sync of the strategy that the program made, against the devices of the topology.",
-    fix="On several hosts use tf.distribute.MultiWorkerMirroredStrategy(); on one, MirroredStrategy() without a device list. "
-    "Assert it: assert strategy.num_replicas_in_sync == EXPECTED",
-    search=_search,
-    runs_that_ended=True,
-)
+REPLICAS_MISSING = Cause("replicas-missing", _search, runs_that_ended=True)

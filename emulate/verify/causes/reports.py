@@ -40,8 +40,8 @@ def _search_loss(case: Case) -> Sign | None:
     name = wrong[0].measure.key.tensor
     m = wrong[0].measure
     told = (
-        f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor {wrong[0].factor:.4f}, "
-        f"{_factors(wrong)}), while the gradients and weights of these steps agree"
+        f"{name} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
+        f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
     )
     reports = _reports(case, wrong)
     what = _what(case, wrong, reports)
@@ -51,7 +51,7 @@ def _search_loss(case: Case) -> Sign | None:
         return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    return Sign(f"The loss that is reported ({name}) is not {_whose(wrong[0])}: {what}.", told + _reduced_in(reports), fix)
+    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", told + _reduced_in(reports), fix)
 
 
 def _beside_the_loss(case: Case) -> set[str]:
@@ -92,7 +92,7 @@ def _reports(case: Case, wrong: Sequence[Point]) -> list[Report]:
 
 def _reduced_in(reports: Sequence[Report]) -> str:
     lines = list(dict.fromkeys(report.line for report in reports if report.line))
-    return f"; reduced in {names_in_words(lines)}" if lines else ""
+    return f"; reduced at {names_in_words(lines)}" if lines else ""
 
 
 def _of_logs(case: Case) -> str:
@@ -113,50 +113,29 @@ def _place(point: Point) -> str:
 
 def _whose(point: Point) -> str:
     """What is reported in every step is the loss of that step; an epoch's and an evaluation's are of many rows."""
-    return "the one that is trained" if point.step == point.measure.step else "that of one device on the same rows"
+    return "the loss that is minimized" if point.step == point.measure.step else "the loss of one device on the same examples"
 
 
-_PROGRESS = "None is needed: Keras shows it as progress and hands it to callbacks after each batch; history has the epoch's."
-_OF_MEANS = (
-    "Divide what all replicas have summed by what all have counted; a mean of means is right only where shards are equal:\n"
-    "    total = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_sum, axis=None)\n"
-    "    rows = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_rows, axis=None)\n"
-    "    loss = total / rows  # of several batches: the sum of their totals by the sum of their rows\n"
-    "or feed the losses of the rows to a keras.metrics.Mean, made in strategy.scope()."
-)
-_OF_A_TRAIN_STEP = (
-    "Return from train_step what all replicas have together: of losses that were divided by the rows of all replicas the sum,\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    return {'loss': context.all_reduce(tf.distribute.ReduceOp.SUM, loss)}\n"
-    "or the result of a keras.metrics.Mean, made in strategy.scope(), that is fed the losses of the rows: that of the epoch is "
-    "right then."
-)
-_OF_FIT = (
-    "Keras's own train_step logs it, of the losses that compile and add_loss are given: let each be one number for each row, "
-    "or the mean of those of the rows that it gets, of which Keras keeps sums and counts. What the program logs itself, in a "
-    "train_step, it has to add up itself."
-)
-_OF_CENTRAL_STORAGE = (
-    "It is the strategy: under CentralStorageStrategy all replicas share one copy of what a metric of Keras counts, and what "
-    "each makes of it (what was there, and its own) is added up, so that what was there counts once for each replica. Use "
-    "MirroredStrategy, or take the loss in a loop of your own:\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)  # of losses divided by the rows of all"
-)
+_PROGRESS = "Only the progress within an epoch differs"
+_OF_MEANS = "If it is a mean of the replicas"
+_OF_A_TRAIN_STEP = "In your own train_step"
+_OF_FIT = "With Keras's own train_step"
+_OF_CENTRAL_STORAGE = "Under CentralStorageStrategy"
 
 
-_ANY = "it differs by another factor each time"
-_OF_REPLICAS = "it is the mean of the replicas' numbers, whether or not they are of as many rows"
+_ANY = "the factor differs each time"
+_OF_REPLICAS = "it is the mean of the replicas' numbers, even if they have different numbers of examples"
 
 
 def _what(case: Case, wrong: Sequence[Point], reports: Sequence[Report]) -> str:
     n, factors = case.num_replicas, [p.factor for p in wrong]
     if all(abs(factor * n - 1) < 10 * ROUND for factor in factors):
-        return f"it is divided by the number of replicas ({n}) once too often"
+        return f"it is divided by the number of replicas ({n}) twice"
     if all(abs(factor / n - 1) < 10 * ROUND for factor in factors):
         return f"it is the sum over the {n} replicas instead of their mean"
     replica = _one_replica(case, wrong)
     if replica is not None:
-        return f"it is that of replica {replica} alone"
+        return f"it is the loss of replica {replica} only"
     return _OF_REPLICAS if any(report.how == "mean" for report in reports) else _ANY
 
 
@@ -186,12 +165,12 @@ def _search_metric(case: Case) -> Sign | None:
     (case.explain if progress is None else case.explain_aside)(lambda point: point.measure.key.kind == "metric")
     told = (
         f"{m.key.tensor} is {m.value:.6g} in report {m.step}, {m.reference_value:.6g} on one device "
-        f"({_factors(wrong)}), while the gradients, weights and losses of these steps agree"
+        f"({_factors(wrong)}); the gradients, weights and losses of these steps agree"
     )
     if progress is not None:
         return Sign(f"The metric {m.key.tensor} {progress[0]}", told, progress[1], advice=True)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
-    summary = f"The metric {m.key.tensor} is not that of all replicas together."
+    summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
     return Sign(summary, told, _OF_CENTRAL_STORAGE if is_of_strategy else None)
 
 
@@ -207,26 +186,19 @@ def _search_number(case: Case) -> Sign | None:
     what = _what(case, wrong, reports)
     what = _OF_ONE if what == _ANY and "local result" in m.key.tensor else what
     return Sign(
-        f"The number that is reported ({m.key.tensor}) is not that of all replicas together: {what}.",
-        f"{m.key.tensor} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
-        f"{wrong[0].factor:.4f}, {_factors(wrong)}), while the gradients and weights of these steps agree"
+        f"The reported number ({m.key.tensor}) does not cover all replicas: {what}.",
+        (
+            f"{m.key.tensor} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
+            f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
+        )
         + _reduced_in(reports),
         _OF_NUMBERS,
     )
 
 
-_OF_ONE = "it is what one replica has, taken by experimental_local_results"
-_OF_NUMBERS = (
-    "Reduce it as it was made:\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)  # a mean over the rows of equal shards\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None)  # a count, or divided by the rows of all replicas\n"
-    "Of shards that are not equal (a last batch, masks) reduce sums and counts, and divide after that; or feed the values of "
-    "the rows to a metric of Keras, made in strategy.scope()."
-)
-_NO_EPOCH = (
-    "Look at the epoch's: a run past its end (--steps) tells whether only what Keras logs after each batch differs, which it "
-    "averages over the replicas. Else make the metric in strategy.scope(), with state that adds up over the replicas."
-)
+_OF_ONE = "it is the number of one replica (experimental_local_results)"
+_OF_NUMBERS = "For a reported number"
+_NO_EPOCH = "The epoch was not seen"
 
 
 def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
@@ -241,42 +213,12 @@ def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
     if not all(name.startswith("batch/") for name in wrong):
         return None
     if all(seen & {name.replace("batch", epoch, 1) for epoch in ("epoch", SO_FAR)} for name in wrong):
-        return "is the mean of the replicas' while an epoch goes on; that of the epoch is right.", _PROGRESS
+        return "is the mean of the replicas' numbers within an epoch; the number of the epoch is right.", _PROGRESS
     if _what(case, first, ()) != _ANY:
         return None
-    return "is not that of all replicas while an epoch goes on; that of an epoch was not seen.", _NO_EPOCH
+    return "does not cover all replicas within an epoch; gpudist did not see the number of a whole epoch.", _NO_EPOCH
 
 
-LOSS_REPORT = Cause(
-    code="loss-report",
-    title="the reported loss is wrong",
-    meaning="Gradients and weights are right, but the number that is logged is not the loss of the batch: a mean over "
-    "replicas of "
-    "losses that were divided by the global batch already (1/N), a sum of means (N), or the loss of the first replica "
-    "alone.",
-    evidence="Gradients and weights agree with the reference in the steps whose reported loss does not; its factor "
-    "over the steps.",
-    fix="Reduce once, in the way the loss was divided:\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_loss, axis=None)  # divided by the global batch\n"
-    "    strategy.reduce(tf.distribute.ReduceOp.MEAN, per_replica_loss, axis=None)  # a mean over equal shards\n"
-    "Of shards that are not equal (a last batch, masks) reduce sums and counts, and divide after that;\n"
-    "or feed per-example losses to a keras.metrics.Mean.",
-    search=_search_loss,
-)
+LOSS_REPORT = Cause("loss-report", _search_loss)
 
-METRIC_AGGREGATION = Cause(
-    code="metric-aggregation",
-    title="a metric of some replicas",
-    meaning="Gradients, weights and losses are right, but a metric is not computed over all replicas' rows, or is "
-    "summed where it "
-    "should be averaged.",
-    evidence="Everything that trains agrees with the reference; the metric does not.",
-    fix="Make the metric in strategy.scope(), update it in the replicas with per-example values, and read result() "
-    "outside of strategy.run. What its variables hold is added up over the replicas: let them be sums and counts. A maximum, a "
-    "last value or a list of rows is none; take it of all predictions, outside of the replicas. A function in compile's "
-    "metrics that makes one number of a batch, and is no mean over its rows (F1, a recall), is averaged over the replicas' "
-    "parts: take a metric that counts, keras.metrics.F1Score, Precision, Recall, or a Metric of your own.\n"
-    "Where all that is so, look at the number of one device: a tf.function that calls next(iterator), whose last call ends in\n"
-    "OutOfRangeError, counts a batch there that never came. Loop over the dataset outside of it.",
-    search=_search_metric,
-)
+METRIC_AGGREGATION = Cause("metric-aggregation", _search_metric)

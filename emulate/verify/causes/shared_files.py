@@ -28,13 +28,13 @@ def _of_one_device(case: Case) -> Sign | None:
     """Runs on one device that should be the same are not."""
     met = Met.together(case.met_alone)
     if case.repeat is None:
-        return _sign(met.read, "run once more on one device, the program did not come to its end")
+        return _sign(met.read, "the second run on one device did not reach its end")
     if what := differing(case.plain, case.repeat):
-        return _sign(met.found, f"run twice on one device with the same seed, {what} differ")
+        return _sign(met.found, f"two runs on one device with the same seed differ in {what}")
     if what := drifted(case):
-        return _sign(met.read, f"run twice on one device with the same seed, {what} differ")
+        return _sign(met.read, f"two runs on one device with the same seed differ in {what}")
     if any(initial(noise) != initial(case.reference) for noise in case.noise):
-        return _sign(met.found, "run several times on one device with the same seed, the initial weights differ")
+        return _sign(met.found, "several runs on one device with the same seed start with different weights")
     return None
 
 
@@ -43,12 +43,12 @@ def _of_the_topology(case: Case) -> Sign | None:
     first, harmless = case.comparison.first, _harmless(case)
     found, read = ([path for path in paths if path not in harmless] for paths in (case.met.found, case.met.read))
     if first is not None and first.kind == "initial-weight":
-        return _sign(found, "this run begins with other weights than the one on one device")
+        return _sign(found, "this run starts with other weights than the run on one device")
     if first is not None and first.kind == "final-weight":
-        return _sign(read, "all steps agree with those on one device, and the final weights differ")
+        return _sign(read, "all steps agree with those of one device, but the final weights differ")
     made, wanted = case.untouched.num_steps, case.plain.num_steps
     if made != wanted and not (case.ledger and case.ledger.grows):
-        return _sign(found, f"this run makes {made} steps, the one on one device {wanted}")
+        return _sign(found, f"this run makes {made} steps, the run on one device {wanted}")
     return None
 
 
@@ -62,7 +62,7 @@ def _of_faults(case: Case) -> Sign | None:
     if case.recovery is None or case.recovery.result != "different":
         return None
     found = [path for path in _met_with_faults(case) if path not in _harmless(case)]
-    return _sign(found, "the run with faults ends with another result than the one without")
+    return _sign(found, "the run with faults ends with another result than the run without them")
 
 
 def _met_with_faults(case: Case) -> Sequence[str]:
@@ -75,9 +75,11 @@ def _of_an_end(case: Case) -> Sign | None:
     failure = case.outcome.failure or ""
     if failure:
         named = [path for path in case.met.paths if os.path.basename(path) in failure]
-        return _sign(named or (case.met.paths if _OF_HDF5.search(failure) else ()), "the program raised over such a file")
+        return _sign(
+            named or (case.met.paths if _OF_HDF5.search(failure) else ()), "the program raised an error about such a file"
+        )
     begun = _begun(case.untouched)
-    return _sign(case.met.found, "hosts began with different weights") if len(begun) > 1 else None
+    return _sign(case.met.found, "hosts started with different weights") if len(begun) > 1 else None
 
 
 def _begun(trace: Trace) -> set[tuple[tuple[str, str], ...]]:
@@ -89,28 +91,12 @@ def _sign(paths: Sequence[str], what: str) -> Sign | None:
         return None
     return Sign(
         f"Runs of the verification change each other's files: {names_in_words(paths)}.",
-        f"{paths[0]} lies outside of the working directory and the program's folder, of which each run has a view of its own; "
-        f"several runs write it, and they go on at the same time; {what}",
-        f"{_FIX}\nWhat lies there now is the runs' ({names_in_words(paths)}): delete it, or put back what was there before.",
+        (
+            f"{paths[0]} is outside of the working directory and the program's folder, where each run has its own "
+            f"copy; several runs write it at the same time; {what}. The runs leave these files behind "
+            f"({names_in_words(paths)}): delete them, or restore what was there before"
+        ),
     )
 
 
-_FIX = (
-    "Write below the working directory, where each run has files of its own: make the path relative, or take it from an "
-    "argument or an environment variable, and give a relative one here:\n"
-    '    folder = os.environ.get("CHECKPOINTS", "checkpoints")'
-)
-
-SHARED_FILES = Cause(
-    code="shared-files",
-    title="runs that change each other's files",
-    meaning="The program writes files at a place that all runs of the verification share, outside of the working directory and "
-    "its own folder, and goes on from what it finds there: a checkpoint, weights, a count of epochs. The runs are made at the "
-    "same time and one after the other, so one begins with what another has left. Nothing is known of the program then: it is "
-    "unverified, not divergent.",
-    evidence="A run reads a file there that another run wrote during the verification, and runs that should be the same begin "
-    "with other weights, have other rows or steps, or end otherwise; or the program raises over such a file.",
-    fix=_FIX,
-    search=_search,
-    runs_that_ended=True,
-)
+SHARED_FILES = Cause("shared-files", _search, runs_that_ended=True)

@@ -26,7 +26,7 @@ def _search_split(case: Case) -> Sign | None:
     for alone, ours in _steps(case):
         static = _static_inputs(_arrays(alone))
         if split := _split(static, ours):
-            case.cut(0, "each replica has another part of a tensor that should be the same on all")
+            case.cut(0, "each replica has another part of a tensor that must be the same on all")
             return _sign(static, split)
     return None
 
@@ -38,7 +38,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
         static = _static_of_batch(arrays)
         split = sorted(_split(static, ours), key=lambda one: not _is_sure(static[one[0]], arrays))
         if split and _is_sure(static[split[0][0]], arrays):
-            return _sign(static, split, "; one device with the parts of one replica after the other has the same gradients")
+            return _sign(static, split, "; one device, given the parts of one replica after the other, has the same gradients")
     return None
 
 
@@ -48,7 +48,10 @@ def possible_split(case: Case) -> str:
         static = _static_of_batch(_arrays(alone))
         if split := _split(static, ours):
             which = f"flattened argument {split[0][0]} (shape {list(static[split[0][0]].shape)})"
-            return f"; {which} of the step is the same in every step: if each row needs all of it, it is static-tensor-split"
+            return (
+                f"; {which} of the step is the same in every step: if each example needs all of it, the cause is "
+                "static-tensor-split"
+            )
     return ""
 
 
@@ -70,9 +73,11 @@ def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]], besid
     shape = list(static[at].shape)
     which = f"argument {at} (shape {shape})" + (f" and {len(split) - 1} more" if len(split) > 1 else "")
     return Sign(
-        f"A static tensor of {shape[0]} rows is split over the replicas: none of them has all of it.",
-        f"Flattened {which} of the step is the same in every step on one device; the replicas have {numbers(shares)} of its "
-        f"rows, and put together they are the tensor{besides}",
+        f"A static tensor with {shape[0]} rows is split over the replicas: none of them has all of it.",
+        (
+            f"Flattened {which} of the step is the same in every step on one device; the replicas have "
+            f"{numbers(shares)} of its rows, which together are the tensor{besides}"
+        ),
     )
 
 
@@ -157,8 +162,10 @@ def _search_in_graph(case: Case) -> Sign | None:
     more = f"; {len(found) - 1} more such constants" if len(found) > 1 else ""
     return Sign(
         f"An array of {size} is a constant of the graph ({largest['where'] or 'in a library'}).",
-        f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
-        "Such an array costs seconds and several copies in memory, and from 2 GB on it cannot be built",
+        (
+            f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
+            "Such an array costs seconds and several copies in memory; above 2 GB TensorFlow raises an error"
+        ),
     )
 
 
@@ -167,49 +174,13 @@ def _search_cached(case: Case) -> Sign | None:
     if not cached:
         return None
     return Sign(
-        f"What is drawn before cache() is drawn once: every epoch has the same {names_in_words(cached)}.",
-        f"Stages before the pipeline's cache that draw random numbers: {', '.join(cached)}. It is the same on one device",
+        f"Random numbers before cache() are drawn only once: every epoch has the same {names_in_words(cached)}.",
+        f"Random stages before the pipeline's cache(): {', '.join(cached)}. One device does the same",
     )
 
 
-STATIC_SPLIT = Cause(
-    code="static-tensor-split",
-    title="a static tensor that is split",
-    meaning="A tensor that every row needs whole (a table, prototypes, a kernel matrix) is put into a dataset and "
-    "distributed. That splits every element by its first dimension, so each replica has another part and none has all of it.",
-    evidence="An argument of the step that is the same in every step on one device, while the replicas have parts of it "
-    "that together are the whole. One as long as the batch relates its rows to each other (an adjacency), or stays where the "
-    "rows beside it are permuted; and one device on the rows of one replica after the other has the same gradients.",
-    fix="Keep it out of the dataset: one variable made in scope has one copy on each device,\n"
-    "    with strategy.scope(): table = tf.Variable(array, trainable=False)\n"
-    "or gpudist_core.replicate(array, strategy), or distribute the same value to all:\n"
-    "    strategy.experimental_distribute_values_from_function(lambda context: tf.constant(array))",
-    search=_search_split,
-    behind=_search_split_of_batch,
-)
+STATIC_SPLIT = Cause("static-tensor-split", _search_split, behind=_search_split_of_batch)
 
-STATIC_IN_GRAPH = Cause(
-    code="static-tensor-in-graph",
-    title="a large array in the graph",
-    meaning="A function that is traced (dataset.map, tf.function) closes over a NumPy array or a list, which becomes a "
-    "constant of its graph, copied for each trace and serialized with it. The same model is trained, slowly and with memory "
-    "for the copies.",
-    evidence="Constants of 8 MiB and more that were made while a graph was built.",
-    fix="Make it a tensor before the function: table = tf.constant(array), or a tf.Variable; a function takes those by "
-    "reference. With gpudist_core: table = gpudist_core.replicate(array, strategy), and table in the step or in Pipeline.map.",
-    search=_search_in_graph,
-    advice=True,
-)
+STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True)
 
-CACHED_RANDOMNESS = Cause(
-    code="cached-randomness",
-    title="random stages before the cache",
-    meaning="shuffle() or a random augmentation stands before cache(). The cache keeps what was drawn in the first epoch, so "
-    "every later epoch has the same order and the same augmented rows. One device and many do this alike.",
-    evidence="The stages of the pipeline before its cache().",
-    fix="Cache what does not change, then draw:\n"
-    "    dataset.map(decode).cache().shuffle(n, seed=SEED).map(augment).batch(GLOBAL_BATCH).prefetch(tf.data.AUTOTUNE)\n"
-    "or gpudist_core.Pipeline, which keeps this order.",
-    search=_search_cached,
-    advice=True,
-)
+CACHED_RANDOMNESS = Cause("cached-randomness", _search_cached, advice=True)

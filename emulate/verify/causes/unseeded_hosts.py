@@ -22,12 +22,12 @@ def _search(case: Case) -> Sign | None:
     if run is None:
         return None
     if run.status != "ok" or run.trace is None:
-        return ends_otherwise(run, "each host has a seed of its own.", "With the same seed on all hosts it ends")
+        return ends_otherwise(run, "each host has its own seed.", "With the same seed on all hosts it ends")
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
     if apart:
         return _rows(case, run.trace, apart[0])
-    summary = "Hosts compute with random numbers that every host draws for itself, and nothing seeds them."
-    return numbers_apart(case, run.trace, summary, "With a seed of its own on each host")
+    summary = "Hosts compute with random numbers that every host draws itself, without a common seed."
+    return numbers_apart(case, run.trace, summary, "With a different seed on each host")
 
 
 def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
@@ -54,21 +54,24 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
     moved = sum(1 for row in common if others[row] != one[row])
     if len(common) < _FEWEST:
         case.notes.append(
-            "The program does not seed all that it draws from, and with a seed of its own on each host the rows are others or "
-            "have other contents: whether hosts then train on the same rows was not seen. "
-            "keras.utils.set_random_seed(SEED) at the program's start makes it sure."
+            "The program does not seed all generators that it uses. With a different seed on each host the examples "
+            "differ or have other contents. gpudist did not see whether hosts then train on the same examples. Call "
+            "keras.utils.set_random_seed(SEED) at the start of the program to be sure."
         )
         return None
     if moved < _MOVED * len(common):
         case.notes.append(
-            "The program does not seed all that it draws from. With a seed of its own on each host the rows of each host come "
-            "in another order; every row stays with its host, so none is lost or seen too often."
+            "The program does not seed all generators that it uses. With a different seed on each host the examples "
+            "of a host come in another order. Every example stays on its host, so none is lost or repeated."
         )
         return None
     return Sign(
-        "Which rows a host takes depends on a random number that every host draws for itself, and nothing seeds it.",
-        f"With a seed of its own on each host {moved} of the {len(common)} rows that hosts after the first take in both runs "
-        f"come from another host's share, and {len(own)} different rows are seen in the same steps instead of {len(one)}",
+        "Which examples a host takes depends on a random number that every host draws itself, without a common seed.",
+        (
+            f"With a different seed on each host {moved} of the {len(common)} examples that hosts after the first "
+            f"take in both runs come from another host's share; {len(own)} different examples come in the same steps "
+            f"instead of {len(one)}"
+        ),
     )
 
 
@@ -91,23 +94,11 @@ def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | No
     what = "losses" if first.kind == "loss" else f"{first.kind}s"
     return Sign(
         summary,
-        f"{how}, on the same rows, the {what} differ (first {first.tensor} in step {first.step}: {first.error:.3g} "
-        f"apart, noise {first.noise:.3g})",
+        (
+            f"{how}, from the same examples, the {what} differ (first {first.tensor} in step {first.step}: error "
+            f"{first.error:.3g}, noise floor {first.noise:.3g})"
+        ),
     )
 
 
-UNSEEDED_HOSTS = Cause(
-    code="unseeded-hosts",
-    title="each host draws random numbers of its own",
-    meaning="The hosts rely on drawing the same random numbers (one shuffled order, of which each takes its part; one random "
-    "projection), but the program does not seed them: each host starts from another state, so that rows are seen twice or "
-    "never, without an error. gpudist gives all hosts one seed, which hides it.",
-    evidence="Where the program does not seed Python, NumPy and TensorFlow itself, it is run once more with another seed on "
-    "each host: rows go to other hosts (shares that do not depend on the seed keep theirs), or gradients, weights or reports "
-    "differ.",
-    fix="Seed every host alike, before anything is drawn:\n"
-    "    keras.utils.set_random_seed(SEED)\n"
-    "or seed what the shares depend on: dataset.shuffle(n, seed=SEED), numpy.random.default_rng(SEED).permutation(n); or shard "
-    "first and shuffle each host's own rows.",
-    search=_search,
-)
+UNSEEDED_HOSTS = Cause("unseeded-hosts", _search)

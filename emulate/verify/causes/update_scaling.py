@@ -32,7 +32,7 @@ def _of_weights(case: Case) -> Sign | None:
     if first is None or first.measure.key.kind != "weight" or (before is not None and before <= first.measure.step):
         return None
     m = first.measure
-    what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f} times the noise floor)"
+    what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f}x the noise floor)"
     ours, theirs = (_known(trace, m.key.optimizer) for trace in (case.topology, case.reference))
     apart, factor = _set_otherwise(ours, theirs), _factor(case, m.key.optimizer, m.step)
     if factor is None or abs(factor - 1) < ROUND:
@@ -41,10 +41,10 @@ def _of_weights(case: Case) -> Sign | None:
     is_of_rate = rates is not None and abs(rates[0] - factor * rates[1]) < ROUND * abs(rates[0])
     growth = case.ledger.growth if case.ledger else 1
     suits = is_of_rate and 1 < factor < growth * (1 + ROUND)
-    evidence = [f"update / update of the reference = {factor:.4f} over all tensors of step {m.step}", what, *apart]
-    summary = f"In step {m.step} the gradients agree, but the weights change by {factor:.4g} times as much as on one device."
+    evidence = [f"update / update of one device = {factor:.4f} for all variables in step {m.step}", what, *apart]
+    summary = f"In step {m.step} the gradients agree, but the weights change {factor:.4g}x as much as on one device."
     if suits:
-        summary = f"The batch is {growth} times that of one device, and the learning rate {factor:.4g} times."
+        summary = f"The batch is {growth}x that of one device, and the learning rate {factor:.4g}x."
     evidence += _enlarge_the_reference(case, first, factor)
     return Sign(summary, "; ".join(evidence), _SUITS if suits else _OF_RATE if is_of_rate else None, advice=suits)
 
@@ -52,9 +52,9 @@ def _of_weights(case: Case) -> Sign | None:
 def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
     """The optimizer is another one in something that makes no factor: a momentum, the steps of a schedule."""
     step = first.step
-    case.cut(step + 1, f"in step {step} another update is made of the same gradients")
+    case.cut(step + 1, f"in step {step} the same gradients give another update")
     case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
-    summary = f"In step {step} the gradients agree, and another update is made of them: the optimizer is set otherwise."
+    summary = f"In step {step} the gradients agree, but the update differs: the optimizer has other settings."
     return Sign(summary, "; ".join([*apart, what]), _OF_RATE)
 
 
@@ -70,8 +70,8 @@ def _of_a_larger_batch(case: Case) -> Sign | None:
         factor = rates[0] / rates[1] if rates and rates[1] else 1.0
         suits = not _is_other(factor) or 1 < factor < growth * (1 + ROUND) or bool(ours.get("scheduled"))
         return Sign(
-            f"The batch is {growth} times that of one device, and {optimizer} is set otherwise too.",
-            "; ".join([*apart, "the number of replicas, or of workers, makes it so"]),
+            f"The batch is {growth}x that of one device, and {optimizer} has other settings too.",
+            "; ".join([*apart, "this depends on the number of replicas or workers"]),
             _SUITS if suits else _FASTER,
             advice=suits,
         )
@@ -112,9 +112,9 @@ def _enlarge_the_reference(case: Case, first: Point, factor: float) -> list[str]
     apart = again.first_step("initial-weight", "gradient", "weight", "variable") if again is not None else step
     if again is not None and again.points and (apart is None or apart > step):
         case.rebase(again, asked)
-        agreement = "agrees in all that follows" if apart is None else f"agrees up to step {apart - 1}"
-        return [f"one device with {factor:.4g} times the learning rate {agreement}"]
-    case.cut(step + 1, f"in step {step} the weights change by {factor:.4g} times as much")
+        agreement = "agrees in all later steps" if apart is None else f"agrees up to step {apart - 1}"
+        return [f"one device with {factor:.4g}x the learning rate {agreement}"]
+    case.cut(step + 1, f"in step {step} the weights change {factor:.4g}x as much")
     case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
     return []
 
@@ -144,32 +144,7 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
     )
 
 
-_OF_RATE = (
-    "The batch is the same on every topology, and so is the step that suits it. Say the learning rate (a momentum, the steps "
-    "of a schedule) as a number of the program's configuration, not as\n"
-    "    BASE_RATE * number_of_workers\n"
-    "which suits a batch that grows with the workers. A run that is meant to be another one: --allow update-scaling."
-)
-_SUITS = (
-    "None is needed where that is meant: a rate that grows with the batch, as the batch does or as its root, is a rule that "
-    "many follow. It is to train as well as one device does, not the same weights. Where those are meant, leave both as they "
-    "are on one device."
-)
-_FASTER = (
-    "A larger batch is trained with a rate that grows as the batch does, or as its root; this one grows faster, or gets "
-    "smaller, and trains another model in another way. Say the rate as a number of the program's configuration. A run that is "
-    "meant to be another one: --allow update-scaling."
-)
-UPDATE_SCALING = Cause(
-    code="update-scaling",
-    title="another update of the same gradients",
-    meaning="From the same gradients the optimizer makes updates that are larger or smaller by one factor: the learning rate "
-    "follows the number of workers, or the summed gradients are multiplied once more. Or it is set otherwise in something "
-    "else: a momentum, a decay, the steps of a schedule.",
-    evidence="Gradients agree and the weights' change is one factor, the same for all tensors, times that of one device. Where "
-    "learning rates are known and their ratio is that factor, they are told. A batch that grows with the replicas, and a rate "
-    "that grows no faster, is advice: one device with the same batch and rate has the same weights.",
-    fix="Look at what changes the gradients after they are added up, or at a learning rate that depends on the number of "
-    "workers (then the run is another one by intent: --allow update-scaling).",
-    search=_search,
-)
+_OF_RATE = "If the learning rate grows and the batch does not"
+_SUITS = "If the learning rate suits a larger batch"
+_FASTER = "If the learning rate grows faster than the batch"
+UPDATE_SCALING = Cause("update-scaling", _search)

@@ -36,7 +36,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     names = [point.measure.key.tensor for point in first]
     factor = _factor(case, first)
     if early is not None:
-        case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from then on", at=("variable",))
+        case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from there on", at=("variable",))
     case.explain(lambda point: is_assigned(case, point))
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
@@ -44,13 +44,15 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     )
     if factor is not None and abs(factor - case.num_replicas) < ROUND * factor:
         return Sign(
-            f"What the replicas assign to {names_in_words(names)} is added up: a step changes it {case.num_replicas} times as "
-            "much as on one device.",
+            (
+                f"What the replicas assign to {names_in_words(names)} is summed: a step changes it {case.num_replicas}x "
+                "as much as on one device."
+            ),
             f"change / change on one device = {factor:.4f} in step {step}, the number of replicas; {numbers}",
         )
     return Sign(
-        f"What the replicas assign to {names_in_words(names)} is not what one device assigns, from step {step} on.",
-        f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f} times the noise floor",
+        f"From step {step} on the replicas assign other values to {names_in_words(names)} than one device.",
+        f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f}x the noise floor",
     )
 
 
@@ -62,10 +64,14 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
     case.cut(step + 1, f"{name} and the weights differ from step {step} on")
     case.explain(lambda point: is_assigned(case, point) or (point.step == step and point.measure.key.kind == "weight"))
     return Sign(
-        f"What is kept in {name} is kept once for all replicas of a host: each of them assigns it in turn, from what the one "
-        "before it left there.",
-        f"In step {step} the gradients agree; {m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device, and the "
-        "weights that are made of it differ",
+        (
+            f"All replicas of a host share one {name}: each replica assigns it in turn, from the value that the "
+            "replica before it left."
+        ),
+        (
+            f"In step {step} the gradients agree; {m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one "
+            "device, and the weights that are computed from it differ"
+        ),
         _IN_THE_SCOPE,
     )
 
@@ -82,10 +88,15 @@ def _of_first(case: Case) -> Sign | None:
     name, first = out[0].measure.key.tensor, out[0].measure
     case.cut(onset, f"{name} differs before it")
     return Sign(
-        f"What the first replica assigns to {name} stands for all, and is not what one device assigns; later the step's "
-        "gradients or weights differ.",
-        f"{name} is {first.value:.6g} after step {first.step}, {first.reference_value:.6g} on one device; gradients and "
-        f"weights agree until step {onset - 1}, and nothing else explains what differs from step {onset} on",
+        (
+            f"The value that the first replica assigns to {name} is used for all replicas, and differs from that of "
+            "one device; later the gradients or weights differ."
+        ),
+        (
+            f"{name} is {first.value:.6g} after step {first.step}, {first.reference_value:.6g} on one device; "
+            f"gradients and weights agree until step {onset - 1}, and nothing else explains the difference from step "
+            f"{onset} on"
+        ),
         _COUNT_ALL,
     )
 
@@ -100,12 +111,13 @@ def _of_copies(case: Case) -> Sign | None:
             names = list(dict.fromkeys(name for one in step.values() for name in one.state))
             apart = [name for name in names if len({one.state[name].digest for one in step.values() if name in one.state}) > 1]
             if apart:
-                case.cut(onset, f"the replicas keep other values of {names_in_words(apart, 1)}")
+                case.cut(onset, f"the replicas have different values of {names_in_words(apart, 1)}")
                 return Sign(
-                    f"Each replica keeps a value of its own of {names_in_words(apart)}, which the step assigns, and computes "
-                    "with it later.",
-                    f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and nothing else "
-                    f"explains what differs from step {onset} on",
+                    f"Each replica has its own value of {names_in_words(apart)}, which the step assigns and uses later.",
+                    (
+                        f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and "
+                        f"nothing else explains the difference from step {onset} on"
+                    ),
                 )
     return None
 
@@ -114,18 +126,8 @@ def _is_of_replicas(case: Case, scale: float) -> bool:
     return any(abs(scale / one - 1) < ROUND for one in (float(case.num_replicas), 1 / case.num_replicas))
 
 
-_IN_THE_SCOPE = (
-    "Make the variable in the strategy's scope, so that each replica has one, and assign it the same on all (of gradients, "
-    "those that all replicas have added up):\n"
-    "    with strategy.scope():\n"
-    "        v = tf.Variable(..., trainable=False, aggregation=tf.VariableAggregation.MEAN)"
-)
-_COUNT_ALL = (
-    "Make it the same on all replicas before it is assigned: rows, tokens or losses of all of them, not of the replica:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    rows = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(tf.shape(x)[0], tf.float32))\n"
-    "    seen.assign_add(tf.cast(rows, seen.dtype))"
-)
+_IN_THE_SCOPE = "If all replicas share one variable"
+_COUNT_ALL = "If it counts the examples of one replica"
 _TRAINED = ("initial-weight", "gradient", "weight")
 
 
@@ -171,20 +173,4 @@ def _factor(case: Case, points: list[Point]) -> float | None:
     return one_factor(changes)
 
 
-VARIABLE_AGGREGATION = Cause(
-    code="variable-aggregation",
-    title="a variable that every replica assigns",
-    meaning="A step assigns a variable of its own, an average of the weights or a counter say, and every replica does: the "
-    "variable's aggregation adds the assignments up (SUM), averages what each makes of its own rows (MEAN), or takes the "
-    "first's (ONLY_FIRST_REPLICA), and a variable made outside the scope gets all of them one after the other.",
-    evidence="Variables that a step assigns, neither weights nor an optimizer's, are compared after every step; they differ "
-    "before, or without, a difference of gradients and weights.",
-    fix="What every replica assigns alike (a counter, an average of weights) is taken once; in the scope:\n"
-    "    v = tf.Variable(..., trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)\n"
-    "What depends on the rows is made the same on all before it is assigned:\n"
-    "    context = tf.distribute.get_replica_context()\n"
-    "    mean = context.all_reduce(tf.distribute.ReduceOp.SUM, sum_of_my_rows / GLOBAL_BATCH_SIZE)\n"
-    "    rows = context.all_gather(my_rows, axis=0)  # for a queue, or a bank, that keeps rows\n"
-    "or assign it outside of Strategy.run.",
-    search=_search,
-)
+VARIABLE_AGGREGATION = Cause("variable-aggregation", _search)
