@@ -173,7 +173,7 @@ def test_what_an_update_by_hand_keeps_outside_of_the_scope_is_a_variable_that_ev
     )
     run, text = verified(tmp_path, preload, program)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["variable-aggregation"]), text
-    assert "kept once for all replicas of a host" in run.causes[0].summary
+    assert "All replicas of a host share one" in run.causes[0].summary
 
 
 def test_replicas_that_take_the_same_rows_by_themselves_are_found_by_their_gradients(tmp_path: Path, preload: Preload) -> None:

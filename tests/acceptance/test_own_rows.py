@@ -181,21 +181,21 @@ def test_a_count_of_a_replicas_own_rows_is_found_out_beside_batch_normalization(
 def test_clipping_on_each_replica_is_found_out_behind_what_is_allowed(judged: Callable[..., Run]) -> None:
     run = judged(OF_THE_HARDEST, clip=CLIP, allow=("in-batch-negatives",))
     assert (run.verdict, codes(run)) == ("divergent", ["clip-before-reduce", "in-batch-negatives"])
-    assert "each has the norm that one device's has, 0.01" in run.causes[0].evidence
+    assert "each has the same norm as that of one device, 0.01" in run.causes[0].evidence
 
 
 @pytest.mark.slow
 def test_what_the_replicas_hide_behind_what_is_allowed_is_told(judged: Callable[..., Run]) -> None:
     run = judged(OF_THE_HARDEST, allow=("in-batch-negatives",))
     assert (run.verdict, codes(run)) == ("equivalent", ["in-batch-negatives"])
-    assert any(what.startswith("what each replica does once beside it") for what in run.not_compared)
+    assert any(what.startswith("what each replica does once besides") for what in run.not_compared)
 
 
 @pytest.mark.slow
 def test_a_root_of_a_replicas_own_loss_is_told_from_a_count(judged: Callable[..., Run]) -> None:
     run = judged(f"tf.sqrt({OF_ALL})")
     assert codes(run) == ["local-normalization"]
-    assert "a factor of its own that no count gives" in run.causes[0].summary
+    assert "has its own factor, and no count explains it" in run.causes[0].summary
 
 
 def test_what_a_step_without_a_name_reports_is_compared(judged: Callable[..., Run]) -> None:
@@ -312,7 +312,7 @@ def test_in_a_batch_that_grows_the_number_of_replicas_may_make_the_batch_and_div
     (run,) = emulate.verify(tmp_path / "train.py", "1x2", preload=preload).runs
     assert (run.verdict, [code for code in codes(run) if code != "update-scaling"]) == (verdict, found)
     assert [cause.evidence for cause in run.causes if cause.code == "update-scaling" and cause.advice] == [
-        "the learning rate is 0.2, 0.1 on one device; the number of replicas, or of workers, makes it so"
+        "the learning rate is 0.2, 0.1 on one device; this depends on the number of replicas or workers"
     ]
 
 

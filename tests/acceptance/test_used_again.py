@@ -62,7 +62,7 @@ def test_a_state_that_is_carried_on_is_compared_as_closely_as_everything_else(
     assert run.verdict == ("divergent" if wrong else "equivalent"), render(verdict)
     if wrong:
         assert [cause.code for cause in run.causes] == ["depends-on-replicas"], render(verdict)
-        assert "What the program computes and hands to the step" in run.causes[0].summary
+        assert "The program gives the step other inputs for the same examples" in run.causes[0].summary
         assert run.first_divergence is not None
         assert run.first_divergence.step == 1
     else:

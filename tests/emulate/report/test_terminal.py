@@ -49,7 +49,7 @@ def test_a_divergence_shows_where_how_much_why_and_how_to_mend_it(made):
     assert "1. loss-scaling The local gradients are summed over 4 replicas" in found
     assert "evidence The summed gradients are 4.0000 times" in found
     assert "fix Divide by the size of the global batch:" in found
-    assert text.endswith("Next  gpudist causes loss-scaling  its meaning, evidence and cure")
+    assert text.endswith("Next  gpudist causes loss-scaling  wrong and right code, evidence, fix")
 
 
 def test_what_holds_for_one_topology_of_several_is_said_to(made):

@@ -104,10 +104,10 @@ def test_means_that_are_added_up_and_not_divided_are_accumulation(folder: Folder
     found = judged(folder, lambda gradient, batches: gradient * batches)
     assert codes(found) == ["accumulation"]
     assert found.causes[0].summary == (
-        "The gradients of the batches that are applied together are added up and not divided by how many there are: "
+        "Gradients of several batches are summed for one update and not divided by the number of batches: "
         "2 on 2 replicas, 4 on one device."
     )
-    assert "reference = 0.5000, the batches here over those of one device" in found.causes[0].evidence
+    assert "gradient of one device = 0.5000 for all variables" in found.causes[0].evidence
 
 
 def test_a_decay_that_comes_with_each_batch_is_accumulation(folder: Folder) -> None:
@@ -116,7 +116,7 @@ def test_a_decay_that_comes_with_each_batch_is_accumulation(folder: Folder) -> N
 
     found = judged(folder, decayed)
     assert codes(found) == ["accumulation"]
-    assert "is added once for each of the batches that are applied together: 2 on 2 replicas" in found.causes[0].summary
+    assert "is added once for each batch of an update: 2 on 2 replicas" in found.causes[0].summary
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -126,8 +126,8 @@ def test_batches_that_are_clipped_one_by_one_are_accumulation(folder: Folder, kn
 
     found = judged(folder, clipped, clipped=known)
     assert codes(found) == ["accumulation"]
-    assert "Each of the batches that are applied together is changed for itself" in found.causes[0].summary
-    assert ("with clipping switched off in both runs all that was compared agrees" in found.causes[0].evidence) == known
+    assert "Each batch of an update is changed on its own" in found.causes[0].summary
+    assert ("with clipping switched off in both runs everything agrees" in found.causes[0].evidence) == known
     assert bool(found.not_compared) != known
 
 

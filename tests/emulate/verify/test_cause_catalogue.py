@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 from emulate.errors import WrongUse
+from emulate.report import Page
 from emulate.verify import causes
-from emulate.verify.causes import clipping
+from emulate.verify.causes.text import FOLDER, GENERAL, parse, plain
 
 
-def test_every_cause_says_what_it_means_what_it_looks_at_and_what_to_do() -> None:
+def test_every_cause_says_what_it_means_how_it_is_recognized_and_what_to_do() -> None:
     found = causes.all_causes()
     assert len({cause.code for cause in found}) == len(found)
+    assert {path.stem for path in FOLDER.glob("*.md")} == {cause.code for cause in found}
     for cause in found:
         assert cause.code == cause.code.lower().replace("_", "-")
-        for text in (cause.title, cause.meaning, cause.evidence, cause.fix):
+        assert cause.url == f"https://gpudist.readthedocs.io/en/latest/causes/{cause.code}.html"
+        for text in (cause.text.title, cause.text.meaning, cause.text.evidence, cause.text.fixes[GENERAL]):
             assert len(text) > 10
-            assert "  " not in text.replace("\n    ", "\n").replace("  #", " #")
+
+
+@pytest.mark.parametrize("cause", causes.all_causes(), ids=lambda cause: cause.code)
+def test_a_text_and_its_code_fit_into_80_columns_of_a_report(cause: causes.Cause) -> None:
+    page = Page(80)
+    for fix in cause.text.fixes.values():
+        page.labelled("fix", plain(fix), 5, 15)
+    for markdown in (cause.text.meaning, cause.text.evidence):
+        page.text(plain(markdown), 2)
+    for code in (cause.text.wrong, cause.text.right):
+        page.verbatim(code, 4)
+    assert [line for line in page.plain().splitlines() if len(line) > 80] == []
+
+
+def test_each_fix_that_a_cause_chooses_stands_in_its_file_and_each_in_a_file_is_chosen() -> None:
+    chosen = {
+        node.value
+        for path in Path(causes.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    written = {heading for cause in causes.all_causes() for heading in cause.text.fixes} - {GENERAL}
+    assert written <= chosen
+
+
+@pytest.mark.parametrize(
+    ("markdown", "said"),
+    [
+        ("No title\n", "in this order. Received: 'No title', []"),
+        ("# A title\n## How to mend it\n", "['How to mend it']"),
+        ("# A title\n## How to fix it\n## How gpudist recognizes it\n", "['How to fix it', 'How gpudist recognizes it']"),
+    ],
+)
+def test_a_text_with_other_sections_is_refused(markdown: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said + ".")):
+        parse(markdown)
 
 
 def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:
@@ -33,13 +72,12 @@ def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "cure"),
-    [("clipnorm", "clip_by_norm"), ("clipvalue", "clip_by_value"), ("global_clipnorm", "clip_by_global_norm")],
+    ("heading", "function"), [("clipnorm", "clip_by_norm"), ("clipvalue", "clip_by_value"), (GENERAL, "clip_by_global_norm")]
 )
-def test_the_cure_of_clipping_clips_in_the_way_of_the_option(option: str, cure: str) -> None:
-    assert clipping.cure(option).count(f"tf.{cure}(") == 1
+def test_the_fix_of_clipping_clips_in_the_way_of_the_option(heading: str, function: str) -> None:
+    assert causes.get("clip-before-reduce").text.fixes[heading].count(f"tf.{function}(") == 1
 
 
-def test_no_cure_sums_a_count_of_32_bits_which_collectives_of_gpus_refuse() -> None:
-    for path in sorted(Path(causes.__file__).parent.glob("*.py")):
+def test_no_fix_sums_a_count_of_32_bits_which_collectives_of_gpus_refuse() -> None:
+    for path in sorted(Path(causes.__file__).parent.rglob("*.md")):
         assert not re.search(r"ReduceOp\.\w+, tf\.(shape|size)\(", path.read_text()), path.name

@@ -40,10 +40,10 @@ def _leaves(times: float | None, of: Any) -> Any:
     ("theirs", "ours", "said"),
     [
         (0.5, 0.5, None),
-        (0.5, 1.0, "What the program makes of w in the end is not what it makes on one device, but 2 times that."),
-        (None, 2.0, "When all steps are made the program puts other values in the place of w here, and not on one device."),
-        (2.0, None, "When all steps are made the program puts other values in the place of w on one device, and not here."),
-        (0.5, 0.0, "What the program makes of w in the end is not what it makes on one device, but 0 times that."),
+        (0.5, 1.0, "After the last step the program replaces w by other values than on one device: it is 2x that."),
+        (None, 2.0, "After the last step the program replaces w here, but not on one device."),
+        (2.0, None, "After the last step the program replaces w on one device, but not here."),
+        (0.5, 0.0, "After the last step the program replaces w by other values than on one device: it is 0x that."),
         (None, None, None),
     ],
 )

@@ -68,25 +68,25 @@ def judged(folder: Folder, own: Trace | None, status: str = "ok", failure: str |
 def test_shares_that_follow_the_seed_of_each_host_are_unseeded_hosts(folder: Folder) -> None:
     found = judged(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
     assert (found.verdict, codes(found)) == ("divergent", ["unseeded-hosts"])
-    assert "different rows are seen in the same steps instead of 96" in found.causes[0].evidence
+    assert "different examples come in the same steps instead of 96" in found.causes[0].evidence
 
 
 def test_shares_that_are_fixed_and_shuffled_by_each_host_are_no_fault_and_a_note_says_so(folder: Folder) -> None:
     found = judged(folder, trained(folder, lambda host: shuffled(host, fixed(host))))
     assert (found.verdict, codes(found)) == ("equivalent", [])
-    assert any("every row stays with its host" in note for note in found.notes)
+    assert any("Every example stays on its host" in note for note in found.notes)
 
 
 def test_rows_that_the_seed_makes_anew_are_not_judged_and_a_note_says_so(folder: Folder) -> None:
     found = judged(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} turned" for row in fixed(1)]))
     assert (found.verdict, codes(found)) == ("equivalent", [])
-    assert any("whether hosts then train on the same rows was not seen" in note for note in found.notes)
+    assert any("gpudist did not see whether hosts then train on the same examples" in note for note in found.notes)
 
 
 def test_other_numbers_from_the_same_rows_are_unseeded_hosts(folder: Folder) -> None:
     found = judged(folder, trained(folder, fixed, weight=1.01))
     assert codes(found) == ["unseeded-hosts"]
-    assert "on the same rows, the gradients differ (first w in step 0" in found.causes[0].evidence
+    assert "from the same examples, the gradients differ (first w in step 0" in found.causes[0].evidence
 
 
 def test_the_same_rows_and_numbers_are_equivalent(folder: Folder) -> None:
@@ -97,7 +97,7 @@ def test_the_same_rows_and_numbers_are_equivalent(folder: Folder) -> None:
 def test_a_program_that_fails_with_seeds_of_its_own_is_told_with_its_error(folder: Folder, status: str, words: str) -> None:
     found = judged(folder, None, status, "Traceback\nValueError: shapes differ\n")
     assert codes(found) == ["unseeded-hosts"]
-    assert f"The program {words} where each host has a seed of its own." in found.causes[0].summary
+    assert f"The program {words} where each host has its own seed." in found.causes[0].summary
     assert "ValueError: shapes differ" in found.causes[0].evidence
 
 
@@ -129,18 +129,18 @@ def hashed(
 def test_shares_that_follow_the_order_of_a_set_are_hash_order(folder: Folder) -> None:
     found = hashed(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
     assert (found.verdict, codes(found)) == ("divergent", ["hash-order"])
-    assert "every host does so in its own way (train.py, line 9)." in found.causes[0].summary
-    assert "of 48 rows that hosts after the first take " in found.causes[0].evidence
+    assert "each host hashes in its own way (train.py, line 9)." in found.causes[0].summary
+    assert "of 48 examples on hosts after the first " in found.causes[0].evidence
     assert found.causes[0].evidence.endswith(" come from another host's share")
 
 
 def test_rows_that_the_hashes_make_anew_are_hash_order(folder: Folder) -> None:
     found = hashed(folder, trained(folder, renumbered, told=ended), whole=True)
     assert codes(found) == ["hash-order"]
-    assert "48 are none that any host has with the same hashes on all hosts, to the end of" in found.causes[0].evidence
+    assert "48 are on no host with the same hashes on all hosts, until the end of" in found.causes[0].evidence
     held = hashed(folder, trained(folder, renumbered))
     assert (held.verdict, codes(held)) == ("unverified", [])
-    assert any("--steps all tells which" in text for text in held.not_compared)
+    assert any("Run with --steps all to find out" in text for text in held.not_compared)
     allowed = hashed(folder, trained(folder, renumbered), allow=["hash-order"])
     assert (allowed.verdict, allowed.not_compared) == ("equivalent", held.not_compared)
 
@@ -166,7 +166,7 @@ def test_labels_that_stay_where_the_numbers_of_words_do_not_are_hash_order_thoug
     labels = [[0, 1, 0, 0] if k % 3 else [0] * EACH for k in range(STEPS)]
     found = numbered(folder, labels, labels)
     assert codes(found) == ["hash-order"]
-    assert found.causes[0].evidence.endswith("; input 2 of their steps is the same bit for bit, and others are not")
+    assert found.causes[0].evidence.endswith("; input 2 of their steps is the same bit for bit, other inputs are not")
 
 
 @pytest.mark.parametrize("telling", [0, 3])
@@ -181,13 +181,13 @@ def test_an_order_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(fol
     short = {host: fixed(host)[: STEPS * EACH] for host in range(HOSTS)}
     found = hashed(folder, trained(folder, lambda host: shuffled(host, short[host])))
     assert (found.verdict, codes(found)) == ("equivalent", [])
-    assert any("every row stays with its host" in note for note in found.notes)
+    assert any("Every example stays on its host" in note for note in found.notes)
 
 
 def test_other_numbers_under_other_hashes_are_hash_order(folder: Folder) -> None:
     found = hashed(folder, trained(folder, fixed, weight=1.01))
     assert codes(found) == ["hash-order"]
-    assert "on the same rows, the gradients differ (first w in step 0" in found.causes[0].evidence
+    assert "from the same examples, the gradients differ (first w in step 0" in found.causes[0].evidence
 
 
 @pytest.mark.parametrize(("status", "words"), [("failed", "raises"), ("hung", "does not end")])
@@ -208,10 +208,11 @@ def test_shares_that_follow_the_order_of_a_folder_are_file_order(folder: Folder)
     found = listed(folder, trained(folder, lambda host: fixed(0) if host == 0 else shuffled(7, ROWS)[host::HOSTS]))
     assert (found.verdict, codes(found)) == ("divergent", ["file-order"])
     assert (
-        "depends on the order in which a folder is listed, and every disk has one of its own (train.py"
-        in found.causes[0].summary
+        "depends on the order in which a folder is listed, and each disk has its own order (train.py" in found.causes[0].summary
     )
-    assert found.causes[0].evidence.startswith("With folders that the hosts after the first list in another order, of 48 rows")
+    assert found.causes[0].evidence.startswith(
+        "With folders listed in another order on all hosts but the first, of 48 examples"
+    )
 
 
 def test_an_order_of_files_within_each_hosts_own_share_is_no_fault_and_a_note_says_so(folder: Folder) -> None:
@@ -221,13 +222,13 @@ def test_an_order_of_files_within_each_hosts_own_share_is_no_fault_and_a_note_sa
     assert any("The order in which a folder is listed decides" in note for note in found.notes)
     held = listed(folder, trained(folder, lambda host: fixed(0) if host == 0 else [f"{row} anew" for row in fixed(1)]))
     assert (held.verdict, codes(held)) == ("unverified", [])
-    assert any("sorted(...) of what was listed makes it sure" in text for text in held.not_compared)
+    assert any("Use sorted(...) on the list to be sure" in text for text in held.not_compared)
 
 
 def test_a_program_that_fails_where_hosts_list_otherwise_is_told_with_its_error(folder: Folder) -> None:
     found = listed(folder, None, "failed", "Traceback\nFileNotFoundError: part-3\n")
     assert codes(found) == ["file-order"]
-    assert "The program raises where each host lists folders in an order of its own" in found.causes[0].summary
+    assert "The program raises where each host lists folders in its own order" in found.causes[0].summary
     assert found.causes[0].evidence == "With the same order on all hosts it ends: FileNotFoundError: part-3"
 
 
@@ -288,8 +289,8 @@ def test_hosts_that_draw_the_same_numbers_for_different_rows_augment_alike(folde
     found = judge(Case(trained(folder, None), trained(folder, disturbed, told=streams)))
     assert (found.verdict, codes(found)) == ("divergent", ["identical-augmentation"])
     assert found.causes[0].evidence == (
-        "numpy.random.default_rng, train.py:7 has one seed on all 2 hosts and moved on in 11 of 11 steps; the hosts take "
-        "different rows, and 96 of 96 have contents that one device never had"
+        "numpy.random.default_rng, train.py:7 has the same seed on all 2 hosts and advanced in 11 of 11 steps; the hosts take "
+        "different examples, and 96 of 96 have contents that one device never had"
     )
     found = judge(Case(trained(folder, None), trained(folder, disturbed, told=drawing)))
     assert codes(found) == ["identical-augmentation"]
@@ -303,7 +304,7 @@ def test_hosts_that_draw_by_the_place_in_their_share_augment_alike(folder: Folde
 
     found = judge(Case(trained(folder, None), trained(folder, disturbed, told=pure)))
     assert codes(found) == ["identical-augmentation"]
-    assert "map(noise) draws what its arguments say, the place in the host's share" in found.causes[0].evidence
+    assert "map(noise) draws by the position in the host's share" in found.causes[0].evidence
     assert codes_of(folder, disturbed, lambda host: pure(host, "another")) == ["unexplained"]
 
 

@@ -33,22 +33,21 @@ def judged(folder: Folder, *held: Held, wrong: Problem = WRONG) -> Judgement:
 def test_numbers_that_are_others_on_each_host_are_told_with_their_line_and_both_values(folder: Folder) -> None:
     found = judged(folder, {LINE: ["0.5", "2.0"]}, {LINE: ["0.5", "3.0"]})
     assert (found.verdict, codes(found)) == ("divergent", ["host-values"])
-    assert found.causes[0].summary == "Each host's step computes with numbers of its own (train.py:7)."
+    assert found.causes[0].summary == "Each host's step computes with its own numbers (train.py:7)."
     assert (
-        "The step holds at train.py:7: 2.0 on host 0, 3.0 on host 1; from step 0 on the gradient of "
-        in found.causes[0].evidence
+        "The step uses at train.py:7: 2.0 on host 0, 3.0 on host 1; from step 0 on the gradient of " in found.causes[0].evidence
     )
-    assert found.not_compared == ("gradients, weights and losses from step 0 on: each host computes with numbers of its own",)
+    assert found.not_compared == ("gradients, weights and losses from step 0 on: each host computes with its own numbers",)
 
 
 def test_a_tensor_made_outside_of_the_step_has_no_line_and_comes_after_those_that_have_one(folder: Folder) -> None:
     outside = "|float32|8"
     one, other = {outside: ["1, 2, ... (shape [20, 8], ab)"]}, {outside: ["3, 4, ... (shape [20, 8], cd)"]}
     found = judged(folder, one, other)
-    assert found.causes[0].summary == "Each host's step computes with numbers of its own."
-    assert "in a tensor made outside of it: 1, 2, ... (shape [20, 8], ab) on host 0, 3, 4, " in found.causes[0].evidence
+    assert found.causes[0].summary == "Each host's step computes with its own numbers."
+    assert "in a tensor created outside of it: 1, 2, ... (shape [20, 8], ab) on host 0, 3, 4, " in found.causes[0].evidence
     both = judged(folder, {**one, LINE: ["1.0"]}, {**other, LINE: ["2.0"]})
-    assert "The step holds at train.py:7: 1.0 on host 0, 2.0 on host 1; " in both.causes[0].evidence
+    assert "The step uses at train.py:7: 1.0 on host 0, 2.0 on host 1; " in both.causes[0].evidence
 
 
 @pytest.mark.parametrize(

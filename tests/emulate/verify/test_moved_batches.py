@@ -41,7 +41,7 @@ def test_batches_that_begin_at_another_one_are_told_from_rows_in_other_batches(f
     theirs, ours = (stream[max(0, by) : max(0, by) + 8] for by in (-moved, moved))
     found = judged(folder, theirs, ours)
     assert codes(found) == ["samples-reordered"]
-    assert found.causes[0].summary == f"The batches are those of one device in its order, but begin {how}."
+    assert found.causes[0].summary == f"The batches are those of one device in the same order, but begin {how}."
     assert "AutoShardPolicy" not in found.causes[0].fix
     assert "PyDataset" not in found.causes[0].fix
 
@@ -63,6 +63,6 @@ def test_batches_in_another_order_are_not_only_moved(folder: Folder) -> None:
 def test_fewer_steps_of_the_same_batches_miss_rows_whether_or_not_they_came_before(folder: Folder, batches: list[int]) -> None:
     found = judge(Case(run(folder, 1, batches), run(folder, 2, batches[:2], ended=True)))
     assert codes(found) == ["samples-missing"]
-    assert "there are only fewer steps" in found.causes[0].fix
+    assert "there are fewer steps" in found.causes[0].fix
     assert found.first_divergence is not None
     assert (found.first_divergence.kind, found.first_divergence.step) == ("data", 2)  # not the metric of an epoch so far

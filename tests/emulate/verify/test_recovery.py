@@ -88,7 +88,7 @@ def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_anothe
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
     assert "no restart; sgd made 5 steps in all, 12 without the fault" in found.evidence
-    assert found.fix.startswith("Save, and end with another exit code than 0: 75 (EX_TEMPFAIL)")
+    assert found.fix.startswith("Save, and end with another exit code than 0. Exit code 75 (EX_TEMPFAIL)")
 
 
 def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folder: Folder) -> None:
@@ -108,7 +108,7 @@ def test_an_update_that_differs_beside_an_equal_gradient_is_the_optimizers(folde
     told = Recovery(told.lives, steps(folder, range(12)))
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
-    assert found.fix.startswith("The gradient of that step is the same")
+    assert found.fix.startswith("The gradient of that step agrees")
 
 
 def test_steps_are_told_as_the_optimizer_counts_them_also_where_it_began_with_some(folder: Folder) -> None:
@@ -181,7 +181,7 @@ def test_what_a_program_puts_in_the_place_of_its_weights_after_a_restart_is_comp
     if result == "different":
         found = find_causes(Case(told.without, told.without, recovery=told))
         assert [cause.code for cause in found] == ["recovered-differently"]
-        assert "in what the program makes of w when all 12 steps are made" in found[0].evidence
+        assert "in w at the end, after all 12 steps" in found[0].evidence
         assert "EarlyStopping" in found[0].fix
 
 

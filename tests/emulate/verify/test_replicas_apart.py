@@ -69,7 +69,7 @@ def test_what_hangs_on_which_replica_comes_first_is_kept_from_call_to_call(folde
     other = np.random.default_rng(3).normal(size=sums.shape).astype("f4")
     found = judged(folder, "replicas-summed", sums, regrouped=other, backwards=other)
     assert (codes(found), found.causes[0].by_design) == (["python-state"], False)
-    assert found.causes[0].evidence.endswith("agrees in everything; with the last replica first it does not")
+    assert found.causes[0].evidence.endswith("agrees in everything; in the reverse order of the replicas it does not")
     assert codes(judged(folder, "replicas-summed", sums, regrouped=other, backwards=sums)) == ["in-batch-negatives"]
 
 
@@ -91,7 +91,7 @@ def test_a_term_that_comes_with_each_replica_whichever_rows_it_has_couples_no_ro
     sums = PARTS.sum(axis=1, keepdims=True)
     found = judged(folder, "replicas-summed", sums, regrouped=sums)
     assert codes(found) == ["regularization-per-replica"]
-    assert found.causes[0].evidence.endswith("agrees in everything, and which rows are together does not matter")
+    assert found.causes[0].evidence.endswith("agrees in everything, however the examples are grouped")
     other = np.random.default_rng(3).normal(size=sums.shape).astype("f4")
     assert codes(judged(folder, "replicas-summed", sums, regrouped=other)) == ["in-batch-negatives"]
 
@@ -130,7 +130,7 @@ def test_of_several_updates_in_a_call_the_first_alone_is_judged_on_one_replicas_
     case = Case(trained(folder, WHOLE[:, None]), topology, rerun=lambda asked: again if asked == "replicas-summed" else None)
     found = judge(case)
     assert codes(found) == ["in-batch-negatives"]
-    assert any(one.startswith("everything but the gradients of sgd up to step 0") for one in found.not_compared)
+    assert any(one.startswith("everything except the gradients of sgd up to step 0") for one in found.not_compared)
 
 
 def test_what_differs_besides_from_a_later_step_on_is_told(folder: Folder) -> None:
@@ -151,7 +151,7 @@ def test_rows_that_couple_do_not_hide_that_the_gradients_are_as_many_times_too_l
     )
     found = judge(case)
     assert codes(found) == ["loss-scaling", "in-batch-negatives"]
-    assert "about 4 times too large" in found.causes[0].summary
+    assert "about 4x too large" in found.causes[0].summary
 
 
 def test_gradients_that_grow_where_the_loss_agrees_are_not_said_to_be_of_a_loss_that_is_divided_wrong(folder: Folder) -> None:
@@ -195,7 +195,7 @@ def test_an_update_that_one_device_makes_too_when_it_is_told_the_number_of_repli
 
     found = judged_when_told(0.4)
     assert codes(found) == ["depends-on-replicas"]
-    assert "told that there are 4 replicas, has the same weights" in found.causes[0].evidence
+    assert "given 4 as the number of replicas, has the same weights" in found.causes[0].evidence
     assert "BASE_RATE * strategy.num_replicas_in_sync" in found.causes[0].fix
     assert codes(judged_when_told(0.1)) == ["update-scaling"]
 
@@ -228,5 +228,5 @@ def test_of_two_optimizers_in_a_call_the_first_is_judged_where_the_second_depend
     reference = trained_by_two(WHOLE[:, None], WHOLE[:, None])
     found = judge(Case(reference, topology, rerun=lambda asked: again if asked.startswith("replicas-summed") else None))
     assert codes(found) == ["regularization-per-replica"]
-    assert found.causes[0].evidence.endswith("has the same gradients, and which rows are together does not matter")
-    assert any(one.startswith("everything but the gradients of critic up to step 0") for one in found.not_compared)
+    assert found.causes[0].evidence.endswith("has the same gradients, however the examples are grouped")
+    assert any(one.startswith("everything except the gradients of critic up to step 0") for one in found.not_compared)

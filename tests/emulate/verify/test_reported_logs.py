@@ -41,10 +41,10 @@ def test_what_the_epoch_would_log_where_the_run_is_held_decides(
     found = _judged(folder, kind, name, so_far)
     assert (found.verdict, codes(found)) == (verdict, [code])
     assert found.causes[0].advice == (verdict == "equivalent")
-    assert ("was not seen" in found.causes[0].summary) == (so_far is None)
+    assert ("did not see" in found.causes[0].summary) == (so_far is None)
 
 
-@pytest.mark.parametrize(("own", "cure"), [(True, "Return from train_step"), (False, "Keras's own train_step logs it")])
+@pytest.mark.parametrize(("own", "cure"), [(True, "Return from `train_step`"), (False, "Keras's own `train_step` logs")])
 def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_one(
     folder: Folder, own: bool, cure: str
 ) -> None:
@@ -53,7 +53,7 @@ def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_
 
 @pytest.mark.parametrize(
     ("how", "cure"),
-    [("mean", "Divide what all replicas have summed by what all have counted"), (None, "Reduce once, in the way the loss")],
+    [("mean", "Sum over all replicas, count over all replicas"), (None, "Reduce in the way in which the loss")],
 )
 def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folder: Folder, how: str | None, cure: str) -> None:
     def run(made: Made, step: Any, values: tuple[float, ...]) -> Any:
@@ -67,4 +67,4 @@ def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folde
     found = judge(Case(run(folder.made(), right_reference, WITHIN[0]), run(folder.made("1x4"), right_topology, WITHIN[1])))
     assert (found.verdict, codes(found)) == ("divergent", ["loss-report"])
     assert found.causes[0].fix.startswith(cure)
-    assert found.causes[0].evidence.endswith(f"reduced in {names_in_words(['train.py:7'])}")
+    assert found.causes[0].evidence.endswith(f"reduced at {names_in_words(['train.py:7'])}")

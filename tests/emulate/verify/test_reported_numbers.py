@@ -41,8 +41,8 @@ LOSS = ((1.0, 1.0, 1.0),) * 2
     ("name", "there", "what"),
     [
         ("train/reduce 2", [4 * value for value in ALONE], "it is the sum over the 4 replicas instead of their mean"),
-        ("train/reduce 2", [value / 4 for value in ALONE], "it is divided by the number of replicas (4) once too often"),
-        ("main/local result", (0.5, 0.25, 0.5), "it is what one replica has, taken by experimental_local_results"),
+        ("train/reduce 2", [value / 4 for value in ALONE], "it is divided by the number of replicas (4) twice"),
+        ("main/local result", (0.5, 0.25, 0.5), "it is the number of one replica (experimental_local_results)"),
     ],
 )
 def test_a_number_beside_the_loss_is_a_metric_that_is_not_of_all_replicas(
@@ -50,7 +50,7 @@ def test_a_number_beside_the_loss_is_a_metric_that_is_not_of_all_replicas(
 ) -> None:
     found = judged(folder, {"train/reduce": LOSS, name: (ALONE, there)})
     assert codes(found) == ["metric-aggregation"]
-    assert found.causes[0].summary == f"The number that is reported ({name}) is not that of all replicas together: {what}."
+    assert found.causes[0].summary == f"The reported number ({name}) does not cover all replicas: {what}."
     assert "ReduceOp.MEAN" in found.causes[0].fix
 
 

@@ -61,7 +61,7 @@ def test_hosts_with_an_order_of_their_own_are_told_to_have_one_seed(folder: Fold
     found = judged(folder, EIGHT * epochs, own_orders(hosts, range(1, hosts + 1), epochs), hosts=hosts)
     assert codes(found) == ["samples-repeated"]
     assert found.samples.missing == found.samples.repeated > 0
-    assert found.causes[0].fix.startswith("Give what orders the rows before the hosts take their shares one seed")
+    assert found.causes[0].fix.startswith("Use the same seed on every host for everything that orders")
     assert found.causes[0].fix.index("seed=SEED") < found.causes[0].fix.index("let the strategy shard")
 
 
@@ -75,7 +75,9 @@ def test_hosts_with_the_same_rows_are_told_to_shard(folder: Folder) -> None:
     found = judged(folder, EIGHT, [[rows[:4], rows[:4]] for rows in [*EIGHT[1:], EIGHT[0]]], hosts=2)
     assert codes(found)[0] == "samples-repeated"
     assert found.causes[0].fix.startswith("Let the strategy shard")
-    assert "no AutoShardPolicy.OFF in the options" in found.causes[0].fix  # with it, to distribute the dataset is no cure
+    assert (
+        "Do not set AutoShardPolicy.OFF in the options" in found.causes[0].fix
+    )  # with it, to distribute the dataset is no cure
 
 
 def test_shares_that_are_sharded_again_are_missing_and_not_of_another_order(folder: Folder) -> None:
@@ -103,16 +105,16 @@ def test_the_last_smaller_batch_that_several_replicas_drop_is_told_to_be_kept(
 ) -> None:
     found = judged(folder, one, halves(several), ended=ended)
     assert codes(found) == ["samples-missing"]
-    assert found.causes[0].summary.startswith("The last, smaller batch of an epoch is left out: ")
+    assert found.causes[0].summary.startswith("The last, smaller batch of an epoch is dropped: ")
     assert found.causes[0].fix.startswith("Keep the remainder")
-    assert "only fewer steps" not in found.causes[0].fix
+    assert "there are fewer steps" not in found.causes[0].fix
 
 
 @pytest.mark.parametrize("one", [EPOCH, [ALL[:5], ALL[5:10]]])
 def test_rows_that_a_division_by_the_replicas_leaves_are_told_to_be_kept(folder: Folder, one: list[str]) -> None:
     found = judged(folder, one, halves([rows[: len(rows) // 2 * 2] for rows in one]))
     assert codes(found) == ["samples-missing"]
-    assert found.causes[0].summary.startswith("Rows that are left over when a batch is divided are left out: ")
+    assert found.causes[0].summary.startswith("The remainder of a division of the batch is dropped: ")
     assert found.causes[0].fix.startswith("Keep the remainder")
 
 
@@ -157,8 +159,8 @@ def test_rows_that_are_drawn_by_what_steps_returned_are_told_so(folder: Folder, 
     there = [[rows[j : j + each] for j in range(0, 8, each)] for rows in drawn(2, replace=replace)]
     found = judged(folder, drawn(1, replace=replace), there)
     assert codes(found) == ["samples-reordered"]
-    assert found.causes[0].summary.startswith("From step 1 on other rows are drawn than on one device")
-    assert "tf.concat(strategy.experimental_local_results(per_replica), axis=0)" in found.causes[0].fix
+    assert found.causes[0].summary.startswith("From step 1 on other examples are chosen than on one device")
+    assert "strategy.experimental_local_results(per_replica), axis=0" in found.causes[0].fix
 
 
 def test_rows_that_come_twice_by_chance_on_one_device_too_are_no_repeats() -> None:
@@ -180,4 +182,4 @@ def test_rows_of_another_epoch_are_not_called_drawn(folder: Folder) -> None:
     anew = [order[k : k + 8] for k in range(0, 32, 8)]
     found = judged(folder, EIGHT * 2, halves([*EIGHT, *anew]))
     assert codes(found) == ["samples-reordered"]
-    assert found.causes[0].summary.startswith("The same rows come in other batches")
+    assert found.causes[0].summary.startswith("The same examples come in other batches")

@@ -34,17 +34,17 @@ def judged(folder: Folder, rows: Rows, *mapped: Mapping[str, Sequence[str]]) -> 
 def test_a_vocabulary_that_each_host_has_learnt_by_itself_is_told_with_what_each_has(folder: Folder, rows: Rows) -> None:
     found = judged(folder, rows, {TABLE: ["a for 1 (9 entries, ab)"]}, {TABLE: ["b for 1 (9 entries, cd)"]})
     assert (found.verdict, codes(found)) == ("divergent", ["host-values"])
-    assert found.causes[0].summary == "Each host makes its rows with tables of its own (train.py:7)."
+    assert found.causes[0].summary == "Each host makes its examples with its own tables (train.py:7)."
     assert found.causes[0].evidence.startswith(
-        "A function of the pipeline holds at train.py:7: a for 1 (9 entries, ab) on host 0, b for 1 (9 entries, cd) on host 1; "
+        "A function of the pipeline uses at train.py:7: a for 1 (9 entries, ab) on host 0, b for 1 (9 entries, cd) on host 1; "
     )
-    assert "lookup.adapt(all_rows)" in found.causes[0].fix
+    assert "lookup.adapt(all_examples)" in found.causes[0].fix
 
 
 def test_numbers_that_hosts_make_all_their_rows_with_are_told(folder: Folder) -> None:
     found = judged(folder, disturbed, {MEAN: ["0.5"]}, {MEAN: ["0.6"]})
     assert codes(found) == ["host-values"]
-    assert "0.5 on host 0, 0.6 on host 1; from step 0 on the rows are not" in found.causes[0].evidence
+    assert "0.5 on host 0, 0.6 on host 1; from step 0 on the examples differ" in found.causes[0].evidence
 
 
 def test_numbers_of_a_host_say_nothing_of_rows_that_one_device_has_too(folder: Folder) -> None:

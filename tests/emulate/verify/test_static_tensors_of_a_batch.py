@@ -76,7 +76,7 @@ def test_a_table_that_may_as_well_be_of_the_rows_is_told(folder: Folder) -> None
     found = judged(folder, NEW, FEATURES)
     assert codes(found) == ["in-batch-negatives"]
     assert "argument 1 (shape [8, 3]) of the step is the same in every step" in found.causes[0].evidence
-    assert found.causes[0].evidence.endswith("it is static-tensor-split")
+    assert found.causes[0].evidence.endswith("the cause is static-tensor-split")
 
 
 @pytest.mark.parametrize(

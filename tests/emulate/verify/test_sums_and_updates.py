@@ -25,8 +25,8 @@ def test_a_loss_that_replicas_add_up_before_its_gradient_is_taken_has_a_cure_of_
 
     found = judge(hand_made(folder, topology))
     assert codes(found) == ["loss-scaling"]
-    assert ("The loss is added up over the replicas before its gradient is taken" in found.causes[0].fix) == is_sum
-    assert ("the same number, which is one device's loss" in found.causes[0].evidence) == is_sum
+    assert ("The program sums the loss over the replicas before it takes the gradient" in found.causes[0].fix) == is_sum
+    assert ("the same number, the loss of one device" in found.causes[0].evidence) == is_sum
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])

@@ -64,7 +64,7 @@ def test_weights_are_those_that_the_next_step_finds_and_after_the_last_those_tha
 def test_an_update_of_one_replicas_gradient_misses_the_all_reduce_in_its_own_step(folder: Folder, k: int, size: int) -> None:
     found = judge(_case(folder, {k: LOCALS[k, 2]}, size=size))
     assert codes(found) == ["missing-all-reduce"]
-    assert "all replicas apply that of replica 2" in found.causes[0].summary
+    assert "all replicas apply the gradient of replica 2" in found.causes[0].summary
     assert "strategy.reduce(" in found.causes[0].fix
     assert found.first_divergence is not None
     assert (found.first_divergence.kind, found.first_divergence.step) == ("weight", k)
@@ -122,4 +122,7 @@ def test_variables_that_alone_follow_one_replica_are_named(folder: Folder) -> No
 
     found = judge(Case(run(folder.made(), 1), run(folder.made("1x4"), 4)))
     assert codes(found) == ["missing-all-reduce"]
-    assert found.causes[0].summary == "Gradients of b are not added up over the replicas: all replicas apply that of replica 2."
+    assert (
+        found.causes[0].summary
+        == "Gradients of b are not summed over the replicas: all replicas apply the gradient of replica 2."
+    )

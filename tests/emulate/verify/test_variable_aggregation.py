@@ -54,7 +54,7 @@ def test_variables_that_are_alike_are_equivalent(folder: Folder) -> None:
 def test_an_average_that_takes_a_step_for_each_replica_is_named_with_their_number(folder: Folder) -> None:
     found = judged(folder, times=4.0)
     assert codes(found) == ["variable-aggregation"]
-    assert "average is added up: a step changes it 4 times" in found.causes[0].summary
+    assert "average is summed: a step changes it 4x" in found.causes[0].summary
     assert found.first_divergence is not None
     assert (found.first_divergence.kind, found.first_divergence.step) == ("variable", 0)
 
@@ -62,7 +62,7 @@ def test_an_average_that_takes_a_step_for_each_replica_is_named_with_their_numbe
 def test_an_average_that_differs_by_no_such_number_is_named_without_one(folder: Folder) -> None:
     found = judged(folder, times=1.3)
     assert codes(found) == ["variable-aggregation"]
-    assert "is not what one device assigns, from step 0 on" in found.causes[0].summary
+    assert "From step 0 on the replicas assign other values" in found.causes[0].summary
 
 
 def test_an_average_of_weights_that_are_wrong_follows_from_them(folder: Folder) -> None:
@@ -72,8 +72,8 @@ def test_an_average_of_weights_that_are_wrong_follows_from_them(folder: Folder) 
 def test_a_difference_that_nothing_explains_names_what_the_step_assigns_and_differs_too(folder: Folder) -> None:
     found = judged(folder, bent=0.1 * np.sin(np.arange(16.0)), times=1.3)
     assert codes(found) == ["unexplained"]
-    assert "in the same step average, which it assigns, differs too" in found.causes[0].evidence
-    assert "Look first at what the step assigns" in found.causes[0].fix
+    assert "in the same step average, which the step assigns, differs too" in found.causes[0].evidence
+    assert "Look first at the variables that the step assigns" in found.causes[0].fix
 
 
 def test_gradients_that_depend_on_a_counter_follow_from_it(folder: Folder) -> None:
@@ -99,7 +99,7 @@ def test_copies_that_differ_between_replicas_are_named_where_gradients_differ_la
 
     found = judge(Case(made(1), made(4)))
     assert codes(found) == ["variable-aggregation"]
-    assert found.causes[0].summary.startswith("Each replica keeps a value of its own of average, which the step assigns")
+    assert found.causes[0].summary.startswith("Each replica has its own value of average, which the step assigns")
     assert found.causes[0].evidence.startswith("After step 0 the copies differ; gradients and weights agree until step 0")
 
 
@@ -123,7 +123,7 @@ def test_a_layers_own_variable_that_no_gradient_trains_is_named_too(folder: Fold
 
     found = judge(Case(made(1, 1.0), made(4, 4.0)))
     assert codes(found) == ["variable-aggregation"]
-    assert "scale is added up: a step changes it 4 times" in found.causes[0].summary
+    assert "scale is summed: a step changes it 4x" in found.causes[0].summary
     assert judge(Case(made(1, 1.0), made(4, 1.0))).verdict == "equivalent"
 
 
