@@ -38,7 +38,7 @@ class Cause:
         evidence: What is looked for, and what tells it from its neighbours.
         fix: What to change, with code.
         search: Looks at a case; None where the cause is not seen.
-        by_design: Whether the strategy makes this difference on purpose.
+        by_design: Whether every user of tf.distribute gets this difference: alone it makes the verdict `by-design`.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is told and does not decide.

@@ -33,7 +33,7 @@ IN_BATCH_NEGATIVES = Cause(
     title="a row's loss depends on the other rows of its batch",
     meaning="A contrastive loss takes the other rows of the batch as negatives; a hand-written batch normalization, a maximum "
     "or a ranking over the batch, or rows that are mixed in pairs, do the like. On N replicas each row meets only the rows of "
-    "its replica: it is another loss, of batches of 1/N of the size. The strategy does this by design.",
+    "its replica: it is another loss, of batches of 1/N of the size, and so another model.",
     evidence="The replicas' gradients are no weighted sum of what the whole batch gives, and they are what one device gives "
     "on the rows of one replica after the other.",
     fix="Give each replica what its rows need of the others, and take the loss of its own rows. Of a mean, a variance, a share "
@@ -47,5 +47,4 @@ IN_BATCH_NEGATIVES = Cause(
     "    logits = tf.matmul(embeddings, everyone, transpose_b=True)\n"
     "Or accept it with --allow in-batch-negatives.",
     search=_search,
-    by_design=True,
 )
