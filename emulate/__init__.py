@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from emulate import faults
     from emulate.cluster import Cluster
+    from emulate.errors import ByDesignWarning
     from emulate.pool import Pool
     from emulate.report import assert_equivalent
     from emulate.topology import Topology
     from emulate.verify import Verdict, verify
 
-__all__ = ["Cluster", "Pool", "Topology", "Verdict", "assert_equivalent", "faults", "verify"]
+__all__ = ["ByDesignWarning", "Cluster", "Pool", "Topology", "Verdict", "assert_equivalent", "faults", "verify"]
 
 _HOMES = {
+    "ByDesignWarning": "emulate.errors",
     "Cluster": "emulate.cluster",
     "Pool": "emulate.pool",
     "Topology": "emulate.topology",

@@ -21,6 +21,10 @@ class Unavailable(GpudistError):
     exit_code = 5
 
 
+class ByDesignWarning(UserWarning):
+    """A verified program differs from one device only by design of tf.distribute (the verdict `by-design`)."""
+
+
 class ProgramFailed(GpudistError):
     """The user's program raised.
 

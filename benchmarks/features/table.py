@@ -47,7 +47,7 @@ def _theirs(cell: dict[str, Any] | None) -> str:
         return ""
     if is_right(cell):
         return "/ ✔"
-    if cell["verdict"] == "divergent":
+    if cell["verdict"] in ("divergent", "by-design"):
         return f"/ ✘ {cell['error']:g}" if cell["error"] is not None else f"/ ✘ {cell['cause']}"
     return f"/ ✘ {cell['raised'] or cell['verdict']}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,7 @@ def compare(
     reference: _Trace,
     trace: _Trace,
     allow: options.AllowOption = [],  # noqa: B006
+    strict: options.StrictOption = False,
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
 ) -> int:
@@ -36,7 +38,7 @@ def compare(
         _check_trace(folder)
     files = outputs.check(json, html)
     options.check_codes(allow)
-    verdict = _verdict(reference, trace, allow)
+    verdict = replace(_verdict(reference, trace, allow), strict=strict)
     files.write(verdict)
     return verdict.exit_code
 

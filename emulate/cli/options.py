@@ -44,6 +44,9 @@ AllowOption = Annotated[
     list[str],
     typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
 ]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise.")
+]
 NetworkOption = Annotated[
     str,
     typer.Option(

@@ -44,6 +44,7 @@ def verify(
     all_reduce: options.AllReduceOption = "auto",
     precision: options.PrecisionOption = "float32",
     allow: options.AllowOption = [],  # noqa: B006
+    strict: options.StrictOption = False,
     fault: options.FaultOption = [],  # noqa: B006
     restarts: Annotated[
         str | None,
@@ -91,6 +92,7 @@ def verify(
             all_reduce=all_reduce,
             precision=precision,
             allow=tuple(allow),
+            strict=strict,
             faults=tuple(fault),
             restarts=again,
             reference_args=tuple(reference_arg) or None,

@@ -53,7 +53,7 @@ class Programs:
         return verdict
 
     def assert_equivalent(self, program: Any, topology: Any = None, **options: Any) -> None:
-        """As `emulate.assert_equivalent`.
+        """Raise AssertionError with the report unless the program trains the same model, as `emulate.assert_equivalent` does.
 
         Args:
             program: As for `emulate.verify`.
@@ -63,12 +63,10 @@ class Programs:
         Raises:
             AssertionError: With the whole report as its text.
         """
-        from emulate.report import render
+        from emulate.report import check_equivalent
 
         __tracebackhide__ = True
-        verdict = self.verify(program, topology, **options)
-        if not verdict.is_equivalent:
-            raise AssertionError(render(verdict))
+        check_equivalent(self.verify(program, topology, **options))
 
     def _note(self, verdict: Verdict) -> None:
         runs = verdict.runs

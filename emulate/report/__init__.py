@@ -1,6 +1,6 @@
 """What users read: progress while it runs, the verdict on the terminal, as JSON and as a page."""
 
-from emulate.report.assertion import assert_equivalent
+from emulate.report.assertion import assert_equivalent, check_equivalent
 from emulate.report.files import STANDARD_OUTPUT, check_writable
 from emulate.report.html import check_libraries, write_html
 from emulate.report.json import write_json, write_object
@@ -14,6 +14,7 @@ __all__ = [
     "Live",
     "Page",
     "assert_equivalent",
+    "check_equivalent",
     "check_libraries",
     "check_writable",
     "progress_on",

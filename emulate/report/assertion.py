@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from emulate.report.terminal import render
+from emulate.errors import ByDesignWarning
+from emulate.report.terminal import by_design_text, render
 
 if TYPE_CHECKING:
     from emulate.program import Program
     from emulate.topology import Topology
+    from emulate.verify.verdict import Verdict
 
 
 def assert_equivalent(
@@ -19,6 +22,8 @@ def assert_equivalent(
     **options: Any,
 ) -> None:
     """Raise AssertionError with the report unless the program trains the same model on every topology.
+
+    The verdict `by-design` passes with a `ByDesignWarning`; with `strict=True` it fails.
 
     Args:
         program: As for `emulate.verify`.
@@ -33,6 +38,20 @@ def assert_equivalent(
     """
     from emulate.verify import verify
 
-    verdict = verify(program, topology, **options)
+    check_equivalent(verify(program, topology, **options))
+
+
+def check_equivalent(verdict: Verdict) -> None:
+    """Raise AssertionError with the report unless a verdict passes; warn where it passes only by design.
+
+    Args:
+        verdict: What `emulate.verify` returned.
+
+    Raises:
+        AssertionError: With the whole report as its text.
+    """
+    __tracebackhide__ = True
     if not verdict.is_equivalent:
         raise AssertionError(render(verdict))
+    if found := by_design_text(verdict):
+        warnings.warn(f"{found} strict=True makes it fail.", ByDesignWarning, stacklevel=3)

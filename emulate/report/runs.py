@@ -60,6 +60,8 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
 def headline(runs: Sequence[Run]) -> str:
     """What became of runs that have the same verdict, in a line."""
     run = runs[0]
+    if run.verdict == "by-design":
+        return f"by-design: only {', '.join(run.deciding)}"
     if run.verdict == "divergent":
         if {run.first_divergence.kind for run in runs if run.first_divergence} == {"final-weight"}:
             return "divergent after the last step"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from emulate.report.words import MARKS, number
+from emulate.report.words import DIVERGES, MARKS, number
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Run, Samples
@@ -14,7 +14,7 @@ HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "n
 
 def cells(run: Run) -> tuple[str, ...]:
     """A run in the columns of `HEADER`."""
-    worst = run.first_divergence if run.verdict == "divergent" and run.first_divergence else run.worst
+    worst = run.first_divergence if run.verdict in DIVERGES and run.first_divergence else run.worst
     error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
     return (
         MARKS[run.verdict],

@@ -39,6 +39,9 @@ def _page(verdict: Verdict, width: int) -> Page:
     _add_reference(page, verdict.reference, verdict.runs)
     for group in groups_of(verdict.runs):
         add_group(page, group)
+    if warning := by_design_text(verdict):
+        page.blank()
+        page.labelled("warning", warning, 0, 9, label_style="bold yellow")
     if verdict.notes:
         page.blank()
         for note in verdict.notes:
@@ -106,6 +109,15 @@ def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
     return f"On {reference.where} ({reference.topology}, the reference) the program {words}{too}{other}."
 
 
+def by_design_text(verdict: Verdict) -> str:
+    """Return the warning about topologies whose verdict is `by-design`; empty where there is none."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for topology, codes in verdict.by_design.items():
+        groups.setdefault(codes, []).append(topology)
+    found = "; ".join(f"{', '.join(codes)} on {', '.join(names)}" for codes, names in groups.items())
+    return f"The program differs from one device only by design of tf.distribute: {found}." if found else ""
+
+
 def _add_next(page: Page, verdict: Verdict) -> None:
     codes = list(dict.fromkeys(cause.code for run in verdict.runs for cause in run.causes if not cause.allowed))
     if not codes:
@@ -114,4 +126,6 @@ def _add_next(page: Page, verdict: Verdict) -> None:
     page.line(("Next", "bold"), f"  gpudist causes {codes[0]}", ("  wrong and right code, evidence, fix", "dim"))
     design = list(dict.fromkeys(c.code for run in verdict.runs for c in run.causes if c.by_design and not c.allowed))
     if design:
-        page.line(f"      --allow {design[0]}", ("  when it is wanted: it no longer decides", "dim"))
+        page.line(f"      --allow {design[0]}", ("  if you accept it", "dim"))
+    if verdict.by_design and not verdict.strict:
+        page.line("      --strict", ("  if it must fail (exit code 1)", "dim"))

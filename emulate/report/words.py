@@ -9,9 +9,18 @@ if TYPE_CHECKING:
     from emulate.verify.verdict import Difference
 
 
-MARKS = {"equivalent": "✔", "divergent": "✘", "failed": "✘", "hung": "✘", "unverified": "?", "unavailable": "-"}
+MARKS = {
+    "equivalent": "✔",
+    "by-design": "!",
+    "divergent": "✘",
+    "failed": "✘",
+    "hung": "✘",
+    "unverified": "?",
+    "unavailable": "-",
+}
 STYLES = {
     "equivalent": "bold green",
+    "by-design": "bold yellow",
     "divergent": "bold red",
     "failed": "bold red",
     "hung": "bold red",
@@ -20,12 +29,15 @@ STYLES = {
 }
 COLOURS = {
     "equivalent": "#2b8a3e",
+    "by-design": "#a36a00",
     "divergent": "#c92a2a",
     "failed": "#c92a2a",
     "hung": "#c92a2a",
     "unverified": "#a36a00",
     "unavailable": "#a36a00",
 }
+DIVERGES = ("divergent", "by-design")
+"""The verdicts of runs that differ from the reference."""
 _KINDS = {
     "gradient": "the gradient of {}",
     "weight": "the weight {}",

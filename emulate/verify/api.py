@@ -47,6 +47,7 @@ def verify(
     all_reduce: str = "auto",
     precision: str = "float32",
     allow: Collection[str] = (),
+    strict: bool = False,
     faults: str | Fault | Iterable[str | Fault] = (),
     restarts: int = 3,
     reference_args: Sequence[str] | None = None,
@@ -70,6 +71,7 @@ def verify(
         all_reduce: `auto`, `ring`, `hierarchical` or `one-device`.
         precision: `float32` or `float64`, Keras's float type in all runs.
         allow: Codes of causes that are expected: reported, but they do not decide.
+        strict: Count the verdict `by-design` as a failure.
         faults: What befalls the hosts in one more run of each topology, as `"kill:host=1,step=5"` or
             `emulate.faults.Kill(host=1, step=5)`: does the program go on to its end, and with the same result?
         restarts: How often all hosts are started again there, where a fault ended them or exit code 75 asks for it.
@@ -120,7 +122,7 @@ def verify(
         notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
-    return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
+    return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes), strict=strict)
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:

@@ -14,7 +14,7 @@ from emulate.verify.causes import find_causes
 from emulate.verify.causes.cause import names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, left_to_compare
-from emulate.verify.verdict import Difference, Farthest, Finding, Run, Samples
+from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
 """What must have been compared before a run is called equivalent."""
@@ -49,8 +49,13 @@ class Judgement:
 
     @property
     def is_unexplained(self) -> bool:
-        """Whether it decides that something has no known cause, and nothing else that the strategy does not do on purpose."""
-        return {cause.code for cause in _deciding(self.causes) if not cause.by_design} == {"unexplained"}
+        """Return whether a difference without a known cause decides, alone or beside what replicas do with their own rows."""
+        return {cause.code for cause in _deciding(self.causes)} - {*_OF_REPLICAS_ALONE} == {"unexplained"}
+
+    @property
+    def is_well(self) -> bool:
+        """Return whether the run agrees with one device, apart from differences by design."""
+        return self.verdict in ("equivalent", BY_DESIGN)
 
     @property
     def leaves_the_scale_open(self) -> bool:
@@ -115,9 +120,9 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         advice, own_rows = _as_advice(deciding)
         causes, deciding = (*(cause for cause in causes if cause not in deciding), *advice), []
     verdict, missing = _verdict(case, deciding, allow)
-    if verdict in ("equivalent", "unverified"):
+    if verdict in ("equivalent", BY_DESIGN, "unverified"):
         missing = _unordered(case, missing, asynchronous=asynchronous)
-        verdict = "unverified" if missing else "equivalent"
+        verdict = "unverified" if missing else verdict
     base = case.base
     decided_on = base if verdict == "equivalent" else case.comparison
     return Judgement(
@@ -165,7 +170,8 @@ _ARITHMETIC = (
 )
 """What the numbers of the steps show, in 32 bits as in 16."""
 _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
-"""What the strategy does by design with the rows of each replica alone."""
+"""What each replica does with its own rows alone."""
+_OF_REPLICAS_ALONE = (*_OF_OWN_ROWS, "identical-dropout")
 
 
 def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
@@ -225,9 +231,9 @@ def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tup
         return ("hung" if case.recovery.lives.last.status == "hung" else "failed"), []
     if _is_shared(deciding):
         return "unverified", [_OTHERS_FILES, *missing]
-    if deciding:
+    if not all(cause.by_design for cause in deciding):
         return "divergent", []
-    return ("unverified" if missing else "equivalent"), missing
+    return ("unverified" if missing else BY_DESIGN if deciding else "equivalent"), missing
 
 
 def _is_shared(deciding: Sequence[Finding]) -> bool:
@@ -238,7 +244,7 @@ def _is_shared(deciding: Sequence[Finding]) -> bool:
 def _unreported(case: Case, verdict: str) -> list[str]:
     """That no number of the program's own was seen: what it prints may be one replica's."""
     is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
-    if is_seen or verdict != "equivalent":
+    if is_seen or verdict not in ("equivalent", BY_DESIGN):
         return []
     return [_UNREPORTED if "loss" in case.base.kinds() else _UNREPORTED_BY_WORKERS]
 

@@ -39,7 +39,7 @@ def _is_of_tape(trace: Trace, optimizer: str) -> bool:
 
 def is_wanted(judgement: Judgement) -> bool:
     """Whether a second look may tell more: something has no known cause, or gradients show little beside amplified rounding."""
-    return judgement.is_unexplained or (judgement.verdict == "equivalent" and judgement.is_amplified)
+    return judgement.is_unexplained or (judgement.is_well and judgement.is_amplified)
 
 
 def better(judgement: Judgement, followed: Judgement) -> Judgement:
@@ -47,7 +47,7 @@ def better(judgement: Judgement, followed: Judgement) -> Judgement:
 
     Single units on the other side of a kink stand out here too: what has no known cause then is left to the runs as they came.
     """
-    if followed.verdict == "equivalent":
+    if followed.is_well:
         first = judgement.first_divergence
         since = f" (in {first.tensor} from step {first.step} on)" if first is not None else ""
         return replace(followed, notes=(*followed.notes, _AGREES.format(first=since)))

@@ -25,7 +25,7 @@ from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import OF_REFERENCE, Reference, Run
+from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
@@ -42,6 +42,10 @@ _OF_PRECISION = (
 _WITH_TF_CONFIG = (
     "The run on one device had a TF_CONFIG of one worker, as the topologies of several hosts need it. Those of one host have "
     "none: verify them in a call of their own, where the run on one device has none either."
+)
+_NOT_IN_16_BITS = (
+    "16 bits: with its layers in 32 bits the program differs by design. Allow these causes with --allow, and gpudist also "
+    "compares the program as it is."
 )
 _OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
 
@@ -248,6 +252,8 @@ class Session:
             if judgements[-1].verdict != "equivalent":
                 break
         judgement = judgements[0]
+        if judgement.verdict == BY_DESIGN and IN_32_BITS in base.switches:
+            judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
         judged = judgement.fill(_shell(run))

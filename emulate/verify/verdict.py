@@ -9,6 +9,9 @@ from typing import Any
 SCHEMA = "gpudist.verdict/1"
 PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 """The folder of the pages of all causes."""
+BY_DESIGN = "by-design"
+"""The verdict where everything that decides is by design of tf.distribute."""
+_EXIT_CODES = {"equivalent": 0, BY_DESIGN: 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}
 OF_REFERENCE = "reference"
 """The reason of a run that failed or hung by what the reference did: it has ended well itself."""
 
@@ -27,7 +30,7 @@ class Finding:
         summary: One sentence: what is wrong in this program.
         evidence: The numbers that led to it.
         fix: What to change.
-        by_design: True for a difference that the strategy makes on purpose (BatchNormalization per replica).
+        by_design: True for a difference that every user of tf.distribute gets (BatchNormalization for each replica).
         allowed: True where the user said `--allow CODE`: reported, but it does not decide.
         advice: True where the same model is trained all the same (it only costs, or one device has it too): it does not decide.
         url: The page of the cause, with wrong and right code.
@@ -168,6 +171,11 @@ class Run:
     rows: tuple[tuple[int, ...], ...] = ()
 
     @property
+    def deciding(self) -> tuple[str, ...]:
+        """Return the codes of the causes that decide the verdict."""
+        return tuple(cause.code for cause in self.causes if not (cause.allowed or cause.advice))
+
+    @property
     def is_of_reference(self) -> bool:
         """Whether it is the reference that failed or hung, while the run itself ended well."""
         return self.reason == OF_REFERENCE
@@ -191,7 +199,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `gpudist verify` returns: the reference and one run for each topology."""
+    """Hold the result of `gpudist verify`: the reference and one run for each topology.
+
+    Attributes:
+        strict: Whether the verdict `by-design` counts as a failure.
+    """
 
     program: str
     seed: int
@@ -200,19 +212,23 @@ class Verdict:
     reference: Reference
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
+    strict: bool = False
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether every topology trains the same model as one device."""
-        return bool(self.runs) and all(run.verdict == "equivalent" for run in self.runs)
+        """Tell whether every topology trains the same model as one device; `by-design` counts as the same unless strict."""
+        accepted = ("equivalent",) if self.strict else ("equivalent", BY_DESIGN)
+        return bool(self.runs) and all(run.verdict in accepted for run in self.runs)
+
+    @property
+    def by_design(self) -> dict[str, tuple[str, ...]]:
+        """Return the causes of each topology whose verdict is `by-design`."""
+        return {run.topology: run.deciding for run in self.runs if run.verdict == BY_DESIGN}
 
     @property
     def exit_code(self) -> int:
-        """0, else the first of 3, 4, 1, 5 that occurs."""
-        codes = {
-            {"equivalent": 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}[run.verdict]
-            for run in self.runs
-        }
+        """Return 0, else the first of 3, 4, 1, 5 that occurs."""
+        codes = {_EXIT_CODES[run.verdict] for run in self.runs} | ({1} if self.strict and self.by_design else set())
         return next((code for code in (3, 4, 1, 5) if code in codes), 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -222,6 +238,7 @@ class Verdict:
             "program": self.program,
             "seed": self.seed,
             "device": self.device,
+            "strict": self.strict,
             "versions": dict(self.versions),
             "reference": _plain(self.reference),
             "runs": [_plain(run) for run in self.runs],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import emulate
@@ -10,7 +12,7 @@ from emulate.report import render
 from fixtures.manifest import BUGS, Fixture
 
 JUDGED = tuple(one for one in BUGS if one.verdicts != ("wrong-use",))  # test_verification.py has the other
-CODES = {"unverified": 1, "divergent": 1, "failed": 3, "hung": 4}
+CODES = {"by-design": 0, "unverified": 1, "divergent": 1, "failed": 3, "hung": 4}
 
 
 def _topologies(fixture: Fixture) -> tuple[str, ...]:
@@ -48,6 +50,7 @@ def _check(fixture: Fixture, topology: str, preload: Preload) -> None:
             assert run.causes[0].code == fixture.cause, render(verdict)
             assert all((run.causes[0].summary, run.causes[0].evidence, run.causes[0].fix))
     assert verdict.exit_code in {CODES[one] for one in fixture.verdicts}
+    assert replace(verdict, strict=True).exit_code in {CODES[one] or 1 for one in fixture.verdicts}
 
 
 def test_adam_hides_a_wrong_scale_in_the_weights_and_it_is_found_in_the_gradients(preload: Preload) -> None:

@@ -15,8 +15,8 @@ from emulate.report.files import write_whole
 from emulate.report.page import clean
 from emulate.report.runs import facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
-from emulate.report.terminal import reference_failure, reference_text
-from emulate.report.words import COLOURS, tensor, where
+from emulate.report.terminal import by_design_text, reference_failure, reference_text
+from emulate.report.words import COLOURS, DIVERGES, tensor, where
 
 if TYPE_CHECKING:
     from emulate.verify.verdict import Difference, Run, Verdict
@@ -72,8 +72,10 @@ def page_of(verdict: Verdict) -> str:
         verdict=verdict,
         overall=_overall(verdict),
         colours=COLOURS,
+        diverges=DIVERGES,
         header=HEADER,
         rows=[(run, cells(run)) for run in verdict.runs],
+        warning=by_design_text(verdict),
         reference=reference_text(verdict.reference, verdict.runs),
         reference_failure=reference_failure(verdict.reference, verdict.runs),
         hint_for=hint_for,
@@ -95,7 +97,7 @@ def page_of(verdict: Verdict) -> str:
 
 def _overall(verdict: Verdict) -> str:
     """In the order of the exit codes what decides."""
-    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "equivalent")
+    decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
     found = {run.verdict for run in verdict.runs}
     return next((word for word in decides if word in found), "unverified")
 
@@ -133,7 +135,7 @@ def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
 
 
 def _farthest(run: Run) -> str:
-    worst: Difference | None = run.first_divergence if run.verdict == "divergent" else run.worst
+    worst: Difference | None = run.first_divergence if run.verdict in DIVERGES else run.worst
     return "" if worst is None else f"{tensor(worst)} {where(worst)}"
 
 

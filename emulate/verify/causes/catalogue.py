@@ -129,7 +129,10 @@ def get(code: str) -> Cause:
 
 
 def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Every cause seen in a case, in the order in which to mend them; differences by design come last, then advice."""
+    """Return every cause seen in a case, in the order in which to fix them.
+
+    What replicas do with their own rows alone comes last, then advice.
+    """
 
     def add(finding: Finding | None) -> None:
         if finding is not None:
@@ -146,7 +149,7 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
             case.found[:] = [finding for finding in case.found if finding.code != IN_BATCH_NEGATIVES.code]
     elif _is_of_a_gradient(case):
         _look_for_parts(case, add)
-    return tuple(sorted(case.found, key=lambda finding: (finding.advice, finding.by_design)))
+    return tuple(sorted(case.found, key=lambda one: (one.advice, one.by_design or one.code == IN_BATCH_NEGATIVES.code)))
 
 
 def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:

@@ -35,7 +35,7 @@ class Cause:
     Attributes:
         code: The stable kebab-case code. `texts/<code>.md` holds all its texts.
         search: Looks at a case; returns None where the cause is not seen.
-        by_design: Whether the strategy makes this difference on purpose.
+        by_design: Whether every user of tf.distribute gets this difference: alone it makes the verdict `by-design`.
         runs_that_ended: Whether it is also looked for where the program raised or hung.
         completed: Whether it is looked for where the program ran to the end.
         advice: Whether the same model is trained all the same, so that it is reported and does not decide.

@@ -31,4 +31,4 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-IN_BATCH_NEGATIVES = Cause("in-batch-negatives", _search, by_design=True)
+IN_BATCH_NEGATIVES = Cause("in-batch-negatives", _search)

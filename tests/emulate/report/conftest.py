@@ -34,8 +34,8 @@ class Made:
         run = Run(topology, "equivalent", replicas=4, steps=20, samples=Samples(960, 960), worst=WORST, seconds=8.1)
         return replace(run, **changes)
 
-    def divergent(self, topology="1x4", *, causes=(LOSS_SCALING,), first=FIRST, **changes):
-        return self.equivalent(topology, verdict="divergent", causes=tuple(causes), first_divergence=first, **changes)
+    def divergent(self, topology="1x4", *, causes=(LOSS_SCALING,), first=FIRST, verdict="divergent", **changes):
+        return self.equivalent(topology, verdict=verdict, causes=tuple(causes), first_divergence=first, **changes)
 
     def verdict(self, *runs, reference=Reference("ok", 20), **changes):  # noqa: B008
         versions = {"gpudist": "0.1.0", "tensorflow": "2.21.0", "keras": "3.15.1"}

@@ -79,6 +79,16 @@ def test_causes_come_in_the_order_in_which_to_mend_them(made):
     assert "--allow batchnorm-local-statistics" in text
 
 
+def test_what_differs_by_design_alone_is_a_warning_that_says_how_to_make_it_fail(made):
+    runs = [made.divergent(topology, causes=[made.batchnorm], verdict="by-design") for topology in ("1x2", "1x4")]
+    text = render(made.verdict(made.equivalent("1x1"), *runs))
+    assert "!  1x4       by-design " in text
+    assert "1x2, 1x4  by-design: only batchnorm-local-statistics" in text
+    assert "warning The program differs from one device only by design of tf.distribute: batchnorm-" in " ".join(text.split())
+    assert "--strict  if it must fail (exit code 1)" in text
+    assert "--strict" not in render(made.verdict(*runs, strict=True))
+
+
 def test_an_allowed_cause_is_reported_and_offers_nothing(made):
     allowed = Finding("loss-report", "The loss is a quarter.", "0.25", "Multiply.", allowed=True)
     text = render(made.verdict(made.equivalent(causes=(allowed,))))
@@ -229,7 +239,7 @@ differences = st.builds(
     error=st.floats(), noise=st.floats(), value=numbers, reference_value=numbers, non_finite=st.booleans(),
 )  # fmt: skip
 findings = st.builds(Finding, st.text(max_size=9), st.text(max_size=99), st.text(max_size=99), st.text(max_size=99))
-verdicts_of_runs = st.sampled_from(["equivalent", "divergent", "failed", "hung", "unverified", "unavailable"])
+verdicts_of_runs = st.sampled_from(["equivalent", "by-design", "divergent", "failed", "hung", "unverified", "unavailable"])
 runs = st.builds(
     Run, st.sampled_from(["1x4", "2x2"]), verdicts_of_runs, reason=st.none() | st.text(max_size=20),
     worst=st.none() | differences, first_divergence=st.none() | differences, causes=st.tuples() | st.tuples(findings),

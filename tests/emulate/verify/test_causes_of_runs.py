@@ -206,7 +206,7 @@ def batchnorm(folder: Folder, switched: Any, allow: list[str]) -> Judgement:
 
 def test_batchnorm_is_confirmed_by_synchronizing_it_and_then_may_be_allowed(folder: Folder) -> None:
     found = batchnorm(folder, right_topology, [])
-    assert (found.verdict, codes(found), found.causes[0].by_design) == ("divergent", ["batchnorm-local-statistics"], True)
+    assert (found.verdict, codes(found), found.causes[0].by_design) == ("by-design", ["batchnorm-local-statistics"], True)
     assert "synchronized in both runs everything agrees" in found.causes[0].evidence
     assert batchnorm(folder, right_topology, ["batchnorm-local-statistics"]).verdict == "equivalent"
 
@@ -268,7 +268,7 @@ def test_a_loop_that_adds_up_means_by_itself_is_loss_scaling(folder: Folder) -> 
 def test_the_same_random_numbers_on_all_replicas_are_by_design_and_can_be_allowed(folder: Folder) -> None:
     case = hand_made(folder, lambda made, k: right_topology(made, k, draws=[f"mask-{k}"]))
     found = judge(case)
-    assert (found.verdict, codes(found), found.causes[0].by_design) == ("divergent", ["identical-dropout"], True)
+    assert (found.verdict, codes(found), found.causes[0].by_design) == ("by-design", ["identical-dropout"], True)
     assert "noise = generator.normal(tf.shape(x))" in found.causes[0].fix  # there is no dropout to mend
     again = hand_made(Folder(case.topology.directory / "again"), lambda made, k: right_topology(made, k, draws=[f"mask-{k}"]))
     allowed = judge(again, allow=["identical-dropout"])
