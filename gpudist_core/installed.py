@@ -14,7 +14,7 @@ from pathlib import Path
 OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
 _INSTALL = {
-    "tensorflow": "pip install --upgrade 'gpudist[tensorflow]'. tensorflow-cpu, tf-nightly and vendors' builds are supported, too",
+    "tensorflow": "pip install --upgrade 'gpudist[tensorflow]' (tensorflow-cpu, tf-nightly and vendors' builds also work)",
     "keras": "pip install --upgrade 'keras>=3.8'",
 }
 
@@ -45,8 +45,8 @@ def unsupported() -> str | None:
     for module, oldest in OLDEST.items():
         version = installed_version(module)
         if version is None or release(version) < oldest:
-            rule = f"{_TITLES[module]} {oldest[0]}.{oldest[1]} or newer must be installed in the environment of this Python"
-            return f"{rule}. Received: {module}={version!r}, sys.executable={sys.executable!r}. Run: {_INSTALL[module]}."
+            rule = f"{_TITLES[module]} {oldest[0]}.{oldest[1]} or newer must be installed"
+            return f"{rule}. Received: {module}={version!r}, python={sys.executable!r}. Run: {_INSTALL[module]}."
     return None
 
 
@@ -62,7 +62,7 @@ def _version_on_disk(module: str, search_path: tuple[str, ...]) -> str | None:
     if folder is None and not _is_package(module):
         return None
     named = set(_versions_of_distributions(module, folder)) if folder else set()
-    # Without metadata, or with that of two distributions (tensorflow and tf-nightly write the same folder), the module itself knows.
+    # Without metadata, or with that of two distributions (tensorflow and tf-nightly write one folder), the module itself knows.
     return named.pop() if len(named) == 1 else _version_by_import(module)
 
 
