@@ -10,7 +10,7 @@ WRONG := fixtures/bugs/loss_scaling_multiworker.py
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check bench features clean
+.PHONY: help setup demo test slow check bench compat features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 		exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"  # the first that reads dependency groups
-	$(BIN)/python -m pip install --quiet --compile --editable . --group dev
+	$(BIN)/python -m pip install --quiet --compile --editable ".[tensorflow]" --group dev
 	@touch $@
 
 demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
@@ -58,8 +58,11 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, s
 bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks
 
+compat: $(STAMP)  ## try each supported pair of TensorFlow and Keras in .compat; ARGS="--only tf2.18" tries one
+	$(BIN)/python -m benchmarks.compat $(ARGS)
+
 features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes the README's table
 	$(BIN)/python -m benchmarks.features
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .compat build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -50,12 +50,9 @@ app.command(epilog=faults.EXAMPLES)(faults.faults)
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
+        from gpudist_core.installed import own_version
 
-        try:
-            print(f"gpudist {version('gpudist')}")
-        except PackageNotFoundError:
-            print("gpudist, not installed: run from its source")
+        print(f"gpudist {own_version()}")
         raise typer.Exit
 
 

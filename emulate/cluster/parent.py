@@ -23,6 +23,7 @@ from emulate.cluster.preload import Hello
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.scratch import make_scratch
 from emulate.cluster.views import remove_tree
+from emulate.devices import check_tensorflow
 from emulate.errors import Unavailable
 from emulate.pickling import to_bytes
 from emulate.program import working_directory
@@ -46,7 +47,7 @@ class Preload:
             this process is killed (when all are killed at once, the next one that is made on this machine does it).
 
     Raises:
-        WrongUse: When the working directory is gone.
+        WrongUse: When the working directory is gone, and where no supported TensorFlow is installed.
         Unavailable: On a system without what this rests on, or where no interpreter can be started.
 
     Example:
@@ -62,6 +63,7 @@ class Preload:
             raise Unavailable(
                 f"Hosts are emulated on Linux only. Received: sys.platform={sys.platform!r}. Use a Linux machine or container."
             )
+        check_tensorflow()
         working_directory()  # relative entries of sys.path begin there
         self.imports = imports
         self.directory, held = make_scratch()

@@ -2,6 +2,7 @@
 
 from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
 from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says, why_blind
+from emulate.devices.framework import check_tensorflow
 from emulate.devices.install import forget_program, install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
 from emulate.devices.kernels import about_compiling, kernel_folder
@@ -27,6 +28,7 @@ __all__ = [
     "all_reduce_in_use",
     "ask_until",
     "check_device",
+    "check_tensorflow",
     "choose_device",
     "describe_machine",
     "find_gpus",

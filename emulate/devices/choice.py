@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emulate.devices.framework import check_tensorflow
 from emulate.devices.inventory import Inventory, find_gpus
 from emulate.devices.kernels import why_not_compiled
 from emulate.devices.lease import is_leased
@@ -78,7 +79,7 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
         The choice.
 
     Raises:
-        WrongUse: For another word.
+        WrongUse: For another word, and where no supported TensorFlow is installed.
         Unavailable: When `gpu` is asked for, and no topology can be had on this machine's GPUs.
 
     Example:
@@ -86,6 +87,7 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
         'cpu'
     """
     check_device(device)
+    check_tensorflow()
     if device == "cpu":
         return DeviceChoice("cpu")
     there = ask_until(_to_be_had, lambda found: not _is_short(device, topologies, found), patience_now())

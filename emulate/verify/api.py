@@ -7,7 +7,6 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
 from emulate.verify.session import judge_all
 from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
+from gpudist_core.installed import installed_version, own_version
 
 if TYPE_CHECKING:
     from emulate.cluster import Preload
@@ -219,14 +219,8 @@ def _trace(folder: Path) -> Trace:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
-    found = {}
-    for package in ("gpudist", "tensorflow", "keras"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    """Return the versions of what decides a result."""
+    return {"gpudist": own_version(), **{name: str(installed_version(name)) for name in ("tensorflow", "keras")}}
 
 
 def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topology]:

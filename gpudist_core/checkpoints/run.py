@@ -15,6 +15,7 @@ from gpudist_core.checkpoints.items import Constant, Item
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.saving import Held, Snapshot
 from gpudist_core.errors import WrongUse
+from gpudist_core.installed import installed_version, own_version
 from gpudist_core.replicas import Replicas, replicas_of
 
 
@@ -171,13 +172,11 @@ class Run:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata
     import platform
 
-    found = {"python": platform.python_version()}
-    for name in ("gpudist", "tensorflow", "keras", "numpy"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # a copy of the sources has none
-            found[name] = "unknown"
-    return found
+    names = ("tensorflow", "keras", "numpy")
+    return {
+        "python": platform.python_version(),
+        "gpudist": own_version(),
+        **{name: str(installed_version(name)) for name in names},
+    }

@@ -1,0 +1,16 @@
+"""The TensorFlow that hosts will import: whether gpudist supports it."""
+
+from __future__ import annotations
+
+from emulate.errors import WrongUse
+from gpudist_core.installed import unsupported
+
+
+def check_tensorflow() -> None:
+    """Refuse an environment without a supported TensorFlow and Keras.
+
+    Raises:
+        WrongUse: When one of them is missing or too old; the text says what to install.
+    """
+    if text := unsupported():
+        raise WrongUse(text)

@@ -1,0 +1,86 @@
+"""The installed TensorFlow and Keras: their versions, read without an import, and whether gpudist supports them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+OLDEST = {"tensorflow": (2, 18), "keras": (3, 8)}
+_TITLES = {"tensorflow": "TensorFlow", "keras": "Keras"}
+_INSTALL = {
+    "tensorflow": "pip install --upgrade 'gpudist[tensorflow]' (tensorflow-cpu, tf-nightly and vendors' builds also work)",
+    "keras": "pip install --upgrade 'keras>=3.8'",
+}
+
+
+def installed_version(module: str) -> str | None:
+    """Return the version of the module that `import` finds, whichever distribution it came with.
+
+    Args:
+        module: The name of a top-level module, `tensorflow` say.
+
+    Returns:
+        Its version; None where no such module is installed.
+    """
+    imported = getattr(sys.modules.get(module), "__version__", None)
+    return str(imported) if imported is not None else _version_on_disk(module, tuple(sys.path))
+
+
+def own_version() -> str:
+    """Return gpudist's version; `source` where its sources were not installed."""
+    try:
+        return importlib.metadata.version("gpudist")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
+def unsupported() -> str | None:
+    """Return one sentence on what must be installed; None where this TensorFlow and this Keras are supported."""
+    for module, oldest in OLDEST.items():
+        version = installed_version(module)
+        if version is None or release(version) < oldest:
+            rule = f"{_TITLES[module]} {oldest[0]}.{oldest[1]} or newer must be installed"
+            return f"{rule}. Received: {module}={version!r}, python={sys.executable!r}. Run: {_INSTALL[module]}."
+    return None
+
+
+def release(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version: (2, 22) of `2.22.0-dev20261120`; (0, 0) where it has none."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+@functools.lru_cache
+def _version_on_disk(module: str, search_path: tuple[str, ...]) -> str | None:
+    folder = next((Path(entry) for entry in search_path if (Path(entry) / module / "__init__.py").is_file()), None)
+    if folder is None and not _is_package(module):
+        return None
+    named = set(_versions_of_distributions(module, folder)) if folder else set()
+    # Without metadata, or with that of two distributions (tensorflow and tf-nightly write one folder), the module itself knows.
+    return named.pop() if len(named) == 1 else _version_by_import(module)
+
+
+def _is_package(module: str) -> bool:
+    """Return whether an import hook finds it; a keras.py of the user or a folder that pip left empty is not meant."""
+    spec = importlib.util.find_spec(module)
+    return spec is not None and spec.origin is not None and spec.submodule_search_locations is not None
+
+
+def _versions_of_distributions(module: str, folder: Path) -> Iterator[str]:
+    """Yield the versions of the distributions that have put a top-level module into this folder."""
+    for listing in folder.glob("*.dist-info/top_level.txt"):
+        if module in listing.read_text().split():
+            yield listing.parent.name.removesuffix(".dist-info").partition("-")[2]
+
+
+def _version_by_import(module: str) -> str | None:
+    """Return what the module says in a process of its own, so that this one does not import it."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print({module}.__version__)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return result.stdout.split()[-1] if result.returncode == 0 else None

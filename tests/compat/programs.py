@@ -1,0 +1,72 @@
+"""Every program of the manifest on the first topology it names; `make compat` runs this with each pair of versions."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import emulate
+from emulate.cluster import Preload
+from emulate.errors import WrongUse
+from emulate.report import render
+from fixtures.manifest import ALSO_ASKED, BUGS, HERE, PROGRAMS, RECIPES
+
+IS_LEGACY = os.environ.get("GPUDIST_COMPAT_LEGACY_KERAS") == "1"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One program, where it runs, and what gpudist must say of it."""
+
+    path: Path
+    topology: str
+    verdicts: tuple[str, ...] = ("equivalent",)
+    cause: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The path below `fixtures`."""
+        return str(self.path.relative_to(HERE).with_suffix(""))
+
+
+ITEMS = (
+    *(Item(one.path, one.topologies[0], one.verdicts, one.cause) for one in (*PROGRAMS, *BUGS)),
+    *(Item(one.as_asked, said.topologies[0], said.verdicts, said.cause) for one in RECIPES for said in one.expected[:1]),
+    *(Item(one.as_it_should_be, one.topologies[0]) for one in RECIPES),
+    *(Item(one.path, one.topologies[0]) for one in ALSO_ASKED),
+)
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[Preload]:
+    """A parent that imported the Keras of this pair."""
+    with Preload(environment={"TF_USE_LEGACY_KERAS": str(int(IS_LEGACY))}, modules=("emulate.verify",)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.name)
+def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Preload, tmp_path: Path) -> None:
+    path = _with_legacy_keras(item.path, tmp_path) if IS_LEGACY else item.path
+    if item.verdicts == ("wrong-use",):
+        with pytest.raises(WrongUse):
+            emulate.verify(path, item.topology, preload=parent)
+        return
+    verdict = emulate.verify(path, item.topology, timeout=120, preload=parent)
+    (run,) = verdict.runs
+    first = run.causes[0].code if run.causes else None
+    assert run.verdict in item.verdicts, render(verdict)
+    assert first == item.cause or (item.cause is None and item.verdicts != ("equivalent",)), render(verdict)
+
+
+def _with_legacy_keras(path: Path, folder: Path) -> Path:
+    """Return a copy of the program that imports tf_keras by the name keras; its data lie where they did."""
+    copy = folder / path.relative_to(HERE)
+    copy.parent.mkdir(parents=True)
+    (folder / "data").symlink_to(HERE / "data")
+    copy.write_text(re.sub(r"^import keras$", "import tf_keras as keras", path.read_text(), flags=re.MULTILINE))
+    return copy
