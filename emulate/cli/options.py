@@ -30,7 +30,9 @@ def _choice(*names: str) -> str:
 
 ProgramArgument = Annotated[
     str | None,
-    typer.Argument(metavar="PROGRAM", show_default=False, help="train.py, train.py:function or package.module:function."),
+    typer.Argument(
+        metavar="PROGRAM", show_default=False, help="train.py, train.ipynb, train.py:function or package.module:function"
+    ),
 ]
 ModuleOption = Annotated[
     str | None,

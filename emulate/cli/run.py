@@ -58,8 +58,8 @@ def run(
     from emulate.devices import choose_device
 
     choice = choose_device(device, [shape])
-    if choice.why:
-        complain(choice.why)
+    for note in filter(None, (*found.notes, choice.why)):
+        complain(note)
     faults = parse_all(fault)
     check_for(faults, shape)
     launch = partial(_launch, found, shape, choice.kind, all_reduce, network, faults)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from emulate.errors import WrongUse
+from emulate.program import notebook
 from emulate.program.source import parse
 
 _ORDERLESS = ("sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "isinstance")
@@ -35,11 +36,12 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
             continue
         seen.add(one)
         try:
-            tree = parse(one, one.name)
+            trees = notebook.trees(one, one.name) if notebook.is_notebook(one) else [(one.name, parse(one, one.name))]
         except WrongUse:  # the program will say so, if it gets there
             continue
-        found += [f"{one.name}, line {line}" for line in _lines(tree, is_one)]
-        to_read += _imported(tree, (one.parent, *roots))
+        for name, tree in trees:
+            found += [f"{name}, line {line}" for line in _lines(tree, is_one)]
+            to_read += _imported(tree, (one.parent, *roots))
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emulate.errors import WrongUse
-from emulate.program import source
+from emulate.program import notebook, source
 from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import package_of, working_directory
 from emulate.program.hashing import hashes
@@ -27,7 +27,7 @@ class Program:
 
     Attributes:
         name: As the user wrote it, for messages.
-        kind: `script`, `module` (run as `python -m` does), `function` or `callable`.
+        kind: `script`, `notebook`, `module` (run as `python -m` does), `function` or `callable`.
         args: What the program finds in `sys.argv[1:]`.
         file: Its source file; None for a callable.
         module: Dotted name of the module, where it is run or imported by name.
@@ -36,6 +36,7 @@ class Program:
         written: The file that a callable is written in, where there is one.
         cwd: The working directory it was found from.
         search_path: The rest of `sys.path`.
+        notes: What of it is not run.
 
     Example:
         program = Program.find("train.py", ["--epochs", "2"])
@@ -53,13 +54,15 @@ class Program:
     written: Path | None = None
     cwd: Path = field(default_factory=Path.cwd)
     search_path: tuple[str, ...] = field(default_factory=lambda: _search_path(), repr=False)
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def find(cls, target: str | os.PathLike[str] | Callable[[], Any] | Program, args: Sequence[str] = ()) -> Program:
         """Find a program and check what can be checked without running it. Nothing of the user's is imported.
 
         Args:
-            target: `train.py`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable.
+            target: `train.py`, `train.ipynb`, `-m package.module`, `train.py:function`, `package.module:function`, or a
+                callable.
             args: The program's own arguments.
 
         Returns:
@@ -80,6 +83,9 @@ class Program:
         if where and not os.path.exists(name):
             return cls._of_function(name, where, function, tuple(args))
         file = source.find_file(name, name)
+        if notebook.is_notebook(file):
+            notes = tuple(filter(None, [notebook.skipped(file, notebook.cells_of(file, name))]))
+            return cls(name, "notebook", tuple(args), file=file, import_root=file.resolve().parent, notes=notes)
         source.parse(file, name)
         return cls(name, "script", tuple(args), file=file, import_root=file.resolve().parent)
 
@@ -96,6 +102,8 @@ class Program:
                 f"What follows the colon must be a function's name. Received: program={name!r}. "
                 f"Write {f'{where}:main'!r}, say, or {where!r} alone to run all of it."
             )
+        if where.endswith(notebook.SUFFIX):
+            raise WrongUse(f"A notebook is run as a whole. Received: program={name!r}. Name {where!r} alone.")
         if where.endswith(".py") or os.sep in where:
             file = source.find_file(where, name)
             root, module = package_of(file)

@@ -15,7 +15,7 @@ from pathlib import Path
 from emulate.errors import WrongUse
 
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
-_FORMS = "A program is written train.py, -m package.module, train.py:function or package.module:function."
+_FORMS = "A program is written train.py, train.ipynb, -m package.module, train.py:function or package.module:function."
 
 
 def find_file(text: str, name: str) -> Path:
@@ -47,11 +47,6 @@ def find_file(text: str, name: str) -> Path:
             f"A program must be a regular file, which each host reads anew. Received: program={name!r}, a pipe or a device. "
             "Write it to a file first."
         )
-    if path.suffix == ".ipynb":
-        raise WrongUse(
-            f"A program must be Python source, not a notebook. Received: program={name!r}. "
-            f"Export it first: jupyter nbconvert --to script {text}"
-        )
     return path
 
 
@@ -64,7 +59,7 @@ def _behind_stream(path: Path) -> Path:
 def _offer(folder: Path, wanted: str, text: str = "") -> str:
     if not folder.is_dir():
         return f"There is no folder {str(folder)!r} either."
-    files = sorted(path.name for path in folder.glob("*.py"))
+    files = sorted(path.name for path in folder.iterdir() if path.suffix in (".py", ".ipynb"))
     if wanted and (near := difflib.get_close_matches(wanted, files, n=1, cutoff=0.6) or _same_stem(wanted, files)):
         return f"Did you mean {os.path.join(os.path.dirname(text), near[0])!r}?"
     if wanted and find_module_file(wanted) is not None:
@@ -75,7 +70,7 @@ def _offer(folder: Path, wanted: str, text: str = "") -> str:
 
 
 def _same_stem(wanted: str, files: Iterable[str]) -> list[str]:
-    return [file for file in files if file == wanted + ".py"]
+    return [file for file in files if file in (wanted + ".py", wanted + ".ipynb")]
 
 
 def find_module_file(module: str, runnable: bool = True) -> Path | None:

@@ -6,6 +6,7 @@ import atexit
 import importlib
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from emulate.errors import WrongUse
+from emulate.program.notebook import cells_of
 
 if TYPE_CHECKING:
     from emulate.program.program import Program
@@ -48,7 +50,7 @@ def _end_as_python_does() -> None:
 
 def _set_arguments(program: Program, path: PathMap) -> None:
     file = None if program.file is None else path(program.file)
-    typed = program.name if program.kind == "script" and not os.path.isabs(program.name) else None
+    typed = program.name if program.kind in ("script", "notebook") and not os.path.isabs(program.name) else None
     sys.argv[:] = [typed or str(file or "-c"), *program.args]
     if program.import_root is not None:
         root = Path.cwd() if program.kind == "module" else path(program.import_root)
@@ -66,6 +68,18 @@ def _run_script(program: Program, path: PathMap) -> None:
     _run_as_main(code, str(file), loader, None)
 
 
+def _run_notebook(program: Program, path: PathMap) -> None:
+    """Run the code cells in order, in one `__main__`; tracebacks and autograph find the source of a cell in linecache."""
+    assert program.file is not None
+    file = path(program.file)
+    module = _main_module(None, None, None)
+    module.__dict__["display"] = print  # which IPython provides
+    for cell in cells_of(file, program.name):
+        name = cell.file_name(file)
+        linecache.cache[name] = (len(cell.source), None, cell.source.splitlines(keepends=True), name)
+        exec(compile(cell.source, name, "exec"), module.__dict__)
+
+
 def _run_module(program: Program, path: PathMap) -> None:
     assert program.module is not None
     spec = importlib.util.find_spec(program.module)
@@ -80,10 +94,14 @@ def _run_module(program: Program, path: PathMap) -> None:
 
 
 def _run_as_main(code: CodeType, file: str, loader: object, spec: ModuleSpec | None) -> None:
+    exec(code, _main_module(file, loader, spec).__dict__)
+
+
+def _main_module(file: str | None, loader: object, spec: ModuleSpec | None) -> ModuleType:
     """Unlike runpy, leave `__main__` in place afterwards: threads, exit handlers and pickles still refer to it."""
     module = ModuleType("__main__")
     module.__dict__.update(
-        __file__=file,
+        **({} if file is None else {"__file__": file}),  # a notebook has none
         __loader__=loader,
         __spec__=spec,
         __package__=None if spec is None else spec.parent,
@@ -92,7 +110,7 @@ def _run_as_main(code: CodeType, file: str, loader: object, spec: ModuleSpec | N
         __annotations__={},
     )
     sys.modules["__main__"] = module
-    exec(code, module.__dict__)
+    return module
 
 
 def _call_function(program: Program, path: PathMap) -> Any:
@@ -126,6 +144,7 @@ def _call_callable(program: Program, path: PathMap) -> Any:
 
 _STARTERS: dict[str, Callable[[Program, PathMap], Any]] = {
     "script": _run_script,
+    "notebook": _run_notebook,
     "module": _run_module,
     "function": _call_function,
     "callable": _call_callable,

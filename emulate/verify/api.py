@@ -58,8 +58,8 @@ def verify(
     """Find out whether a program trains the same model on these topologies as on one device.
 
     Args:
-        program: `train.py`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable that
-            needs no arguments.
+        program: `train.py`, `train.ipynb`, `-m package.module`, `train.py:function`, `package.module:function`, or a
+            callable that needs no arguments.
         topology: One topology or several, `"1x4"` or `["1x4", "2x2"]`.
         args: The program's command-line arguments.
         device: `cpu`; `gpu`: this machine's GPUs, the reference's too, split where there are fewer than devices; or `auto`:
@@ -119,7 +119,7 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = judge_all(runner, found.name, seed, allow, fitting)
-        notes += [*filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
+        notes += [*found.notes, *filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes), strict=strict)

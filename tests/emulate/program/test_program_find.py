@@ -139,7 +139,7 @@ def test_a_folder_is_not_a_program(folder):
 
 def test_a_notebook_is_told_how_to_become_one(folder):
     (folder / "n.ipynb").write_text("{}")
-    assert wrong("n.ipynb").endswith("Export it first: jupyter nbconvert --to script n.ipynb")
+    assert wrong("n.ipynb").startswith("A notebook must be JSON with cells, as Jupyter writes it. Received: program='n.ipynb'")
 
 
 def test_a_syntax_error_is_shown_with_its_line(folder):
