@@ -15,26 +15,43 @@ from typer.core import TyperGroup
 
 from emulate.cli import INTERRUPTED, causes, compare, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
-from emulate.errors import Unavailable
+from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
+from emulate.errors import GpudistError, Unavailable, WrongUse
 
+_OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Commands(TyperGroup):
-    """The commands; one that does not exist but is asked for elsewhere is answered."""
+    """The commands. Usage errors are printed as all of gpudist's errors are."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that is meant."""
-        if args[:1] == ["version"]:
-            ctx.fail("No such command 'version'. Did you mean '--version'?")
-        return super().resolve_command(ctx, args)
+        """Return the command that is meant; raise WrongUse where there is none."""
+        if args[0] in self.commands or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
+        raise WrongUse(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line and leave with its exit code."""
+        try:
+            code = super().main(*args, **{**extra, "standalone_mode": False})
+        except GpudistError as error:
+            complain(str(error))
+            code = error.exit_code
+        except Exception as error:
+            if not is_usage_error(error):
+                raise
+            if type(error).__name__ != "NoArgsIsHelpError":  # the help has been shown by then
+                complain(in_our_words(error))
+            code = WrongUse.exit_code
+        sys.exit(code if isinstance(code, int) else 0)
 
 
 app = typer.Typer(
     name="gpudist",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -42,10 +59,10 @@ app = typer.Typer(
 )
 app.command(cls=ProgramCommand, epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify)
 app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.run)
-app.command(epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
-app.command(epilog=devices.EXAMPLES)(devices.devices)
-app.command(epilog=causes.EXAMPLES)(causes.causes)
-app.command(epilog=faults.EXAMPLES)(faults.faults)
+app.command(cls=Command, epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
+app.command(cls=Command, epilog=devices.EXAMPLES)(devices.devices)
+app.command(cls=Command, epilog=causes.EXAMPLES)(causes.causes)
+app.command(cls=Command, epilog=faults.EXAMPLES)(faults.faults)
 
 
 def _show_version(wanted: bool) -> None:

@@ -24,7 +24,10 @@ gpudist causes loss-scaling"""
 @exits_properly
 def causes(
     code: Annotated[
-        str | None, typer.Argument(metavar="CODE", help="One cause. Default: a list of all.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="CODE", autocompletion=options.complete_code, help="One cause. Default: a list of all.", show_default=False
+        ),
     ] = None,
 ) -> int:
     """Show what a cause means, wrong and right code, its evidence and its fix."""

@@ -8,34 +8,26 @@ from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import typer
-from typer.core import TyperCommand
 
 from emulate.cli import INTERRUPTED
+from emulate.cli.usage import HINT, Command
 from emulate.errors import GpudistError
 
 OWN_FAULT = 70
-_HINT = "Options and arguments of the program itself go after '--'."
 _ARGS = "gpudist.args"
 P = ParamSpec("P")
 
 
-class ProgramCommand(TyperCommand):
+class ProgramCommand(Command):
     """A command whose line ends in `[-- ARGS...]`: what follows the first `--` is the program's, untouched."""
+
+    hint = HINT
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep the program's arguments aside before the options are read."""
         at = args.index("--") if "--" in args else len(args)
         ctx.meta[_ARGS] = tuple(args[at + 1 :])
-        ctx.allow_extra_args = True
-        try:
-            rest = super().parse_args(ctx, args[:at])
-        except Exception as error:
-            if hasattr(error, "possibilities"):  # an option that does not exist
-                error.message = f"{str(getattr(error, 'message', error)).rstrip('.')}. {_HINT}"  # type: ignore[attr-defined]
-            raise
-        if ctx.args and not ctx.resilient_parsing:
-            ctx.fail(f"One PROGRAM can be given. Received: {ctx.args[0]!r} besides it. {_HINT}")
-        return rest
+        return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """The pieces of the usage line."""

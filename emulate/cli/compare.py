@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emulate.cli import options, outputs
+from emulate.cli import options, outputs, settings
 from emulate.cli.command import exits_properly
 from emulate.errors import WrongUse
 
@@ -26,6 +26,7 @@ _Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A folder that --t
 
 @exits_properly
 def compare(
+    context: typer.Context,
     reference: _Trace,
     trace: _Trace,
     allow: options.AllowOption = [],  # noqa: B006
@@ -37,8 +38,10 @@ def compare(
     for folder in (reference, trace):
         _check_trace(folder)
     files = outputs.check(json, html)
-    options.check_codes(allow)
-    verdict = replace(_verdict(reference, trace, allow), strict=strict)
+    chosen, from_file = settings.fill(context, allow=allow, strict=strict)
+    options.check_codes(chosen["allow"])
+    verdict = _verdict(reference, trace, chosen["allow"])
+    verdict = replace(verdict, strict=chosen["strict"], notes=(*verdict.notes, *filter(None, [from_file])))
     files.write(verdict)
     return verdict.exit_code
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -23,6 +23,22 @@ ALL_REDUCES = ("auto", "ring", "hierarchical", "one-device")
 PRECISIONS = ("float32", "float64")
 
 
+COMMON_TOPOLOGIES = ("1x2", "1x4", "1x8", "2x1", "2x2", "2x4", "4x1", "4x2", "2x1+1ps")
+"""What a shell offers: any HxD can be given."""
+
+
+def completes(*values: str) -> Callable[[str], list[str]]:
+    """Return what a shell asks for the values that begin so."""
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def complete_code(incomplete: str) -> list[str]:
+    """Return the codes of causes that begin so."""
+    from emulate.verify.causes import all_causes
+
+    return completes(*(cause.code for cause in all_causes()))(incomplete)
+
+
 def _choice(*names: str) -> str:
     """How possible values stand in the help."""
     return f"[{'|'.join(names)}]"
@@ -40,31 +56,54 @@ ModuleOption = Annotated[
 ]
 DeviceOption = Annotated[
     str,
-    typer.Option("--device", metavar=_choice(*DEVICES), help="What computes; auto takes GPUs where each device gets one."),
+    typer.Option(
+        "--device",
+        metavar=_choice(*DEVICES),
+        autocompletion=completes(*DEVICES),
+        help="What computes; auto takes GPUs where each device gets one.",
+    ),
 ]
 AllowOption = Annotated[
     list[str],
-    typer.Option("--allow", metavar="CODE", help="A cause that is expected: reported, but it does not decide. Repeatable."),
+    typer.Option(
+        "--allow",
+        metavar="CODE",
+        autocompletion=complete_code,
+        help="A cause that is expected: reported, but it does not decide. Repeatable.",
+    ),
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise.")
+    bool,
+    typer.Option(
+        "--strict/--no-strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise."
+    ),
 ]
 NetworkOption = Annotated[
     str,
     typer.Option(
         "--network",
         metavar=_choice(*NETWORKS),
+        autocompletion=completes(*NETWORKS),
         help="Several hosts get a network of their own, or share this machine's.",
     ),
 ]
 AllReduceOption = Annotated[
     str,
     typer.Option(
-        "--all-reduce", metavar=_choice(*ALL_REDUCES), help="How gradients are summed; auto takes one that runs every program."
+        "--all-reduce",
+        metavar=_choice(*ALL_REDUCES),
+        autocompletion=completes(*ALL_REDUCES),
+        help="How gradients are summed; auto takes one that runs every program.",
     ),
 ]
 PrecisionOption = Annotated[
-    str, typer.Option("--precision", metavar=_choice(*PRECISIONS), help="The float type to compute in.")
+    str,
+    typer.Option(
+        "--precision",
+        metavar=_choice(*PRECISIONS),
+        autocompletion=completes(*PRECISIONS),
+        help="The float type to compute in.",
+    ),
 ]
 FaultOption = Annotated[
     list[str],

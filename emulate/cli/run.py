@@ -34,7 +34,9 @@ _GRACE = 10.0
 _RAISED = 3
 _WRONG_USE = f"{WrongUse.__module__}.{WrongUse.__qualname__}"  # seen only once the program's file has run
 
-_TOPOLOGY = typer.Option("--topology", metavar="HxD", help="Hosts x devices each.")
+_TOPOLOGY = typer.Option(
+    "--topology", metavar="HxD", autocompletion=options.completes(*options.COMMON_TOPOLOGIES), help="Hosts x devices each."
+)
 
 
 @exits_properly

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from emulate.cli import options, outputs
+from emulate.cli import options, outputs, settings
 from emulate.cli.command import exits_properly, program_args
 from emulate.errors import WrongUse
 
@@ -28,7 +29,13 @@ def verify(
     program: options.ProgramArgument = None,
     module: options.ModuleOption = None,
     topology: Annotated[
-        list[str], typer.Option("--topology", metavar="HxD", help="Hosts x devices each; may be repeated. 1x4 unless told.")
+        list[str],
+        typer.Option(
+            "--topology",
+            metavar="HxD",
+            autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
+            help="Hosts x devices each; may be repeated. Default: 1x4.",
+        ),
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
     seed: Annotated[
@@ -69,8 +76,10 @@ def verify(
     from emulate.program import Program
     from emulate.report import progress_on
 
-    wanted = options.topologies(topology)
-    count, seconds, number = options.number_of_steps(steps), options.number_of_seconds(timeout), options.number_of_seed(seed)
+    chosen, from_file = settings.fill(context, topology=topology, steps=steps, timeout=timeout, allow=allow, strict=strict)
+    wanted, allow = options.topologies(chosen["topology"]), chosen["allow"]
+    count, seconds = options.number_of_steps(chosen["steps"]), options.number_of_seconds(chosen["timeout"])
+    number = options.number_of_seed(seed)
     again = options.number_of_restarts(restarts, fault)
     options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
     found = Program.find(options.program_target(program, module), program_args(context))
@@ -92,14 +101,14 @@ def verify(
             all_reduce=all_reduce,
             precision=precision,
             allow=tuple(allow),
-            strict=strict,
+            strict=chosen["strict"],
             faults=tuple(fault),
             restarts=again,
             reference_args=tuple(reference_arg) or None,
             traces=traces,
             progress=progress,
         )
-    files.write(verdict)
+    files.write(replace(verdict, notes=(*verdict.notes, *filter(None, [from_file]))))
     return int(verdict.exit_code)
 
 

@@ -252,16 +252,53 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("train.py", "--epochs", "2"), "No such option: --epochs. Options and arguments of the program itself go after '--'."),
-        (("train.py", "other.py"), "One PROGRAM can be given. Received: 'other.py' besides it."),
-        (("train.py", "--xml", "v.xml"), "No such option: --xml"),
+        (
+            "verify train.py --epochs 2",
+            (
+                "An option of gpudist verify must exist. Received: --epochs. 'gpudist verify --help' lists them. "
+                "Options and arguments of the program itself go after '--'."
+            ),
+        ),
+        (
+            "run train.py --toplogy 1x2",
+            (
+                "An option of gpudist run must exist. Received: --toplogy. Did you mean '--topology'? "
+                "Options and arguments of the program itself go after '--'."
+            ),
+        ),
+        (
+            "verify train.py other.py",
+            (
+                "gpudist verify takes one PROGRAM. Received: 'other.py' besides it. "
+                "Options and arguments of the program itself go after '--'."
+            ),
+        ),
+        ("verify train.py --topology", "--topology must have a value. Received: none. Write --topology HxD."),
+        ("compare a", "gpudist compare needs TRACE. Received: none. 'gpudist compare --help' shows how it is used."),
+        ("devices x", "gpudist devices takes no argument. Received: 'x' besides it."),
+        ("causes nan x", "gpudist causes takes one CODE. Received: 'x' besides it."),
+        ("verfy train.py", "A command of gpudist must exist. Received: 'verfy'. Did you mean 'verify'?"),
+        ("version", "A command of gpudist must exist. Received: 'version'. Did you mean '--version'?"),
+        ("--nonsense", "An option of gpudist must exist. Received: --nonsense. 'gpudist --help' lists them."),
     ],
 )
-def test_a_usage_error_says_what_was_received(verified, args, message):
-    done, call = verified(*args)
-    assert done.exit_code == 2
-    assert message in " ".join(done.stderr.replace("│", " ").split())
-    assert call is None
+def test_a_usage_error_of_the_parser_reads_as_any_other(verified, args, message):
+    done = gpudist(*args.split())
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", f"gpudist: {message}\n")
+
+
+def test_a_shell_completes_options_topologies_and_causes():
+    def offered(words):
+        env = {**os.environ, "_GPUDIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-c", "from emulate.cli import main; main()"]
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout.split()
+
+    assert "verify" in offered("gpudist ")
+    assert "--topology" in offered("gpudist verify --to")
+    assert offered("gpudist verify --topology 2x4") == ["2x4"]
+    assert offered("gpudist causes loss-s") == ["loss-scaling"]
+    assert offered("gpudist verify train.py --allow loss-r") == ["loss-report"]
+    assert "_GPUDIST_COMPLETE" in gpudist("--show-completion").output
 
 
 def test_a_run_refuses_a_second_topology(folder):
@@ -363,12 +400,6 @@ def test_the_machine_is_described_in_words_and_in_json(monkeypatch, tmp_path):
     ]
     assert json.loads((tmp_path / "machine.json").read_text()) == {"schema": "gpudist.devices/1", **about, **isolation}
     assert gpudist("devices", "--json", str(tmp_path / "machine.json")).exit_code == 0
-
-
-def test_who_asks_for_a_command_version_is_told_the_option():
-    done = gpudist("version")
-    assert done.exit_code == 2
-    assert "No such command 'version'. Did you mean '--version'?" in done.stderr
 
 
 def test_a_trace_is_not_written_over_by_the_report_on_it(folder):

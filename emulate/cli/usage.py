@@ -1,0 +1,75 @@
+"""Usage errors: those of the command line's parser in the words that all of gpudist's errors have."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from typer.core import TyperCommand
+
+from emulate.errors import WrongUse
+
+HINT = "Options and arguments of the program itself go after '--'."
+
+
+class Command(TyperCommand):
+    """A command that says in our words which argument is one too many."""
+
+    hint = ""
+    """What is added where an option or an argument may be meant for something else."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options; raise WrongUse for arguments that the command does not take."""
+        ctx.allow_extra_args = True
+        try:
+            rest = super().parse_args(ctx, args)
+        except Exception as error:
+            if is_usage_error(error):  # of some of them the parser does not say in which command
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+        if ctx.args and not ctx.resilient_parsing:
+            takes = " ".join(_name(param) for param in self.params if param.param_type_name == "argument")
+            raise WrongUse(
+                f"{ctx.command_path} takes {f'one {takes}' if takes else 'no argument'}. "
+                f"Received: {ctx.args[0]!r} besides it. {self.hint}".rstrip()
+            )
+        return rest
+
+
+def is_usage_error(error: BaseException) -> bool:
+    """Return whether the parser raised it: typer's own copy of click, or click itself before typer 0.26."""
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def in_our_words(error: Any) -> str:
+    """Return what must hold, what was received and what to do, of an error that the parser raised."""
+    context = getattr(error, "ctx", None)
+    path = "gpudist" if context is None else context.command_path
+    name = getattr(error, "option_name", None)
+    if hasattr(error, "possibilities"):
+        hint = did_you_mean(str(name), error.possibilities or []) or f"'{path} --help' lists them."
+        more = getattr(getattr(context, "command", None), "hint", "")
+        return f"An option of {path} must exist. Received: {name}. {hint} {more}".rstrip()
+    if name is not None and context is not None and (metavar := _metavar(context, name)):
+        return f"{name} must have a value. Received: none. Write {name} {metavar}."
+    if type(error).__name__ == "MissingParameter":
+        return f"{path} needs {_name(error.param)}. Received: none. '{path} --help' shows how it is used."
+    return f"{str(error.format_message()).rstrip('.')}. '{path} --help' shows how it is used."
+
+
+def _metavar(context: Any, option: str) -> str:
+    """Return what stands for the value of an option; empty where it takes none."""
+    found = [param for param in context.command.params if option in param.opts and not getattr(param, "is_flag", False)]
+    return _name(found[0]) if found else ""
+
+
+def _name(param: Any) -> str:
+    """Return what the help calls the value of a parameter."""
+    return str(param.metavar or param.name.upper())
+
+
+def did_you_mean(name: str, possible: Iterable[str]) -> str:
+    """Return `Did you mean 'x'?` for the nearest one; empty where none is near."""
+    near = difflib.get_close_matches(name, list(possible), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
