@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
@@ -47,7 +49,34 @@ def unsupported() -> str | None:
         if version is None or release(version) < oldest:
             rule = f"{_TITLES[module]} {oldest[0]}.{oldest[1]} or newer must be installed"
             return f"{rule}. Received: {module}={version!r}, python={sys.executable!r}. Run: {_INSTALL[module]}."
-    return None
+    return foreign_backend(*_keras_backend())
+
+
+def foreign_backend(backend: str, where: str) -> str | None:
+    """Return one sentence on a Keras that does not compute with TensorFlow; None where it does, and for Keras 2.
+
+    Args:
+        backend: What is set; empty for nothing.
+        where: The name of the variable or the file that sets it.
+
+    Returns:
+        The sentence.
+    """
+    if backend in ("", "tensorflow") or os.environ.get("TF_USE_LEGACY_KERAS") == "1":
+        return None
+    return f"Keras must run on TensorFlow. Received: backend={backend!r}, set by {where}. Set KERAS_BACKEND=tensorflow."
+
+
+def _keras_backend() -> tuple[str, str]:
+    """Return the backend that Keras will take, and what sets it: KERAS_BACKEND, else its configuration file."""
+    if backend := os.environ.get("KERAS_BACKEND"):
+        return backend, "KERAS_BACKEND"
+    file = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser() / "keras.json"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # Keras takes its defaults then, too
+        return "", ""
+    return str(settings.get("backend", "")) if isinstance(settings, dict) else "", str(file)
 
 
 def release(version: str) -> tuple[int, int]:

@@ -74,9 +74,7 @@ AllowOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option(
-        "--strict/--no-strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise."
-    ),
+    typer.Option("--strict/--no-strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise."),
 ]
 NetworkOption = Annotated[
     str,

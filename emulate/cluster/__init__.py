@@ -7,7 +7,7 @@ from emulate.cluster.explain import Follower, HostState, explain_hang
 from emulate.cluster.failures import first_cause, follows_from_a_peer, leaves_in_order, patience_after
 from emulate.cluster.gpus import ask_before_waiting
 from emulate.cluster.hang import Hang, HangJudge
-from emulate.cluster.host import HostContext, describe
+from emulate.cluster.host import HostContext, describe, note_no_route
 from emulate.cluster.isolation import describe_isolation
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
 from emulate.cluster.owner import Owner
@@ -47,6 +47,7 @@ __all__ = [
     "is_read_at_import",
     "leaves_in_order",
     "next_life",
+    "note_no_route",
     "patience_after",
     "remove_tree",
     "roles_of",

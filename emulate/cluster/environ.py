@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from emulate.errors import WrongUse
+from gpudist_core.installed import foreign_backend
+
 _KEPT = "TF_CONFIG"
 _READ_AT_IMPORT = ("TF_", "KERAS_", "XLA_", "OMP_", "KMP_", "TF2_")
 _READ_LATER = (  # by the runtime, at its first use or later, or by GPU code alone
@@ -66,6 +69,8 @@ class Watch:
 
     def written(self, name: str, value: str) -> str:
         """The value that a variable gets instead of the one the program wrote."""
+        if name == "KERAS_BACKEND" and (text := foreign_backend(value, "the program, in KERAS_BACKEND")):
+            raise WrongUse(text)
         if name != _KEPT:
             self._check(name, value)
             return value

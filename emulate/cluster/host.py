@@ -34,6 +34,16 @@ from emulate.imports import when_imported
 from emulate.pickling import to_bytes
 from emulate.topology import Topology
 
+_NO_ROUTE = re.compile(
+    r"URLError|gaierror|NameResolutionError|NewConnectionError|URL fetch failure|Max retries exceeded with url|libcurl code"
+    r"|[Cc]ould(n't| not) resolve host|name resolution|Name or service not known|OSError: \[Errno 101\]"
+)
+"""What Python, Keras, TensorFlow and the usual libraries say of a download where no route leads out."""
+_OWN_NETWORK = (
+    "The hosts have a private network without a way out, so a program cannot download there. "
+    "Use --network host, or download before the run."
+)
+
 
 @dataclass
 class HostContext:
@@ -44,6 +54,7 @@ class HostContext:
         host: This host's number.
         role: `worker`, `chief` or `ps`.
         directory: This host's own folder, `host-<number>` in the run's.
+        has_own_network: Whether its network is the cluster's own, from which nothing outside can be reached.
     """
 
     topology: Topology
@@ -52,6 +63,7 @@ class HostContext:
     directory: Path
     _channel: Channel = field(repr=False)
     _views: Views = field(repr=False)
+    has_own_network: bool = False
 
     def send(self, event: Mapping[str, Any]) -> None:
         """Tell the supervisor something that JSON can say; from any thread.
@@ -229,6 +241,7 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
         return _leave(leave.code, context)
     except BaseException as error:
         said, original = describe(error), context.views.original
+        note_no_route(said, context)
         said = replace(said, message=original(said.message), traceback_text=original(said.traceback_text))
         _send_result(context, "raised", said)
         return 1
@@ -276,6 +289,12 @@ def _not_sendable(value: Any, error: Exception) -> TypeError:
         f"What a function returns on a host must be sendable to another process. Received: a {type(value).__name__}, which is "
         f"not ({type(error).__name__}: {error}). Return numbers, NumPy arrays and containers of them."
     )
+
+
+def note_no_route(error: RemoteError, context: HostContext) -> None:
+    """Tell the user why an error arose that says that nothing outside can be reached, where the cluster's network is why."""
+    if context.has_own_network and _NO_ROUTE.search(error.traceback_text):
+        context.note("network", _OWN_NETWORK)
 
 
 def describe(error: BaseException) -> RemoteError:

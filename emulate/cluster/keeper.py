@@ -256,7 +256,10 @@ class _Keeper:
 
     def _context(self, number: int, channel: Channel) -> host.HostContext:
         directory = self._plan.directory / f"host-{number}"
-        return host.HostContext(self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views)
+        own = self._isolation.own_network
+        return host.HostContext(
+            self._plan.topology, number, self._roles[number], directory, channel, self._isolation.views, own
+        )
 
     def _watch(self) -> Again | None:
         """Report the ends of hosts and answer, until told to end or to begin again, or the supervisor is gone."""

@@ -33,7 +33,7 @@ def run_in_own_interpreter(
     assert not settings.faults.faults, "faults do not reach a host with an interpreter of its own"
     channel, views = context.fileno(), context.views
     known = {name: value for name, value in vars(settings).items() if name != "faults"} | {"is_preloaded": False}
-    place = {name: getattr(context, name) for name in ("topology", "host", "role", "directory")}
+    place = {name: getattr(context, name) for name in ("topology", "host", "role", "directory", "has_own_network")}
     file = os.memfd_create("gpudist")
     with os.fdopen(os.dup(file), "wb") as stream:
         stream.write(pickle.dumps((known, place, views, channel, output, parent)))

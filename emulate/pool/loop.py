@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from emulate.cluster import HostContext, describe
+from emulate.cluster import HostContext, describe, note_no_route
 from emulate.pickling import to_bytes
 from emulate.pool import keep
 from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job, Renew
@@ -77,6 +77,7 @@ def _run(job: Job, context: HostContext, own: HostState) -> dict[str, Any]:
         return {"event": DONE, "status": "exited", "code": _exit_code(leave.code)}
     except BaseException as error:
         said = describe(error)
+        note_no_route(said, context)
         return {"event": DONE, "status": "raised", "error": replace(said, message=said.message)}
 
 

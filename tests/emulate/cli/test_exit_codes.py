@@ -227,3 +227,21 @@ def test_an_interrupt_while_it_still_imports_is_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("command", ["verify", "run"])
+def test_a_keras_that_does_not_run_on_tensorflow_is_a_usage_error_in_one_sentence(tmp_path, command):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    said = "gpudist: Keras must run on TensorFlow. Received: backend={}, set by {}. Set KERAS_BACKEND=tensorflow.\n"
+    by_variable = shell(f"$GPUDIST {command} train.py", tmp_path, KERAS_BACKEND="jax", TF_USE_LEGACY_KERAS="0")
+    assert by_variable == (2, said.format("'jax'", "KERAS_BACKEND"))
+    by_file = shell(f"$GPUDIST {command} train.py", tmp_path, KERAS_BACKEND="", KERAS_HOME=str(tmp_path))
+    assert by_file == (2, said.format("'torch'", tmp_path / "keras.json"))
+
+
+def test_a_program_that_takes_another_keras_backend_is_a_usage_error(tmp_path):
+    (tmp_path / "train.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n")
+    code, errors = shell("$GPUDIST run train.py --topology 1x1", tmp_path)
+    assert code == 2
+    assert errors.endswith("Received: backend='jax', set by the program, in KERAS_BACKEND. Set KERAS_BACKEND=tensorflow.\n")

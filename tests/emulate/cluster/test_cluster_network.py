@@ -227,3 +227,18 @@ def test_where_namespaces_are_refused_clusters_run_side_by_side_and_say_once_wha
         assert out.count("total 2.0") == 2
         assert err.count("authenticates nobody") == 1
         assert "the system refuses them one of their own (" in err
+
+
+@needs_own_network
+@pytest.mark.parametrize("network", ["own", "host"])
+def test_a_download_that_fails_says_that_the_private_network_has_no_way_out(run: Run, network: str) -> None:
+    def entry(context: HostContext) -> None:
+        import urllib.request
+
+        urllib.request.urlopen("http://192.0.2.1/mnist.npz" if network == "own" else "http://127.0.0.1:9/", timeout=5)
+
+    ran = run("2x1", entry, network=network)
+    said = [event["text"] for event in ran.sent("note")]
+    assert ran.outcomes[0].status == "raised"
+    told = "The hosts have a private network without a way out, so a program cannot download there. Use --network host, or "
+    assert [text.startswith(told) for text in said] == ([True, True] if network == "own" else [])
