@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, devices, faults, interruption, run, verify
+from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.errors import Unavailable
 
@@ -46,6 +46,7 @@ app.command(epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=causes.EXAMPLES)(causes.causes)
 app.command(epilog=faults.EXAMPLES)(faults.faults)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
 
 
 def _show_version(wanted: bool) -> None:
