@@ -34,7 +34,7 @@ test: $(STAMP)  ## run the tests but those marked slow
 slow: $(STAMP)  ## run the tests marked slow: longer proofs of what make test looks at
 	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
 
-check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts
+check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts, GitHub's files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -42,6 +42,11 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, s
 	$(BIN)/pydoclint --quiet emulate gpudist_core
 	$(BIN)/deptry .
 	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	@if command -v actionlint; then PATH=$(BIN):$$PATH actionlint; else \
 		echo "actionlint is not installed, so .github/workflows is checked by the workflow cpu alone: github.com/rhysd/actionlint"; fi
 
