@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-FAILS = ("divergent", "failed", "hung", "unverified", "unavailable")
+PASSES = ("equivalent", "by-design")
 
 
 def install() -> int:
@@ -73,20 +73,15 @@ def _annotations(verdict: dict[str, Any]) -> Iterator[str]:
     """Yield one annotation for each cause, with all topologies that have it, and for each failure without a cause."""
     found: dict[tuple[str, ...], tuple[dict[str, Any], list[str]]] = {}
     for run in verdict["runs"]:
+        fails = run["verdict"] not in PASSES or (run["verdict"] == "by-design" and verdict["strict"])
         for cause in run["causes"]:
-            key = (_level(run, cause), cause["code"], cause["summary"])
-            found.setdefault(key, (cause, []))[1].append(run["topology"])
-        if run["verdict"] in FAILS and not run["causes"]:
+            level = "notice" if cause["allowed"] or cause["advice"] else "error" if fails else "warning"
+            found.setdefault((level, cause["code"], cause["summary"]), (cause, []))[1].append(run["topology"])
+        if fails and not run["causes"]:
             yield _annotation("error", f"{run['verdict']} ({run['topology']})", run["failure"] or "See the job summary.", None)
     for (level, code, summary), (cause, topologies) in found.items():
         title = f"{code} ({', '.join(topologies)})"
         yield _annotation(level, title, f"{summary}\nFix: {cause['fix']}", cause.get("location"))
-
-
-def _level(run: dict[str, Any], cause: dict[str, Any]) -> str:
-    if cause["allowed"] or cause["advice"]:
-        return "notice"
-    return "error" if run["verdict"] in FAILS else "warning"
 
 
 def _annotation(level: str, title: str, message: str, location: dict[str, Any] | None) -> str:

@@ -85,9 +85,9 @@ def stand_in(tmp_path: Path) -> Callable[[str], Path]:
     return make
 
 
-def verdict_of(*runs: Run, **location: Any) -> str:
+def verdict_of(*runs: Run, strict: bool = False, **location: Any) -> str:
     """The JSON of a verdict; its first cause has this location."""
-    content = Verdict("train.py", 0, "cpu", {"gpudist": "0"}, Reference("ok", 20), runs).to_json()
+    content = Verdict("train.py", 0, "cpu", {"gpudist": "0"}, Reference("ok", 20), runs, strict=strict).to_json()
     if location:
         for run in content["runs"]:
             run["causes"][0]["location"] = location
@@ -129,19 +129,20 @@ def test_a_cause_is_one_annotation_at_its_line_and_fails_the_job(stand_in: Calla
 
 
 @pytest.mark.parametrize(
-    ("run", "level"),
+    ("run", "strict", "level"),
     [
-        (Run("1x4", "by-design", causes=(BY_DESIGN,)), "warning"),
-        (Run("1x4", "divergent", causes=(BY_DESIGN,)), "error"),
-        (Run("1x4", "equivalent", causes=(Finding("nan", "", "", "", allowed=True),)), "notice"),
-        (Run("1x4", "equivalent", causes=(Finding("nan", "", "", "", advice=True),)), "notice"),
-        (Run("1x4", "failed", failure="ValueError: no data"), "error"),
+        (Run("1x4", "by-design", causes=(BY_DESIGN,)), False, "warning"),
+        (Run("1x4", "by-design", causes=(BY_DESIGN,)), True, "error"),
+        (Run("1x4", "divergent", causes=(SCALING,)), False, "error"),
+        (Run("1x4", "equivalent", causes=(Finding("nan", "", "", "", allowed=True),)), True, "notice"),
+        (Run("1x4", "equivalent", causes=(Finding("nan", "", "", "", advice=True),)), True, "notice"),
+        (Run("1x4", "failed", failure="ValueError: no data"), False, "error"),
     ],
 )
 def test_the_level_of_an_annotation_says_whether_it_fails_the_job(
-    stand_in: Callable[[str], Path], run: Run, level: str
+    stand_in: Callable[[str], Path], run: Run, strict: bool, level: str
 ) -> None:
-    step = run_step("Verify", stand_in("gpudist"), {"program": "train.py"}, VERDICT=verdict_of(run))
+    step = run_step("Verify", stand_in("gpudist"), {"program": "train.py"}, VERDICT=verdict_of(run, strict=strict))
     assert [line.partition(" ")[0] for line in step.annotations] == [f"::{level}"]
 
 
