@@ -4,13 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
-WRONG := fixtures/bugs/loss_scaling_multiworker.py
 
 # Packages installed without bytecode make every import of TensorFlow take 5 s instead of 2.
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check bench compat features clean
+.PHONY: help setup demo test slow check dist bench compat features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -27,16 +26,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: $(STAMP)  ## verify a correct program and a wrong one on emulated GPUs
-	@echo "1. A correct program: handwritten digits, MultiWorkerMirroredStrategy, its own training loop."
-	$(BIN)/gpudist verify fixtures/programs/multiworker_loop.py --topology 1x4 --topology 2x2
-	@echo
-	@echo "2. The same program with one mistake: the mean of each replica's loss, where the replicas' gradients are summed."
-	@echo "$(BIN)/gpudist verify $(WRONG) --topology 1x4 --topology 2x2"; code=0; \
-		$(BIN)/gpudist verify $(WRONG) --topology 1x4 --topology 2x2 || code=$$?; \
-		test $$code -eq 1 || { echo "A divergence (exit code 1) was expected. Received: exit code $$code." >&2; exit 70; }
-	@echo
-	@echo "Now your own program:  $(BIN)/gpudist verify train.py --topology 1x4 --topology 2x2"
-	@echo "It is not edited, needs no GPU, and runs as it does with: python train.py"
+	$(BIN)/gpudist demo
 
 test: $(STAMP)  ## run the tests but those marked slow
 	$(BIN)/python -m pytest -q -n $(JOBS) --maxschedchunk 4 --durations 20 -m "not slow"  # heavy tests lie side by side: few at a time
@@ -44,7 +34,7 @@ test: $(STAMP)  ## run the tests but those marked slow
 slow: $(STAMP)  ## run the tests marked slow: longer proofs of what make test looks at
 	$(BIN)/python -m pytest -q -n $(JOBS) -m slow
 
-check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts
+check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, scripts, GitHub's files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -52,8 +42,19 @@ check: $(STAMP)  ## formatting, lint, types, layers, docstrings, dependencies, s
 	$(BIN)/pydoclint --quiet emulate gpudist_core
 	$(BIN)/deptry .
 	$(BIN)/shellcheck .ci/run ci/gpu.sh ci/slurm.sbatch
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	@if command -v actionlint; then PATH=$(BIN):$$PATH actionlint; else \
 		echo "actionlint is not installed, so .github/workflows is checked by the workflow cpu alone: github.com/rhysd/actionlint"; fi
+
+dist: $(STAMP)  ## build the wheel and the source archive, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
 	$(BIN)/python -m benchmarks

@@ -1,28 +1,28 @@
 #!/usr/bin/env bash
-# The job of a GPU runner: the tests that run emulated elsewhere, on real GPUs. Nothing may fall back or be skipped.
-#   ci/gpu.sh                     with the python of the environment in which gpudist[gpu] and the test group are installed
+# The job of a GPU runner: the tests that run on emulated GPUs elsewhere, here on real ones. No test may be skipped or use the CPU.
+#   ci/gpu.sh                     uses python3, which needs gpudist[gpu] and the test group
 #   PYTHON=/path/python ci/gpu.sh
-# A machine with one GPU suffices: topologies with more devices run on slices of it.
+# One GPU is enough: topologies with more devices run on slices of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-# TensorFlow's own log is of use only when something is wrong.
+# TensorFlow's own log helps only when something fails.
 export TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
-# Seconds for one run: on Hopper and later the first ones of a machine wait until the driver has compiled TensorFlow's kernels.
+# Seconds for one run. On Hopper and later, the first runs of a machine wait while the driver compiles TensorFlow's kernels.
 LIMIT=${LIMIT:-3600}
 
-echo "1. What there is"
+echo "1. Look for GPUs"
 "$PYTHON" ci/see_gpus.py
 "$PYTHON" -m emulate devices
 
-echo "2. What needs a GPU, and what decides who gets which"
+echo "2. Run the tests that need a GPU, and those that assign GPUs to processes"
 "$PYTHON" -m pytest -q tests/emulate/devices/test_gpu_machine.py tests/emulate/devices/test_sharing.py \
     --gpudist-device gpu --gpudist-strict --gpudist-deadline "$LIMIT"
 
-echo "3. The tests of the example project, which run emulated on a laptop"
+echo "3. Run the tests of the example project"
 "$PYTHON" -m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict --gpudist-deadline "$LIMIT"
 
-echo "4. A correct program is equivalent, a wrong one is not, and both verdicts are of GPUs"
+echo "4. Verify two correct programs and a wrong one on GPUs"
 verdicts=$(mktemp -d)
 trap 'rm -rf "$verdicts"' EXIT
 "$PYTHON" -m emulate verify fixtures/programs/multiworker_loop.py --device gpu --topology 1x2 --topology 2x1 \
@@ -41,6 +41,6 @@ for path in sys.argv[1:]:
     with open(path, encoding="utf-8") as file:
         device = json.load(file)["device"]
     if device != "gpu":
-        sys.exit(f"A verdict of a GPU runner must be of GPUs. Received: device={device!r} in {path}.")
+        sys.exit(f"Each verdict must come from GPUs. Received: device={device!r} in {path}.")
 CHECK
-echo "On GPUs, all of it."
+echo "Passed. All of it ran on GPUs."

@@ -1,6 +1,6 @@
-"""The first step on a GPU runner: does TensorFlow see every GPU that the driver has, and does each of them compute?
+"""Check that TensorFlow sees every GPU of the driver, and that each GPU computes. The first step on a GPU runner.
 
-Ends with 5 where it does not: the tests after it would only say so one by one.
+Exit code 5 if not: without this step, each test would fail by itself for the same reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIZE = 512
 
 
 def complaints() -> list[str]:
-    """What is wrong with this machine's GPUs; empty where they all compute."""
+    """Return what is wrong with this machine's GPUs. Empty: they all compute."""
     inventory = find_gpus()
     if not inventory.gpus:
         return [f"A GPU runner must have a GPU. Received: none ({inventory.why})."]
@@ -40,10 +40,10 @@ def _wrong_with(tf: Any, number: int) -> str:
     with tf.device(f"GPU:{number}"):
         product = tf.matmul(tf.ones([SIZE, SIZE]), tf.ones([SIZE, SIZE]))
     if not product.device.endswith(f"GPU:{number}"):
-        return f"GPU:{number} must compute what it is given. Received: a product made on {product.device}."
+        return f"GPU:{number} must compute its own product. Received: a product from {product.device}."
     wrong = int(tf.math.count_nonzero(product != SIZE))
     if wrong:
-        return f"GPU:{number} must multiply right. Received: {wrong} wrong elements of {SIZE * SIZE}."
+        return f"GPU:{number} must multiply correctly. Received: {wrong} wrong elements of {SIZE * SIZE}."
     print(f"GPU:{number} computes: {tf.config.experimental.get_device_details(tf.config.list_physical_devices('GPU')[number])}")
     return ""
 

@@ -68,3 +68,8 @@ def test_the_readme_has_the_figures_that_were_measured() -> None:
 
     text = README.read_text()
     assert in_readme(text, json.loads(RESULTS.read_text())) == text
+
+
+def test_the_changelog_has_a_section_for_the_version() -> None:
+    [version] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert f"\n## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, devices, faults, interruption, run, verify
+from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
 from emulate.errors import GpudistError, Unavailable, WrongUse
@@ -63,6 +63,7 @@ app.command(cls=Command, epilog=compare.EXAMPLES, no_args_is_help=True)(compare.
 app.command(cls=Command, epilog=devices.EXAMPLES)(devices.devices)
 app.command(cls=Command, epilog=causes.EXAMPLES)(causes.causes)
 app.command(cls=Command, epilog=faults.EXAMPLES)(faults.faults)
+app.command(cls=Command, epilog=demo.EXAMPLES)(demo.demo)
 
 
 def _show_version(wanted: bool) -> None:

@@ -76,7 +76,7 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
     assert any("custom_loop_cnn.py" in line for line in ran)  # a convolution, whose kernels are others
     assert "-m pytest -q fixtures/outsider --gpudist-device gpu --gpudist-strict --gpudist-deadline 3600" in ran
     assert all("--device gpu" in line and "--timeout 3600" in line for line in ran if "emulate verify" in line)
-    assert done.stdout.endswith("On GPUs, all of it.\n")
+    assert done.stdout.endswith("Passed. All of it ran on GPUs.\n")
 
 
 def test_a_runner_whose_driver_cannot_compile_the_kernels_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_a_runner_whose_tensorflow_lacks_a_library_is_told_which(monkeypatch: py
 def test_a_verdict_that_the_cpu_gave_fails_the_job(tmp_path: Path) -> None:
     done = run(CI / "gpu.sh", PYTHON=str(program(tmp_path / "python", STAND_IN)), RAN_ON="cpu")
     assert done.returncode == 1
-    assert "A verdict of a GPU runner must be of GPUs. Received: device='cpu' in " in done.stderr
-    assert "On GPUs, all of it." not in done.stdout
+    assert "Each verdict must come from GPUs. Received: device='cpu' in " in done.stderr
+    assert "Passed. All of it ran on GPUs." not in done.stdout
 
 
 @pytest.mark.slow

@@ -83,15 +83,16 @@ def test_the_wheel_has_the_packages_their_types_and_the_entry_points_and_nothing
         metadata = HeaderParser().parsestr(archive.read(about).decode())
     assert {name.partition("/")[0] for name in names} == {"emulate", "gpudist_core", about.partition("/")[0]}
     assert {"emulate/py.typed", "gpudist_core/py.typed", "emulate/report/html/verdict.html.jinja"} <= set(names)
-    ours = [name for name in names if not name.startswith(about.partition("/")[0])]
-    assert {Path(name).suffix for name in ours} <= {".py", ".typed", ".jinja"}
+    apart = (about.partition("/")[0], "emulate/examples/")  # what stands in the latter: tests/emulate/cli/test_demo.py
+    ours = [name for name in names if not name.startswith(apart)]
+    assert {Path(name).suffix for name in ours} <= {".py", ".typed", ".jinja", ".md"}
     assert {
         str(path.relative_to(ROOT)) for package in ("emulate", "gpudist_core") for path in (ROOT / package).rglob("*.py")
-    } <= {*ours}
+    } <= {*names}
     assert "[console_scripts]\ngpudist = emulate.cli:main" in entry_points
     assert "[pytest11]\ngpudist = emulate.pytest_plugin.entry" in entry_points
     assert metadata["Requires-Python"] == "<3.14,>=3.10"
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND BSD-2-Clause AND CC-BY-4.0"
 
 
 def test_the_installed_packages_are_those_of_the_wheel(outside: Outside) -> None:
@@ -105,6 +106,13 @@ def test_the_installed_packages_are_those_of_the_wheel(outside: Outside) -> None
 def test_the_command_works_from_the_wheel(outside: Outside) -> None:
     assert outside.run("gpudist", "--version").stdout.startswith("gpudist 0.")
     assert "loss-scaling" in outside.run("gpudist", "causes").stdout
+
+
+def test_the_demo_works_from_the_wheel_and_leaves_nothing(outside: Outside) -> None:
+    done = outside.run("gpudist", "demo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1. loss-scaling" in done.stdout
+    assert not list(outside.folder.iterdir())
 
 
 def test_the_example_passes_emulated_and_says_so(outside: Outside) -> None:
