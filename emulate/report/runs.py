@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 _COLUMN = 15
 _STACK_LINES = 20
+_AGREES = ("equivalent", "by-design")
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of which there is something to say, those with the same verdict and causes together."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        if run.verdict != "equivalent" or run.causes or run.notes or run.not_compared or run.faults:
+        says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped
+        if run.verdict != "equivalent" or says_more:
             groups.setdefault(_key(run), []).append(run)
     return list(groups.values())
 
@@ -31,7 +33,7 @@ def _key(run: Run) -> tuple[object, ...]:
     error = last_line(run.failure) if run.verdict == "failed" else None
     alone = run.topology if run.verdict == "hung" else None
     causes = tuple((c.code, c.by_design, c.allowed) for c in run.causes)
-    return (run.verdict, run.reason, alone, error, causes, run.faults)
+    return (run.verdict, run.reason, alone, error, causes, run.faults, run.steps_run if run.verdict in _AGREES else None)
 
 
 def last_line(failure: str | None) -> str:
@@ -61,7 +63,7 @@ def headline(runs: Sequence[Run]) -> str:
     """What became of runs that have the same verdict, in a line."""
     run = runs[0]
     if run.verdict == "by-design":
-        return f"by-design: only {', '.join(run.deciding)}"
+        return f"by-design: only {', '.join(run.deciding)}" + _as_far_as_run(runs, ", ")
     if run.verdict == "divergent":
         if {run.first_divergence.kind for run in runs if run.first_divergence} == {"final-weight"}:
             return "divergent after the last step"
@@ -82,7 +84,22 @@ def headline(runs: Sequence[Run]) -> str:
         return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
     if run.verdict == "unavailable":
         return "unavailable: this machine cannot provide it" + (f" ({run.reason})" if run.reason else "")
-    return "equivalent"
+    return "equivalent" + _as_far_as_run(runs, " ")
+
+
+def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
+    """Return how far a program was run that gpudist stopped: the last batch of an epoch is what goes wrong most often."""
+    made = runs[0].steps_run
+    if not made.stopped:
+        return ""
+    text = f"{joint}in the first {one_of(runs[0].steps, 'step')}"
+    if made.epoch_complete is not False:
+        return text
+    if made.last_batch_examples is None:
+        return f"{text}; an epoch has {made.epoch_batches} batches"
+    replicas = ", ".join(str(number) for number in sorted({run.replicas for run in runs}))
+    examples = one_of(made.last_batch_examples, "example")
+    return f"{text}; the last batch of an epoch ({examples} on {replicas} replicas) was not run"
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -25,7 +25,7 @@ from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run
+from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run, StepsRun
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 AS_IT_STANDS = Variation()
@@ -256,7 +256,7 @@ class Session:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
-        judged = judgement.fill(_shell(run))
+        judged = judgement.fill(_shell(run, reference))
         return judged if recovery is None else _with_faults(judged, recovery)
 
     def _judged(
@@ -343,7 +343,7 @@ class Session:
         """The coordinator applies what has arrived: which rows make a step, on which weights, is left to chance here too."""
         nothing = self._runner.empty_trace(run)
         outcome = replace(_outcome(run, run), reference_failure=None)
-        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run))
+        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run, run))
 
     def _summary(self, reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
         place = str(self._reference)
@@ -365,7 +365,7 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         met = Met.together((run.met, reference.met))
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference), met=met)
-        judged = judge(case, self._allow).fill(_shell(run))
+        judged = judge(case, self._allow).fill(_shell(run, reference))
         return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
 
 
@@ -401,7 +401,7 @@ def _fails_by_type(run: Run) -> bool:
     return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
-def _shell(run: RunResult) -> Run:
+def _shell(run: RunResult, reference: RunResult) -> Run:
     return Run(
         topology=str(run.topology),
         verdict="unverified",
@@ -411,6 +411,32 @@ def _shell(run: RunResult) -> Run:
         failure=run.failure,
         stacks=run.stacks,
         details={"hosts": run.hosts} if run.status == "hung" else {},
+        steps_run=steps_run(run.trace, reference.trace),
+    )
+
+
+def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
+    """Return which steps of a program were run.
+
+    Args:
+        trace: Of the run.
+        reference: Of the reference, which tells the length of an epoch where the run does not.
+
+    Returns:
+        The steps, and what is known of the first epoch.
+    """
+    if trace is None:
+        return StepsRun()
+    told = [event for one in (trace, reference) if one is not None for _, event in one.of("epoch")]
+    batches, examples = (told[0]["batches"], told[0]["last"]) if told else (None, None)
+    made = trace.num_steps
+    stopped = any(event["reason"] == "steps" for _, event in trace.of("end"))
+    return StepsRun(
+        last=made - 1 if made else None,
+        stopped=stopped,
+        epoch_batches=batches,
+        last_batch_examples=examples,
+        epoch_complete=None if batches is None else made >= batches,
     )
 
 
@@ -456,18 +482,17 @@ def _rows(trace: Trace) -> set[str]:
 
 
 def _unseen(reference: RunResult) -> list[str]:
-    """What holding every run at a step kept from being seen."""
+    """Return a note about the code that was not run, because every run stopped at a step."""
     trace = reference.trace
     if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
         return []
     logs = {report.name.partition("/")[0] for report in trace.reports}
     unseen = [
-        *(["the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
-        *(["an evaluation"] if not trace.of("evaluation") else []),
+        *(["callbacks at the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
+        *(["evaluations"] if not trace.of("evaluation") else []),
     ]
-    it, was = ("them", "were") if unseen[1:] else ("one", "was")
-    what = f"; {' and '.join(unseen)}, if the program has {it}, {was} not seen" if unseen else ""
-    return [f"Every run was held after {trace.num_steps} steps (--steps): nothing that comes later was run{what}."]
+    such = f", such as {' and '.join(unseen)}," if unseen else ""
+    return [f"Stopped after {trace.num_steps} steps (--steps). Later code{such} was not checked."]
 
 
 def _same_weights(one: Trace, other: Trace) -> bool:
