@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import add_faults
-from emulate.report.page import Page
+from emulate.report.page import Page, Span
 from emulate.report.stacks import short_stack
 from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
 
@@ -41,8 +42,14 @@ def last_line(failure: str | None) -> str:
     return (failure or "").rstrip().rpartition("\n")[2]
 
 
-def add_group(page: Page, runs: Sequence[Run]) -> None:
-    """Add the findings of runs that have the same verdict and causes."""
+def add_group(page: Page, runs: Sequence[Run], told: Told) -> None:
+    """Add the findings of runs that have the same verdict and causes.
+
+    Args:
+        page: Where to.
+        runs: The runs.
+        told: The causes that stand on the page already; those of these runs are added.
+    """
     first = runs[0]
     page.blank()
     names = ", ".join(run.topology for run in runs)
@@ -52,8 +59,12 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     add_faults(page, first.faults)
     _add_failure(page, first)
     _add_stacks(page, first)
-    for at in range(len(first.causes)):
-        _add_cause(page, at, [run.causes[at] for run in runs], [run.topology for run in runs])
+    for at, cause in enumerate(first.causes):
+        causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
+        if cause.allowed:
+            page.line(*_allowed(at, cause, page.width))
+        else:
+            _add_cause(page, at, causes, topologies, told.before(cause, topologies))
     if first.verdict != "failed":  # of a program that raised nobody asks what was compared
         _add_list(page, "not compared", runs, lambda run: run.not_compared)
     _add_list(page, "notes", runs, lambda run: run.notes)
@@ -169,15 +180,44 @@ def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
         yield host, ", ".join(known), short_stack(run.stacks.get(host, ""))
 
 
-def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str]) -> None:
+class Told:
+    """Remember which causes a report has told in full, so that it tells each once."""
+
+    def __init__(self) -> None:
+        self._topologies: dict[tuple[str, str], str] = {}
+
+    def before(self, cause: Finding, topologies: Sequence[str]) -> str:
+        """Return the topologies where the same cause was told in full; empty where it is told now for the first time."""
+        key = (cause.code, cause.fix)
+        found = self._topologies.get(key, "")
+        self._topologies.setdefault(key, ", ".join(topologies))
+        return found
+
+
+def _allowed(at: int, cause: Finding, width: int) -> tuple[Span | str, ...]:
+    """Return one line about a cause that the user expects."""
+    head = f"{at + 1}. {cause.code}"
+    rest = width - len(head) - len("   (allowed)  ")
+    return (
+        "  ",
+        (head, "bold"),
+        (" (allowed)", "yellow"),
+        "  " + textwrap.shorten(cause.summary, max(rest, 8), placeholder=" ..."),
+    )
+
+
+def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str], before: str) -> None:
     cause = causes[0]
     page.blank()
-    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"))
+    see = (f"  as on {before}, see above" if before else "", "dim")
+    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"), see)
     by_summary: dict[str, list[str]] = {}
     for other, topology in zip(causes, topologies, strict=True):
         by_summary.setdefault(other.summary, []).append(topology)
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
+    if before:
+        return
     differ = len({other.evidence for other in causes}) > 1
     if cause.evidence:
         label = f"evidence ({topologies[0]})" if differ else "evidence"
