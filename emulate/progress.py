@@ -8,6 +8,9 @@ from typing import Protocol
 class Progress(Protocol):
     """What a verification calls, from any thread; several runs may be going on at once."""
 
+    def expect(self, runs: int) -> None:
+        """About so many runs are made in all; called again when more is known."""
+
     def run_started(self, label: str, steps: int | None) -> None:
         """A run begins. `steps` is how many it makes at most, None for as many as the program has."""
 
@@ -23,6 +26,9 @@ class Progress(Protocol):
 
 class Silent:
     """Tells nothing."""
+
+    def expect(self, runs: int) -> None:
+        """Nothing."""
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,7 +12,7 @@ from emulate.errors import WrongUse
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
-DEFAULT_STEPS = 20
+DEFAULT_STEPS = "auto"
 DEFAULT_TIMEOUT = 300.0
 DEFAULT_RESTARTS = 3
 
@@ -130,15 +130,15 @@ def topologies(texts: Sequence[str]) -> list[Topology]:
     return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
 
 
-def number_of_steps(text: str) -> int | None:
-    """The number of `--steps`, None for all; WrongUse when it is neither a positive number nor `all`."""
+def number_of_steps(text: str) -> int | Literal["auto"] | None:
+    """Return the number of `--steps`, None for all; raise WrongUse when it is not a positive number, `all` or `auto`."""
+    if text == "auto":
+        return "auto"
     if text == "all":
         return None
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise WrongUse(
-        f"--steps must be a positive whole number or 'all'. Received: --steps {text!r}. Try --steps {DEFAULT_STEPS}."
-    )
+    raise WrongUse(f"--steps must be a positive whole number, 'all' or 'auto'. Received: --steps {text!r}. Try --steps 20.")
 
 
 def number_of_seed(text: str) -> int:

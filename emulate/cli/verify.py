@@ -42,8 +42,13 @@ def verify(
         str, typer.Option("--seed", metavar="N", help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
     ] = "0",
     steps: Annotated[
-        str, typer.Option("--steps", metavar="N|all", help="Training steps to compare; code after them does not run.")
-    ] = str(options.DEFAULT_STEPS),
+        str,
+        typer.Option(
+            "--steps",
+            metavar="N|all|auto",
+            help="Training steps to compare; later code does not run. auto: 20, or the first epoch if it has at most 50.",
+        ),
+    ] = options.DEFAULT_STEPS,
     timeout: Annotated[
         str, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
     ] = f"{options.DEFAULT_TIMEOUT:g}",

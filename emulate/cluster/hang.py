@@ -113,7 +113,7 @@ class HangJudge:
         self._cpu: dict[int, float] = {}
 
     def feed(self, host: int, event: Mapping[str, Any]) -> None:
-        """Take in an event of a host: `collective`, `progress`, `reached` or `exit`."""
+        """Take in an event of a host: `collective`, `progress`, `reached`, `continued` or `exit`."""
         known, kind = self._hosts[host], event["event"]
         if kind == "collective":
             self._move(known, event)
@@ -123,6 +123,8 @@ class HangJudge:
             known.step = event["step"]
         elif kind == "reached":
             known.step, known.end = event["step"], ("reached", None)
+        elif kind == "continued":
+            known.end = None
         elif kind == "exit":
             known.end = (event["status"], event.get("code"))
         else:

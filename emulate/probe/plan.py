@@ -67,6 +67,8 @@ class ProbePlan:
     Attributes:
         trace: The trace's folder; each host writes `host-<number>` in it.
         steps: Hold every host at the end of this training step; None records to the program's end.
+        asks: Whether the host asks at that step if it shall go on to a later one.
+        looks_from: From this step on metrics are read after each batch; `steps` unless given. It is the same in all runs.
         seed: Seeds row-keyed draws.
         budget: Bytes of arrays each host may keep in full.
         permute: Permute the rows of every batch.
@@ -96,6 +98,8 @@ class ProbePlan:
 
     trace: Path
     steps: int | None = 20
+    asks: bool = False
+    looks_from: int | None = None
     seed: int = 0
     budget: int = 256 * MIB
     permute: bool = False

@@ -14,6 +14,7 @@ from emulate.probe import (
     coordinated,
     core,
     draws,
+    epochs,
     graphs,
     held,
     optimizers,
@@ -52,6 +53,7 @@ class Probe:
         several_hosts: Whether collectives between hosts are to be watched.
         has_servers: Whether this host coordinates workers and parameter servers.
         all_reduce: Tells which all-reduce the strategies use.
+        receive: Waits for the answer to a question of this host: with `plan.asks` the last wanted step.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Probe:
         several_hosts: bool = False,
         has_servers: bool = False,
         all_reduce: Callable[[], str] = lambda: "auto",
+        receive: Callable[[], bytes] | None = None,
     ) -> None:
         self.plan = plan
         self.host = host
@@ -74,7 +77,10 @@ class Probe:
         self.rounding = Rounding(plan, self.names)
         self.following = Following(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
-        self.recording = Recording(self.writer, steps=plan.steps, send=send)
+        self._receive = receive
+        ask = self._ask_for_steps if plan.asks else None
+        self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask)
+        self.epochs = epochs.Epochs(self.recording.write)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
         self.facts |= {
@@ -134,6 +140,7 @@ class Probe:
         tapes.install(self)
         assignments.install(self)
         draws.install(self)
+        epochs.install(self)
         graphs.install(self)
         self.initial.install()
         switches.install(self)
@@ -151,7 +158,17 @@ class Probe:
         if self.plan.replay is not None and self.plan.replay.rate != 1 and package == upstream.KERAS_3:
             rates.install(self.plan.replay.rate)
         reports.install_keras(self, package)
+        epochs.install_keras(self, package)
         switches.install_keras(self, package)
+
+    def _ask_for_steps(self) -> int:
+        """Return the last wanted step, which is decided once it is known how long the epoch and a step are."""
+        assert self._receive is not None
+        assert self.plan.steps is not None
+        self.send({"event": "asks", "step": self.plan.steps, "epoch": self.epochs.first.batches})
+        steps = int(self._receive())
+        self.recorder.go_on_to(steps)
+        return steps
 
     def _leaves_order_to_chance(self) -> None:
         """The program is asynchronous."""
@@ -320,6 +337,7 @@ class Probe:
         self, optimizer: str, body: Body | None, replica: int, pairs: list[tuple[Any, Any]], about: dict[str, Any]
     ) -> None:
         """Record a finished step: inputs, local gradients, weights after it; and hold it if it is the last wanted one."""
+        self.epochs.step_made()
         tensors: list[tuple[tuple[Any, ...], Any]] = []
         fused = body is not None and body.is_here()
         if fused and body is not None:

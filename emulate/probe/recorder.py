@@ -25,6 +25,8 @@ Key = tuple[Any, ...]
 QUEUE_RECORDS = 64
 CREDIT_BYTES = 8 << 20
 NUM_CREDITS = 64
+MOST_MORE = 64
+"""So many steps beyond the last wanted one can be allowed later."""
 """A large record waits for a credit for every so many of its bytes; whoever writes it gives them back."""
 
 
@@ -62,6 +64,7 @@ class Recorder:
 
     def __init__(self, steps: int | None, handle: Callable[[Record], None], on_fault: Callable[[str], None]) -> None:
         self._steps = steps
+        self._moved = threading.Condition()
         self._handle = handle
         self._on_fault = on_fault
         self._lock = threading.Lock()
@@ -180,13 +183,13 @@ class Recorder:
     def _permits(self, optimizer: str, replica: int) -> Any:
         import tensorflow as tf
 
-        assert self._steps is not None
-        left = max(1, self._steps - self.made_before.get(optimizer, 0))
         with self._lock:
+            assert self._steps is not None
+            left = max(1, self._steps - self.made_before.get(optimizer, 0))
             permits = self._gates.get((optimizer, replica))
             if permits is None:
                 with tf.init_scope(), graph_functions.device("CPU:0"):
-                    permits = tf.queue.FIFOQueue(left + 1, [tf.int32], shapes=[[]])
+                    permits = tf.queue.FIFOQueue(left + MOST_MORE, [tf.int32], shapes=[[]])
                     if left > 1:
                         permits.enqueue_many([tf.zeros([left - 1], tf.int32)])
                 self._gates[(optimizer, replica)] = permits
@@ -194,8 +197,24 @@ class Recorder:
 
     def hold_if_reached(self) -> None:
         """The gate of eager code: waits for ever once a step with the last wanted number was made."""
-        if self._steps is not None and any(count >= self._steps for count in self._eager_steps.values()):
-            threading.Event().wait()
+        with self._moved:
+            self._moved.wait_for(lambda: self._steps is None or all(one < self._steps for one in self._eager_steps.values()))
+
+    def go_on_to(self, steps: int) -> None:
+        """Hold a later step instead; steps that are held now go on.
+
+        Args:
+            steps: The last wanted step, at most `MOST_MORE` later than the one before.
+        """
+        import tensorflow as tf
+
+        assert self._steps is not None
+        with self._lock, self._moved:
+            more, self._steps = steps - self._steps, steps
+            with tf.init_scope(), graph_functions.device("CPU:0"):
+                for permits in self._gates.values() if more else ():
+                    permits.enqueue_many([tf.zeros([more], tf.int32)])
+            self._moved.notify_all()
 
     def finish(self) -> None:
         """Wait until everything handed over so far was written, and stop the thread."""

@@ -28,6 +28,7 @@ class Recording:
         writer: The host's part of the trace.
         steps: The last wanted step (counted from 1), None for all.
         send: Sends an event to the supervisor.
+        ask: Asks, at the last wanted step, which step is the last one after all; None where `steps` is fixed.
 
     Attributes:
         at_step: Called after each step that was written.
@@ -36,10 +37,18 @@ class Recording:
         made_before: Steps of each optimizer that a run made from which this one goes on.
     """
 
-    def __init__(self, writer: TraceWriter, *, steps: int | None, send: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        writer: TraceWriter,
+        *,
+        steps: int | None,
+        send: Callable[[Mapping[str, Any]], None],
+        ask: Callable[[], int] | None = None,
+    ) -> None:
         self._writer = writer
         self._wanted = steps
         self._send = send
+        self._ask = ask
         self.at_step: list[Callable[[], None]] = []
         self.at_end: list[Callable[[], None]] = []
         self.local_replicas = 1
@@ -156,9 +165,11 @@ class Recording:
         about = record.about
         optimizer, replica = about["optimizer"], about["replica"]
         index = self.made_before.get(optimizer, 0) + self._counts[(optimizer, replica)]
+        if not about.get("free") and self._is_beyond(index):
+            self._ask_once()
         self._counts[(optimizer, replica)] += 1
         self._is_taping = self._is_taping or bool(about.get("free"))
-        if self._wanted is not None and index >= self._wanted and not about.get("free"):
+        if self._is_beyond(index) and not about.get("free"):
             if self._waits(optimizer) and not self._reached:
                 self._settle(record, about.get("outside", ()))
                 self._notice_end(optimizer)
@@ -198,7 +209,9 @@ class Recording:
             self._write_step(event)
             return
         self._rowless[replica] = event
-        if self._wanted is not None and event["step"] == self._wanted - 1:
+        if self._is_beyond(event["step"] + 1):
+            self._ask_once()
+        if self._is_beyond(event["step"] + 1):
             self._write_step(self._rowless.pop(replica))
 
     def _write_step(self, event: dict[str, Any]) -> None:
@@ -212,15 +225,31 @@ class Recording:
                 action()
         self._notice_end(event["optimizer"])
 
+    def _is_beyond(self, step: int) -> bool:
+        """Return whether a step, counted from 0, comes after the last wanted one."""
+        return self._wanted is not None and step >= self._wanted
+
+    def _ask_once(self) -> None:
+        """Learn which step is the last wanted one. Nothing that comes meanwhile is lost: it waits to be handled."""
+        if self._ask is not None:
+            ask, self._ask = self._ask, None
+            self._wanted = ask()
+
     def _notice_end(self, optimizer: str) -> None:
-        if self._wanted is None or self._reached:
-            return
-        left = self._wanted - self.made_before.get(optimizer, 0) + self._waits(optimizer)
-        done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= left]
-        if len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last):
+        if self._has_all(optimizer):
+            self._ask_once()
+        if self._has_all(optimizer):
             self._reached = True
             self.close("steps")
             self._send({"event": "reached", "step": self._wanted})
+
+    def _has_all(self, optimizer: str) -> bool:
+        """Return whether all replicas of this host have made the last wanted step, for the first time."""
+        if self._wanted is None or self._reached:
+            return False
+        left = self._wanted - self.made_before.get(optimizer, 0) + self._waits(optimizer)
+        done = [replica for (name, replica), count in self._counts.items() if name == optimizer and count >= left]
+        return len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last)
 
     def _waits(self, optimizer: str) -> bool:
         """Whether the next step will find what becomes of variables after the last one."""

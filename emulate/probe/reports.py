@@ -237,7 +237,8 @@ def _report_so_far(probe: Probe, model: Any, logs: Mapping[str, Any], made: Coun
     each = getattr(model, "steps_per_execution", 1)
     each = each if isinstance(each, int) else 1
     made[id(model)] += each
-    if probe.several_hosts or probe.plan.steps is None or made[id(model)] + each < probe.plan.steps:
+    looks_from = probe.plan.looks_from or probe.plan.steps
+    if probe.several_hosts or looks_from is None or made[id(model)] + each < looks_from:
         return  # between hosts to read a metric is a collective
     try:
         found = model.get_metrics_result()

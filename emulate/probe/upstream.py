@@ -341,6 +341,34 @@ def dataset_class() -> Any:
     return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
 
 
+def distributed_dataset_classes() -> list[Any]:
+    """Return the classes of what a strategy makes of datasets (TF 2.21)."""
+    module = load("tensorflow.python.distribute.input_lib")
+    return [module.DistributedDataset, module.DistributedDatasetsFromFunction]
+
+
+def distribution_of(dataset: Any) -> tuple[int, Any, Any]:
+    """Return the cardinality, the strategy and the global dataset of a distributed one; None as dataset of a function's."""
+    return int(dataset._cardinality), dataset._strategy, getattr(dataset, "_original_dataset", None)
+
+
+def epoch_iterator_class() -> Any:
+    """Return the class that prepares the data of `fit` and `evaluate` in Keras 3."""
+    return load(f"{KERAS_3}.trainers.epoch_iterator").EpochIterator
+
+
+def last_batch(dataset: Any) -> int | None:
+    """Return how many examples the last batch has, where it is smaller than the others and this can be told."""
+    while type(dataset).__name__ not in ("_BatchDataset", "_ParallelBatchDataset"):
+        inputs = dataset._inputs()
+        if len(inputs) != 1 or int(inputs[0].cardinality()) != int(dataset.cardinality()):
+            return None
+        (dataset,) = inputs
+    examples = int(dataset._inputs()[0].cardinality())
+    rest = 0 if examples < 0 or bool(dataset._drop_remainder) else examples % int(dataset._batch_size)
+    return rest or None
+
+
 _DRAWS = {"RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"}
 """Operations that draw from a generator of their own, which their seeds start."""
 _STATELESS = ("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTruncatedNormal", "StatelessShuffle")

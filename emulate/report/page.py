@@ -14,6 +14,8 @@ _PLAIN = str.maketrans({"✔": "+", "✘": "x"})
 PLAIN_WIDTH = 100
 _WIDEST = 120
 _CODE = 4  # a line indented by this much is code, or a table: it is not wrapped
+_INLINE_CODE = re.compile(r"`[^`\n]+`")
+_JOINT = "\x00"  # `clean` has removed those of the text
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -49,25 +51,26 @@ class Page:
     def labelled(self, label: str, text: str, indent: int, column: int, style: str = "", label_style: str = "") -> None:
         """Add text that begins at a column, with a label in front of its first line."""
         for number, part in enumerate(clean(text).splitlines() or [""]):
-            is_code = number > 0 and _is_code(part)  # begins further left, so that it fits into 80 columns
+            begins_left = number > 0 and is_code(part)  # so that it fits into 80 columns
             for inner, wrapped in enumerate(self._wrap(part, column)):
                 first = number == inner == 0
-                front = (" " * indent + (label if first else "")).ljust(indent if is_code else column)
+                front = (" " * indent + (label if first else "")).ljust(indent if begins_left else column)
                 self.lines.append([(front, label_style if first else ""), (wrapped, style)])
 
     def _wrap(self, text: str, column: int) -> list[str]:
-        if _is_code(text):
+        if is_code(text):
             return [text]
         own = text[: len(text) - len(text.lstrip())]
         width = max(24, self.width - column)
-        return textwrap.wrap(
-            text.strip(),
+        wrapped = textwrap.wrap(
+            _INLINE_CODE.sub(lambda span: _joined(span[0]) if len(span[0]) <= width else span[0], text.strip()),
             width,
             initial_indent=own,
             subsequent_indent=own + "  " * text.lstrip().startswith("- "),
             break_long_words=False,
             break_on_hyphens=False,
-        ) or [""]
+        )
+        return [line.replace(_JOINT, " ") for line in wrapped] or [""]
 
     def verbatim(self, text: str, indent: int = 0, style: str = "") -> None:
         """Add text line by line, indented, not wrapped (tracebacks, code)."""
@@ -92,7 +95,13 @@ class Page:
             console.print(Text.assemble(*((_encodable(text, stream), style) for text, style in line)), soft_wrap=True)
 
 
-def _is_code(line: str) -> bool:
+def _joined(code: str) -> str:
+    """Return code as one word, which is not broken at its spaces."""
+    return code.replace(" ", _JOINT)
+
+
+def is_code(line: str) -> bool:
+    """Return whether a line of a text is code."""
     return line.startswith(" " * _CODE)
 
 

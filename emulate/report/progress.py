@@ -19,19 +19,43 @@ if TYPE_CHECKING:
 _SHOWN_ENDED = 6  # a verification of many topologies makes dozens of runs: they must fit on a screen
 
 
+class _Count:
+    """Number the runs: `run 3 of about 7`."""
+
+    def __init__(self) -> None:
+        self._started = self._expected = 0
+
+    def expect(self, runs: int) -> None:
+        """Take note of how many runs are made, about."""
+        self._expected = runs
+
+    def next(self) -> str:
+        """Return the number of a run that begins, in words."""
+        self._started += 1
+        return f"run {self._started}" + (f" of about {self._expected}" if self._started <= self._expected else "")
+
+
 class Lines:
     """Tells in plain lines, for logs: when a run begins and when it is over."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
+        self._count = _Count()
         self._steps: dict[str, int] = {}
         self._started: dict[str, float] = {}
+
+    def expect(self, runs: int) -> None:
+        """Count the runs against this number."""
+        with self._lock:
+            self._count.expect(runs)
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Print that it begins."""
         self._started[label] = time.monotonic()
-        self._print(f"{label}: running")
+        with self._lock:
+            number = self._count.next()
+        self._print(f"{number}: {label}")
 
     def step(self, label: str, step: int) -> None:
         """Only remember it."""
@@ -58,20 +82,26 @@ class Live:
     def __init__(self, display: RichProgress) -> None:
         self._display = display
         self._lock = threading.Lock()
+        self._count = _Count()
         self._tasks: dict[str, TaskID] = {}
         self._ended: list[TaskID] = []
+
+    def expect(self, runs: int) -> None:
+        """Count the runs against this number."""
+        with self._lock:
+            self._count.expect(runs)
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Add its line."""
         with self._lock:
-            self._tasks[label] = self._display.add_task(label, total=steps, count="starting")
+            self._tasks[label] = self._display.add_task(f"{label} ({self._count.next()})", total=steps, count="starting")
 
     def step(self, label: str, step: int) -> None:
         """Move its line on."""
         with self._lock:
             task = self._tasks[label]
             total = self._display.tasks[self._display.task_ids.index(task)].total
-            count = f"step {step} of {total:.0f}" if total else f"step {step}"
+            count = f"step {step} of {total:.0f}" if total and step <= total else f"step {step}"
             self._display.update(task, completed=step, count=count)
 
     def run_ended(self, label: str, outcome: str) -> None:

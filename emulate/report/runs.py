@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import add_faults
-from emulate.report.page import Page
+from emulate.report.page import Page, Span
 from emulate.report.stacks import short_stack
 from emulate.report.words import STYLES, against_noise, number, one_of, tensor, where
 
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 
 _COLUMN = 15
 _STACK_LINES = 20
+_AGREES = ("equivalent", "by-design")
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs of which there is something to say, those with the same verdict and causes together."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        if run.verdict != "equivalent" or run.causes or run.notes or run.not_compared or run.faults:
+        says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped
+        if run.verdict != "equivalent" or says_more:
             groups.setdefault(_key(run), []).append(run)
     return list(groups.values())
 
@@ -31,7 +34,7 @@ def _key(run: Run) -> tuple[object, ...]:
     error = last_line(run.failure) if run.verdict == "failed" else None
     alone = run.topology if run.verdict == "hung" else None
     causes = tuple((c.code, c.by_design, c.allowed) for c in run.causes)
-    return (run.verdict, run.reason, alone, error, causes, run.faults)
+    return (run.verdict, run.reason, alone, error, causes, run.faults, run.steps_run if run.verdict in _AGREES else None)
 
 
 def last_line(failure: str | None) -> str:
@@ -39,8 +42,14 @@ def last_line(failure: str | None) -> str:
     return (failure or "").rstrip().rpartition("\n")[2]
 
 
-def add_group(page: Page, runs: Sequence[Run]) -> None:
-    """Add the findings of runs that have the same verdict and causes."""
+def add_group(page: Page, runs: Sequence[Run], told: Told) -> None:
+    """Add the findings of runs that have the same verdict and causes.
+
+    Args:
+        page: Where to.
+        runs: The runs.
+        told: The causes that stand on the page already; those of these runs are added.
+    """
     first = runs[0]
     page.blank()
     names = ", ".join(run.topology for run in runs)
@@ -50,8 +59,12 @@ def add_group(page: Page, runs: Sequence[Run]) -> None:
     add_faults(page, first.faults)
     _add_failure(page, first)
     _add_stacks(page, first)
-    for at in range(len(first.causes)):
-        _add_cause(page, at, [run.causes[at] for run in runs], [run.topology for run in runs])
+    for at, cause in enumerate(first.causes):
+        causes, topologies = [run.causes[at] for run in runs], [run.topology for run in runs]
+        if cause.allowed:
+            page.line(*_allowed(at, cause, page.width))
+        else:
+            _add_cause(page, at, causes, topologies, told.before(cause, topologies))
     if first.verdict != "failed":  # of a program that raised nobody asks what was compared
         _add_list(page, "not compared", runs, lambda run: run.not_compared)
     _add_list(page, "notes", runs, lambda run: run.notes)
@@ -61,7 +74,7 @@ def headline(runs: Sequence[Run]) -> str:
     """What became of runs that have the same verdict, in a line."""
     run = runs[0]
     if run.verdict == "by-design":
-        return f"by-design: only {', '.join(run.deciding)}"
+        return f"by-design: only {', '.join(run.deciding)}" + _as_far_as_run(runs, ", ")
     if run.verdict == "divergent":
         if {run.first_divergence.kind for run in runs if run.first_divergence} == {"final-weight"}:
             return "divergent after the last step"
@@ -82,7 +95,22 @@ def headline(runs: Sequence[Run]) -> str:
         return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
     if run.verdict == "unavailable":
         return "unavailable: this machine cannot provide it" + (f" ({run.reason})" if run.reason else "")
-    return "equivalent"
+    return "equivalent" + _as_far_as_run(runs, " ")
+
+
+def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
+    """Return how far a program was run that gpudist stopped: the last batch of an epoch is what goes wrong most often."""
+    made = runs[0].steps_run
+    if not made.stopped:
+        return ""
+    text = f"{joint}in the first {one_of(runs[0].steps, 'step')}"
+    if made.epoch_complete is not False:
+        return text
+    if made.last_batch_examples is None:
+        return f"{text}; an epoch has {made.epoch_batches} batches"
+    replicas = ", ".join(str(number) for number in sorted({run.replicas for run in runs}))
+    examples = one_of(made.last_batch_examples, "example")
+    return f"{text}; the last batch of an epoch ({examples} on {replicas} replicas) was not run"
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -152,15 +180,44 @@ def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
         yield host, ", ".join(known), short_stack(run.stacks.get(host, ""))
 
 
-def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str]) -> None:
+class Told:
+    """Remember which causes a report has told in full, so that it tells each once."""
+
+    def __init__(self) -> None:
+        self._topologies: dict[tuple[str, str], str] = {}
+
+    def before(self, cause: Finding, topologies: Sequence[str]) -> str:
+        """Return the topologies where the same cause was told in full; empty where it is told now for the first time."""
+        key = (cause.code, cause.fix)
+        found = self._topologies.get(key, "")
+        self._topologies.setdefault(key, ", ".join(topologies))
+        return found
+
+
+def _allowed(at: int, cause: Finding, width: int) -> tuple[Span | str, ...]:
+    """Return one line about a cause that the user expects."""
+    head = f"{at + 1}. {cause.code}"
+    rest = width - len(head) - len("   (allowed)  ")
+    return (
+        "  ",
+        (head, "bold"),
+        (" (allowed)", "yellow"),
+        "  " + textwrap.shorten(cause.summary, max(rest, 8), placeholder=" ..."),
+    )
+
+
+def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Sequence[str], before: str) -> None:
     cause = causes[0]
     page.blank()
-    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"))
+    see = (f"  as on {before}, see above" if before else "", "dim")
+    page.line("  ", (f"{at + 1}. {cause.code}", "bold"), (f" ({kind})" if (kind := kind_of(cause)) else "", "yellow"), see)
     by_summary: dict[str, list[str]] = {}
     for other, topology in zip(causes, topologies, strict=True):
         by_summary.setdefault(other.summary, []).append(topology)
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
+    if before:
+        return
     differ = len({other.evidence for other in causes}) > 1
     if cause.evidence:
         label = f"evidence ({topologies[0]})" if differ else "evidence"

@@ -9,7 +9,7 @@ from typing import Any
 
 from emulate.verify.api import compare_traces, verify
 from emulate.verify.noise import FACTOR
-from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, Verdict
+from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, StepsRun, Verdict
 
 __all__ = [
     "FACTOR",
@@ -19,6 +19,7 @@ __all__ = [
     "Reference",
     "Run",
     "Samples",
+    "StepsRun",
     "Verdict",
     "compare_traces",
     "verify",

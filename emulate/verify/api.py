@@ -21,7 +21,8 @@ from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.runner import Runner, Settings
-from emulate.verify.session import judge_all
+from emulate.verify.session import judge_all, steps_run
+from emulate.verify.step_limit import AUTO, Steps
 from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
 from gpudist_core.installed import installed_version, own_version
 
@@ -41,7 +42,7 @@ def verify(
     args: Sequence[str] = (),
     device: str = "auto",
     seed: int = 0,
-    steps: int | None = 20,
+    steps: Steps = AUTO,
     timeout: float = 300.0,
     network: str = "own",
     all_reduce: str = "auto",
@@ -65,7 +66,8 @@ def verify(
         device: `cpu`; `gpu`: this machine's GPUs, the reference's too, split where there are fewer than devices; or `auto`:
             GPUs where every device of every topology can have one of its own.
         seed: Seeds Python, NumPy, TensorFlow and Keras on every host before the program starts.
-        steps: Training steps to compare, None for all; the program is ended there.
+        steps: Training steps to compare, None for all; the program is ended there. The default `auto` is 20, and goes on to the
+            end of the first epoch where that has at most 50 batches and costs about a minute at most.
         timeout: Seconds that one run may take.
         network: `own` gives clusters of several hosts a network of their own where the system allows it; `host` does not.
         all_reduce: `auto`, `ring`, `hierarchical` or `one-device`.
@@ -186,7 +188,8 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
     failure, of_reference = how_it_failed(second), how_it_failed(first)
     failed = failure or of_reference
     case = Case(first, second, [_trace(folder) for folder in _noise_beside(reference)], outcome=Outcome(failed))
-    run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed))
+    made = steps_run(second, first)
+    run = judge(case, allow).fill(Run(topology=str(second.topology), verdict="unverified", failure=failed, steps_run=made))
     return replace(run, reason=OF_REFERENCE) if of_reference and not failure else run
 
 
@@ -228,8 +231,10 @@ def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topol
     return list(dict.fromkeys(Topology.parse(one) for one in several or [DEFAULT_TOPOLOGY]))
 
 
-def _check(steps: int | None, timeout: float) -> None:
-    if steps is not None and steps < 1:
-        raise WrongUse(f"At least one step must be compared. Received: steps={steps}. None compares all.")
+def _check(steps: Steps, timeout: float) -> None:
+    if isinstance(steps, str) and steps != AUTO:
+        raise WrongUse(f"steps must be a positive integer, None for all steps, or 'auto'. Received: steps={steps!r}.")
+    if isinstance(steps, int) and steps < 1:
+        raise WrongUse(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
     if timeout <= 0:
         raise WrongUse(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")

@@ -81,6 +81,7 @@ class RecordedProgram:
             several_hosts=context.topology.num_stepping_hosts > 1,
             has_servers=has_servers,
             all_reduce=devices.all_reduce_in_use,
+            receive=context.receive,
         )
         if self.seed is not None:
             host = context.host if self.plan.own_seeds else None

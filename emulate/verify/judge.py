@@ -11,7 +11,7 @@ import numpy as np
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
 from emulate.verify.causes import find_causes
-from emulate.verify.causes.cause import names_in_words, numbers
+from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples
@@ -96,7 +96,9 @@ class Judgement:
         return replace(run, **{**own, "notes": run.notes + self.notes})
 
 
-def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, asynchronous: bool = False) -> Judgement:
+def judge(
+    case: Case, allow: Collection[str] = (), *, grows: bool = False, asynchronous: bool = False, only: Cause | None = None
+) -> Judgement:
     """Judge a run.
 
     Args:
@@ -105,11 +107,12 @@ def judge(case: Case, allow: Collection[str] = (), *, grows: bool = False, async
         grows: Whether the batch grows with the replicas. Each has as many rows then as one device that is alone, and does with
             them by design what that does: it is told, and does not decide where nothing else does.
         asynchronous: Whether the program leaves the order of its updates to chance: it is never called equivalent.
+        only: The one cause to look for; None for all.
 
     Returns:
         The verdict with its causes.
     """
-    causes = find_causes(case, allow)
+    causes = find_causes(case, allow, only)
     if _is_shared(_deciding(causes)):
         case.rebase(case.comparison)  # a replay would tell nothing
     if _has_workers_with_data(case):

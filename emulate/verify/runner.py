@@ -22,6 +22,7 @@ from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
 from emulate.verify.meetings import Met
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
+from emulate.verify.step_limit import AUTO, StepLimit, Steps
 from emulate.verify.watch import Watch
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Settings:
 
     program: Program
     seed: int = 0
-    steps: int | None = 20
+    steps: Steps = AUTO
     timeout: float = 300.0
     device: str = "cpu"
     network: str = "own"
@@ -78,6 +79,8 @@ class Runner:
         self._directory = directory or Path()
         self._progress = progress
         workers = 1 if settings.device == "gpu" else workers  # a GPU serves one cluster at a time
+        self._expected = 0
+        self.limit = StepLimit(settings.steps, workers)
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="gpudist-run")
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -108,9 +111,25 @@ class Runner:
     def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
         """Run the program; `plan.trace` is chosen here."""
         folder = self._directory / label.replace(" ", "-")
-        plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision)
-        plan = replace(plan, budget=min(plan.budget, self._settings.budget))
+        plan = replace(self._with_settings(plan, folder), asks=self.limit.join(label))
         return self._pool.submit(self._run, label, topology, plan, reference)
+
+    def _with_settings(self, plan: ProbePlan, folder: Path) -> ProbePlan:
+        settings = self._settings
+        return replace(
+            plan,
+            trace=folder,
+            steps=self.limit.steps,
+            looks_from=self.limit.looks_from,
+            precision=settings.precision,
+            budget=min(plan.budget, settings.budget),
+        )
+
+    def expect(self, runs: int) -> None:
+        """Take note of about how many more runs there will be."""
+        self._expected += runs
+        self.limit.num_runs += runs
+        self._progress.expect(self._expected)
 
     @property
     def program(self) -> Program:
@@ -131,8 +150,7 @@ class Runner:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"
         folder = self._directory / label.replace(" ", "-")
-        plan = replace(plan, trace=folder, steps=self._settings.steps, precision=self._settings.precision, begun={})
-        plan = replace(plan, budget=min(plan.budget, self._settings.budget))
+        plan = replace(self._with_settings(plan, folder), begun={})
         return self._pool.submit(self._run_with_faults, label, topology, plan)
 
     def _run_with_faults(self, label: str, topology: Topology, plan: ProbePlan) -> Lives:
@@ -276,6 +294,7 @@ class Runner:
             outcome = result.status
         finally:
             result.seconds = time.monotonic() - started
+            self.limit.leave(label)
             self._progress.run_ended(label, outcome)
         return result
 
@@ -299,7 +318,15 @@ class Runner:
     def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float) -> Watch:
         self._begin(result)
         with preload.launch(plan) as cluster:
-            watch = Watch(cluster, result, plan.directory, self._stopping, self._progress)
+            watch = Watch(
+                cluster,
+                result,
+                plan.directory,
+                self._stopping,
+                self._progress,
+                limit=self.limit,
+                is_reference=plan.reference,
+            )
             watch.follow(seconds)
         with self._lock:
             self._notes.update(dict.fromkeys(cluster.notes))
@@ -347,7 +374,7 @@ class Runner:
             "role": "reference" if reference else "topology",
             "label": result.label,
             "seed": settings.seed,
-            "steps": settings.steps,
+            "steps": plan.steps,
             "precision": settings.precision,
             "device": settings.device,
             "versions": dict(settings.versions),

@@ -13,6 +13,7 @@ from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import error_line
+from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
@@ -25,9 +26,11 @@ from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run
-from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
+from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run, StepsRun
+from emulate.verify.yardstick import NOISE_RUNS, Variation, Yardstick, Yardsticks, trace_of
 
+OTHER_RUNS = 2 + NOISE_RUNS
+"""The reference, its repeat and its noise runs."""
 AS_IT_STANDS = Variation()
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
 """What TensorFlow counts in the names of its operations and functions, and where objects lie: otherwise in each process."""
@@ -46,6 +49,10 @@ _WITH_TF_CONFIG = (
 _NOT_IN_16_BITS = (
     "16 bits: with its layers in 32 bits the program differs by design. Allow these causes with --allow, and gpudist also "
     "compares the program as it is."
+)
+_AT_ONCE = (
+    "everything else: the verification ended early, because not all devices train (replicas-missing). Fix that first, then "
+    "verify again."
 )
 _OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
 
@@ -122,6 +129,7 @@ class Session:
         Raises:
             WrongUse: When the program ends well and never trains.
         """
+        self._runner.expect(len(topologies) + OTHER_RUNS)
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
@@ -134,10 +142,16 @@ class Session:
             about += [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
             return self._summary(reference, None), judged, about
         self._check_that_it_trains(reference, first.result())
+        runs = [first]
+        if self._lacks_replicas(first.result(), reference):
+            runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:]]
+            if all(self._lacks_replicas(run.result(), reference) for run in runs):
+                judged = [self._judge_at_once(run.result(), reference) for run in runs]
+                return self._summary(reference, None), judged, _unseen(reference)
         reference = self._with_rows(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
-            runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
+            runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
             return self._summary(reference, None), [self._without_order(run.result()) for run in runs], _unseen(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
@@ -145,9 +159,9 @@ class Session:
         self._yardsticks.drawn = facts.drawn
         repeat = self._yardsticks.again()
         notes = _unseen(reference)
-        bases = self._bases(reference, notes)
+        bases = self._bases(reference, notes, len(topologies))
         yardsticks = [self._yardsticks.with_noise(base) for base in bases]
-        runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
+        runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
         if self._order_matters(bases[0], yardsticks[0]):
             self._yardsticks.leave_rows_in_order()
@@ -157,6 +171,24 @@ class Session:
             for run, found in zip(runs, compared, strict=True)
         ]
         return self._summary(reference, repeat), judged, notes
+
+    def _at_once(self, run: RunResult, reference: RunResult) -> Case:
+        """Return what is known of a run without any other run than the reference."""
+        assert reference.trace is not None
+        trace = run.trace or self._runner.empty_trace(run)
+        return Case(reference.trace, trace, untouched=trace, outcome=_outcome(run, reference))
+
+    def _lacks_replicas(self, run: RunResult, reference: RunResult) -> bool:
+        """Return whether it is known already, and decides, that devices of a topology do not train."""
+        is_early = run.status == "ok" and not (self._runner.faults or run.met.paths or REPLICAS_MISSING.code in self._allow)
+        return is_early and REPLICAS_MISSING.look(self._at_once(run, reference)) is not None
+
+    def _judge_at_once(self, run: RunResult, reference: RunResult) -> Run:
+        """Judge a topology whose devices do not all train: what else differs is only known once they do."""
+        judgement = judge(self._at_once(run, reference), self._allow, only=REPLICAS_MISSING)
+        not_compared = (*judgement.not_compared, _AT_ONCE)
+        judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
+        return judgement.fill(_shell(run, reference))
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """The reference; of a program that calls `Strategy.run` on several devices alone it is run again, to see its rows."""
@@ -178,9 +210,11 @@ class Session:
             return True
         return is_wide(*traces) and order_widens(*traces, self._yardsticks.rounded_in_order(base, COARSE))
 
-    def _bases(self, reference: RunResult, notes: list[str]) -> list[Variation]:
+    def _bases(self, reference: RunResult, notes: list[str], num_topologies: int) -> list[Variation]:
         """What is compared: draws keyed by row, where there are any; of a program in 16 bits first what its layers do in 32."""
         as_it_is = Variation(keyed_draws=_draws_numbers(reference))
+        if as_it_is != AS_IT_STANDS:
+            self._runner.expect(1 + num_topologies)
         assert reference.trace is not None
         facts = Facts.of(reference.trace)
         short = [name for name in ("bfloat16", "float16") if getattr(facts, name)]
@@ -241,6 +275,8 @@ class Session:
         reference: RunResult,
         repeat: Future[RunResult],
     ) -> Run:
+        if self._lacks_replicas(run, reference):
+            return self._judge_at_once(run, reference)
         if run.status == "ok" and run.xla:
             self._run_as_written(run)
         recovery = self._recovery(run)
@@ -256,7 +292,7 @@ class Session:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
-        judged = judgement.fill(_shell(run))
+        judged = judgement.fill(_shell(run, reference))
         return judged if recovery is None else _with_faults(judged, recovery)
 
     def _judged(
@@ -343,7 +379,7 @@ class Session:
         """The coordinator applies what has arrived: which rows make a step, on which weights, is left to chance here too."""
         nothing = self._runner.empty_trace(run)
         outcome = replace(_outcome(run, run), reference_failure=None)
-        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run))
+        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run, run))
 
     def _summary(self, reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
         place = str(self._reference)
@@ -365,7 +401,7 @@ class Session:
         nothing = self._runner.empty_trace(reference)
         met = Met.together((run.met, reference.met))
         case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference), met=met)
-        judged = judge(case, self._allow).fill(_shell(run))
+        judged = judge(case, self._allow).fill(_shell(run, reference))
         return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
 
 
@@ -401,7 +437,7 @@ def _fails_by_type(run: Run) -> bool:
     return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
-def _shell(run: RunResult) -> Run:
+def _shell(run: RunResult, reference: RunResult) -> Run:
     return Run(
         topology=str(run.topology),
         verdict="unverified",
@@ -411,6 +447,32 @@ def _shell(run: RunResult) -> Run:
         failure=run.failure,
         stacks=run.stacks,
         details={"hosts": run.hosts} if run.status == "hung" else {},
+        steps_run=steps_run(run.trace, reference.trace),
+    )
+
+
+def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
+    """Return which steps of a program were run.
+
+    Args:
+        trace: Of the run.
+        reference: Of the reference, which tells the length of an epoch where the run does not.
+
+    Returns:
+        The steps, and what is known of the first epoch.
+    """
+    if trace is None:
+        return StepsRun()
+    told = [event for one in (trace, reference) if one is not None for _, event in one.of("epoch")]
+    batches, examples = (told[0]["batches"], told[0]["last"]) if told else (None, None)
+    made = trace.num_steps
+    stopped = any(event["reason"] == "steps" for _, event in trace.of("end"))
+    return StepsRun(
+        last=made - 1 if made else None,
+        stopped=stopped,
+        epoch_batches=batches,
+        last_batch_examples=examples,
+        epoch_complete=None if batches is None else made >= batches,
     )
 
 
@@ -456,18 +518,17 @@ def _rows(trace: Trace) -> set[str]:
 
 
 def _unseen(reference: RunResult) -> list[str]:
-    """What holding every run at a step kept from being seen."""
+    """Return a note about the code that was not run, because every run stopped at a step."""
     trace = reference.trace
     if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
         return []
     logs = {report.name.partition("/")[0] for report in trace.reports}
     unseen = [
-        *(["the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
-        *(["an evaluation"] if not trace.of("evaluation") else []),
+        *(["callbacks at the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
+        *(["evaluations"] if not trace.of("evaluation") else []),
     ]
-    it, was = ("them", "were") if unseen[1:] else ("one", "was")
-    what = f"; {' and '.join(unseen)}, if the program has {it}, {was} not seen" if unseen else ""
-    return [f"Every run was held after {trace.num_steps} steps (--steps): nothing that comes later was run{what}."]
+    such = f", such as {' and '.join(unseen)}," if unseen else ""
+    return [f"Stopped after {trace.num_steps} steps (--steps). Later code{such} was not checked."]
 
 
 def _same_weights(one: Trace, other: Trace) -> bool:

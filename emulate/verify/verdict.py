@@ -142,12 +142,34 @@ class FaultReport:
 
 
 @dataclass(frozen=True)
+class StepsRun:
+    """Say which training steps of the program were run.
+
+    Attributes:
+        first: The first step, counted from 0.
+        last: The last step, None where no step was made.
+        stopped: Whether gpudist stopped the program there (`--steps`).
+        epoch_batches: The number of batches in the first epoch, None where it is unknown.
+        last_batch_examples: The number of examples in the last batch of an epoch, where known and smaller than in the others.
+        epoch_complete: Whether the last batch of the first epoch was run, None where it is unknown.
+    """
+
+    first: int = 0
+    last: int | None = None
+    stopped: bool = False
+    epoch_batches: int | None = None
+    last_batch_examples: int | None = None
+    epoch_complete: bool | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """The verdict on one topology.
 
     Attributes:
         course: What is farthest out in each step, kind by kind.
         rows: How many rows each replica had, step by step, of at most `MOST_STEPS` steps.
+        steps_run: Which steps were run.
     """
 
     topology: str
@@ -169,6 +191,7 @@ class Run:
     faults: tuple[FaultReport, ...] = ()
     course: tuple[Farthest, ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
+    steps_run: StepsRun = field(default_factory=StepsRun)
 
     @property
     def deciding(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from emulate.cluster import (
 from emulate.errors import GpudistError, Unavailable, WrongUse
 from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
+from emulate.verify.step_limit import Ask, StepLimit
 
 if TYPE_CHECKING:
     from emulate.progress import Progress
@@ -52,16 +53,31 @@ class Watch:
         folder: Where the hosts' output lies.
         stopping: Set when the verification is interrupted.
         progress: Told of every step.
+        limit: Knows the last step, where the hosts ask for it.
+        is_reference: Whether it is the reference that runs.
     """
 
     def __init__(
-        self, cluster: RunningCluster, result: RunResult, folder: Path, stopping: threading.Event, progress: Progress
+        self,
+        cluster: RunningCluster,
+        result: RunResult,
+        folder: Path,
+        stopping: threading.Event,
+        progress: Progress,
+        *,
+        limit: StepLimit | None = None,
+        is_reference: bool = False,
     ) -> None:
         self._cluster = cluster
         self._result = result
         self._folder = folder
         self._stopping = stopping
         self._progress = progress
+        self._limit = limit
+        self._is_reference = is_reference
+        self._asking: dict[int, int | None] = {}
+        self._asked_at: float | None = None
+        self._steps: list[tuple[int, float]] = []
         self._judge = HangJudge(result.topology)
         self._reached: set[int] = set()
         self._failed_at: float | None = None
@@ -84,10 +100,39 @@ class Watch:
                 raise Stopped
             if self.needs_fresh_process:
                 break
+            deadline += self._answer()
+            if self._asked_at is not None:
+                continue
             hang = self._judge.verdict(self._cluster)
             if hang is not None or time.monotonic() > deadline or standstill.is_reached():
                 self._hangs(hang, seconds)
                 break
+
+    def _answer(self) -> float:
+        """Answer hosts that ask for the last step, once all of the run do; return the seconds for which they have waited."""
+        over = {outcome.host for outcome in self._cluster.outcomes}
+        if not self._asking or set(range(self._result.topology.num_stepping_hosts)) - self._asking.keys() - over:
+            return 0.0
+        assert self._limit is not None
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+            epoch = next((epoch for _, epoch in sorted(self._asking.items()) if epoch is not None), None)
+            self._limit.ask(self._result.label, Ask(epoch, self._seconds_of_a_step(), self._is_reference))
+        if (decided := self._limit.decided) is None:
+            return 0.0
+        for host in self._asking:
+            self._judge.feed(host, {"event": "continued"})
+            self._cluster.tell(host, str(decided).encode())
+        waited, self._asked_at = time.monotonic() - self._asked_at, None
+        self._asking.clear()
+        return waited
+
+    def _seconds_of_a_step(self) -> float:
+        """Return how long a step takes after the first one, which traces and compiles."""
+        if len(self._steps) < 2:
+            return 0.0
+        (first, begun), (last, ended) = self._steps[0], self._steps[-1]
+        return (ended - begun) / max(1, last - first)
 
     def _is_over(self) -> bool:
         over = {outcome.host for outcome in self._cluster.outcomes}
@@ -106,6 +151,8 @@ class Watch:
         kind, known = event["event"], self._result.hosts.setdefault(host, {})
         if kind == "progress":
             known["step"] = event["step"]
+            if host == 0:
+                self._steps.append((event["step"], time.monotonic()))
             self._progress.step(self._result.label, event["step"])
         elif kind == "site":
             known.setdefault("collectives", []).append(event["name"])
@@ -120,6 +167,9 @@ class Watch:
             self._result.saved.setdefault(event["path"], set()).add(host)
         elif kind == "reached":
             self._reached.add(host)
+        elif kind == "asks":
+            self._asking[host] = event["epoch"]
+            self._judge.feed(host, {**event, "event": "reached"})
         elif kind == "fault":
             raise _failure_of_the_probe(f"host {host} of {self._result.label}", event["text"])
         elif kind == "needs-fresh-process":

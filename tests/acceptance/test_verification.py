@@ -14,6 +14,7 @@ import emulate
 from emulate.cluster import Preload
 from emulate.errors import WrongUse
 from emulate.probe import Trace
+from emulate.progress import Silent
 from emulate.report import render
 from fixtures.manifest import BUGS, PROGRAMS
 
@@ -91,9 +92,22 @@ open("out.txt", "w").write("x"); open("config.txt", "w").write("changed"); os.ma
     assert sorted(os.listdir()) == ["config.txt", "train.py"]
 
 
-def test_a_strategy_of_one_host_on_several_hosts_trains_several_models(write: Any, preload: Preload) -> None:
-    (run,) = emulate.verify(write(), "2x2", steps=3, preload=preload).runs
-    assert (run.verdict, run.causes[0].code) == ("divergent", "replicas-missing")
+class Started(Silent):
+    """Remembers which runs were started."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+
+    def run_started(self, label: str, steps: int | None) -> None:
+        self.labels.append(label)
+
+
+def test_a_strategy_of_one_host_on_several_hosts_is_found_after_the_first_runs(write: Any, preload: Preload) -> None:
+    started = Started()
+    (run,) = emulate.verify(write(), "2x2", steps=3, preload=preload, progress=started).runs
+    assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["replicas-missing"])
+    assert run.not_compared[-1].startswith("everything else: the verification ended early")
+    assert sorted(started.labels) == ["2x2", "reference"]
 
 
 def test_a_program_without_a_strategy_uses_one_of_the_devices_and_that_is_said(write: Any, preload: Preload) -> None:

@@ -12,8 +12,9 @@ from emulate.errors import WrongUse
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
+from emulate.report.html.markup import marked_up
 from emulate.report.page import clean
-from emulate.report.runs import facts, groups_of, headline, kind_of, stacks, texts_of
+from emulate.report.runs import Told, facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
 from emulate.report.terminal import by_design_text, reference_failure, reference_text
 from emulate.report.words import COLOURS, DIVERGES, tensor, where
@@ -79,9 +80,10 @@ def page_of(verdict: Verdict) -> str:
         reference=reference_text(verdict.reference, verdict.runs),
         reference_failure=reference_failure(verdict.reference, verdict.runs),
         hint_for=hint_for,
+        marked_up=marked_up,
         shorten_traceback=shorten_traceback,
         least=f"{pictures.LEAST:g}",
-        groups=[_group(runs) for runs in groups_of(verdict.runs)],
+        groups=_groups(verdict),
         pictures=[
             {
                 "run": run,
@@ -102,7 +104,12 @@ def _overall(verdict: Verdict) -> str:
     return next((word for word in decides if word in found), "unverified")
 
 
-def _group(runs: Sequence[Run]) -> dict[str, Any]:
+def _groups(verdict: Verdict) -> list[dict[str, Any]]:
+    told = Told()
+    return [_group(runs, told) for runs in groups_of(verdict.runs)]
+
+
+def _group(runs: Sequence[Run], told: Told) -> dict[str, Any]:
     first = runs[0]
     return {
         "topologies": ", ".join(run.topology for run in runs),
@@ -112,13 +119,13 @@ def _group(runs: Sequence[Run]) -> dict[str, Any]:
         "faults": [(fault.fault, outcome(fault)) for fault in first.faults],
         "failure": first.failure,
         "stacks": list(stacks(first)),
-        "causes": [_cause(runs, at) for at in range(len(first.causes))],
+        "causes": [_cause(runs, at, told) for at in range(len(first.causes))],
         "not_compared": texts_of(runs, lambda run: run.not_compared) if first.verdict != "failed" else [],
         "notes": texts_of(runs, lambda run: run.notes),
     }
 
 
-def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
+def _cause(runs: Sequence[Run], at: int, told: Told) -> dict[str, Any]:
     """A cause with the evidence of each topology."""
     first = runs[0].causes[at]
     evidence: dict[str, list[str]] = {}
@@ -128,6 +135,8 @@ def _cause(runs: Sequence[Run], at: int) -> dict[str, Any]:
         "code": first.code,
         "url": first.url,
         "kind": kind_of(first),
+        "before": told.before(first, [run.topology for run in runs]) if not first.allowed else "",
+        "is_allowed": first.allowed,
         "summary": first.summary,
         "fix": first.fix,
         "evidence": [("" if len(evidence) == 1 else ", ".join(names), text) for text, names in evidence.items() if text],

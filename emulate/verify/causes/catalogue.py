@@ -128,8 +128,8 @@ def get(code: str) -> Cause:
     return known[code]
 
 
-def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
-    """Return every cause seen in a case, in the order in which to fix them.
+def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = None) -> tuple[Finding, ...]:
+    """Return every cause seen in a case, or the one that is asked for, in the order in which to fix them.
 
     What replicas do with their own rows alone comes last, then advice.
     """
@@ -138,6 +138,9 @@ def find_causes(case: Case, allow: Collection[str] = ()) -> tuple[Finding, ...]:
         if finding is not None:
             case.found.append(replace(finding, allowed=finding.code in allow))
 
+    if only is not None:
+        add(only.look(case))
+        return tuple(case.found)
     add(SHARED_FILES.look(case))
     nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
     for cause in (NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:

@@ -115,7 +115,8 @@ def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folde
     assert done.exit_code == 0
     assert program == Program.find("train.py")
     assert {name: value for name, value in options.items() if name != "progress"} == {
-        "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": 20, "timeout": 300.0, "network": "own",
+        "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": "auto", "strict": False,
+        "timeout": 300.0, "network": "own",
         "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
         "faults": (), "restarts": 3,
     }  # fmt: skip
@@ -216,8 +217,8 @@ WRONG = [
     ("train.py --topology 0x4", "A topology has 1 to 64 hosts. Received: topology='0x4' with 0 hosts."),
     ("train.py --topology 1x100000", "Received: topology='1x100000' with 100000 devices per host."),
     ("train.py --topology many", "A topology has the form HxD or HxD+Pps. Received: topology='many'."),
-    ("train.py --steps 0", "--steps must be a positive whole number or 'all'. Received: --steps '0'. Try --steps 20."),
-    ("train.py --steps few", "--steps must be a positive whole number or 'all'. Received: --steps 'few'."),
+    ("train.py --steps 0", "--steps must be a positive whole number, 'all' or 'auto'. Received: --steps '0'. Try --steps 20."),
+    ("train.py --steps few", "--steps must be a positive whole number, 'all' or 'auto'. Received: --steps 'few'."),
     ("train.py --timeout 0", "--timeout must be a positive number of seconds. Received: --timeout '0'. Try --timeout 60."),
     (
         "train.py --timeout soon",

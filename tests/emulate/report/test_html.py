@@ -73,10 +73,24 @@ def test_the_page_says_what_the_verdict_says(made, tmp_path):
         notes=("of all",),
     )
     found = page(verdict, tmp_path / "v.html")
-    of_cause = (made.loss_scaling.summary, made.loss_scaling.evidence, made.loss_scaling.fix, "gpudist causes loss-scaling")
+    fix = [line.strip() for line in made.loss_scaling.fix.splitlines()]
+    of_cause = (made.loss_scaling.summary, made.loss_scaling.evidence, *fix, "gpudist causes loss-scaling")
     of_runs = ("train.py", "1x4", "2x2", "divergent from step 0 on", "a note", "dense/bias: why", "of all", "tensorflow 2.21.0")
     for text in (*of_cause, *of_runs, "First to diverge: the gradient of dense/kernel at step 0, optimizer adam"):
         assert text in found.text, text
+
+
+def test_code_of_a_fix_is_monospace_and_a_shared_cause_is_told_once(made, tmp_path):
+    fix = "Write `a < b`:\n    loss = tf.reduce_sum(x)\n    loss /= 4\nNot more."
+    cause = replace(made.loss_scaling, fix=fix)
+    allowed = replace(made.batchnorm, allowed=True)
+    verdict = made.verdict(made.divergent("1x4", causes=[cause]), made.divergent("2x2", causes=[cause, allowed]))
+    write_html(verdict, tmp_path / "v.html")
+    text = (tmp_path / "v.html").read_text()
+    assert text.count("<code>a &lt; b</code>") == text.count("<pre>loss = tf.reduce_sum(x)\nloss /= 4</pre>") == 1
+    assert "As on 1x4, see above." in text
+    assert f'<span class="tag">(allowed)</span> {allowed.summary}' in text
+    assert allowed.fix not in text
 
 
 def test_each_run_has_its_pictures_with_words_for_who_cannot_see_them(made, tmp_path):

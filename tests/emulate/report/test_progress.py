@@ -13,6 +13,7 @@ class Screen(io.StringIO):
 
 
 def go(progress):
+    progress.expect(2)
     progress.run_started("reference", 20)
     progress.run_started("1x4", None)
     for step in range(1, 21):
@@ -29,10 +30,22 @@ def test_a_log_gets_a_line_when_a_run_begins_and_ends():
         assert isinstance(progress, Lines)
         go(progress)
     lines = stream.getvalue().splitlines()
-    assert lines[:3] == ["reference: running", "1x4: running", "the program's TF_CONFIG [was] replaced"]
+    started = ["run 1 of about 2: reference", "run 2 of about 2: 1x4"]
+    assert lines[:3] == [*started, "the program's TF_CONFIG [was] replaced"]
     assert lines[3].startswith("reference: done, 20 steps, ")
     assert lines[4].startswith("1x4: hung, 20 steps, ")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_a_run_beyond_the_expected_number_is_only_numbered():
+    stream = io.StringIO()
+    progress = Lines(stream)
+    progress.expect(1)
+    for label in ("reference", "1x4"):
+        progress.run_started(label, 20)
+    progress.expect(4)
+    progress.run_started("noise 1", 20)
+    assert stream.getvalue().splitlines() == ["run 1 of about 1: reference", "run 2: 1x4", "run 3 of about 4: noise 1"]
 
 
 def test_a_terminal_shows_every_run_with_its_step():

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.report import render, show
-from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, Verdict
+from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, StepsRun, Verdict
 
 
 class Screen(io.StringIO):
@@ -73,6 +73,58 @@ def test_topologies_with_the_same_findings_are_told_of_once(made):
     assert "first (4x1)  the gradient of dense/kernel at step 2" in text
 
 
+def test_a_cause_that_topologies_share_is_told_in_full_once(made):
+    both = made.divergent("2x2", causes=[made.loss_scaling, made.batchnorm])
+    text = render(made.verdict(made.divergent("1x4"), both))
+    assert text.count("evidence  " + made.loss_scaling.evidence[:20]) == text.count("Divide by the size") == 1
+    assert "  1. loss-scaling  as on 1x4, see above\n" in text
+    assert text.count("Use BatchNormalization(synchronized=True).") == 1
+
+
+def test_a_fix_of_its_own_is_told_though_the_cause_was(made):
+    other = replace(made.loss_scaling, fix="Divide once.")
+    text = render(made.verdict(made.divergent("1x4"), made.divergent("2x2", causes=[other, made.batchnorm])))
+    assert "Divide by the size" in text
+    assert "fix       Divide once." in text
+
+
+def test_code_in_backticks_is_not_broken_at_its_spaces(made):
+    code = "`tf.nn.compute_average_loss(per_example, global_batch_size=48)`"
+    for begin in ("", "Or", "Write this", "Instead of it write this here"):
+        text = render(made.verdict(made.divergent(causes=[replace(made.loss_scaling, fix=f"{begin} {code} now.")])), width=80)
+        assert code in text
+        assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def how_far(made, *runs, **steps_run):
+    text = render(made.verdict(*(replace(run, steps_run=StepsRun(last=19, stopped=True, **steps_run)) for run in runs)), 120)
+    return next(line for line in text.splitlines() if line.startswith(runs[0].topology))
+
+
+@pytest.mark.parametrize(
+    ("steps_run", "said"),
+    [
+        ({}, ""),
+        ({"epoch_batches": 20, "epoch_complete": True}, ""),
+        ({"epoch_batches": 313, "epoch_complete": False}, "; an epoch has 313 batches"),
+        (
+            {"epoch_batches": 29, "last_batch_examples": 17, "epoch_complete": False},
+            "; the last batch of an epoch (17 examples on 4 replicas) was not run",
+        ),
+    ],
+)
+def test_the_headline_says_which_steps_were_run(made, steps_run, said):
+    assert how_far(made, made.equivalent(), **steps_run) == f"1x4  equivalent in the first 20 steps{said}"
+
+
+def test_the_headline_of_several_topologies_names_all_numbers_of_replicas(made):
+    told = {"epoch_batches": 29, "last_batch_examples": 1, "epoch_complete": False}
+    line = how_far(made, made.equivalent("1x2", replicas=2), made.equivalent("1x4"), **told)
+    assert line.endswith("the last batch of an epoch (1 example on 2, 4 replicas) was not run")
+    by_design = made.divergent(causes=[made.batchnorm], verdict="by-design")
+    assert how_far(made, by_design) == "1x4  by-design: only batchnorm-local-statistics, in the first 20 steps"
+
+
 def test_causes_come_in_the_order_in_which_to_mend_them(made):
     text = render(made.verdict(made.divergent(causes=(made.loss_scaling, made.batchnorm))))
     assert text.index("1. loss-scaling") < text.index("2. batchnorm-local-statistics (by design)")
@@ -92,8 +144,12 @@ def test_what_differs_by_design_alone_is_a_warning_that_says_how_to_make_it_fail
 def test_an_allowed_cause_is_reported_and_offers_nothing(made):
     allowed = Finding("loss-report", "The loss is a quarter.", "0.25", "Multiply.", allowed=True)
     text = render(made.verdict(made.equivalent(causes=(allowed,))))
-    assert "1x4  equivalent" in text
-    assert "1. loss-report (allowed)" in text
+    assert "1x4  equivalent\n  1. loss-report (allowed)  The loss is a quarter." in text
+    assert "Multiply" not in text
+    long = render(made.verdict(made.equivalent(causes=(replace(allowed, summary="The loss is a quarter. " * 9),))), 80)
+    (line,) = [line for line in long.splitlines() if "loss-report" in line]
+    assert line.endswith(" ...")
+    assert len(line) <= 80
     assert "Next" not in text
 
 

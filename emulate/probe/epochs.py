@@ -1,0 +1,156 @@
+"""The length of the first epoch, where the program's data tells it before the first step.
+
+Keras's `fit` knows the number of its batches; a loop has it from the dataset that it iterates over.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from emulate.imports import when_imported
+from emulate.probe import upstream
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+_PIPELINES = "gpudist_core.pipelines.distributed"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The first epoch of a training.
+
+    Attributes:
+        batches: The number of its batches; None where it is unknown, or without end.
+        last: The number of examples in its last batch, where that is smaller than the others and known.
+    """
+
+    batches: int | None = None
+    last: int | None = None
+
+
+class Epochs:
+    """Remember which data a program was about to go through when it made its first step.
+
+    Args:
+        write: Writes an event to the trace.
+    """
+
+    def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
+        self._write = write
+        self._latest = Epoch()
+        self._is_of_fit = False
+        self._is_fixed = False
+        self._of_arrays = Epoch()
+
+    @property
+    def first(self) -> Epoch:
+        """Return the first epoch, as far as it is known."""
+        return self._latest
+
+    def begins(self, epoch: Epoch) -> None:
+        """Take note that a pass over a dataset begins: the last one before the first step is the one that trains."""
+        if not (self._is_fixed or self._is_of_fit):
+            self._latest = epoch
+
+    def arrays_given(self, epoch: Epoch) -> None:
+        """Take note of the data that Keras has prepared for a `fit` or an evaluation."""
+        self._of_arrays = epoch
+
+    def fit_begins(self, batches: int | None) -> None:
+        """Take note that a `fit` begins; it makes iterators of its own, which tell less."""
+        if not self._is_fixed:
+            same = self._of_arrays.batches == batches
+            self._latest, self._is_of_fit = Epoch(batches, self._of_arrays.last if same else None), True
+
+    def step_made(self) -> None:
+        """Take note of a step: with the first one the epoch is known."""
+        if not self._is_fixed:
+            self._is_fixed = True
+            if self._latest.batches is not None:
+                self._write({"event": "epoch", **asdict(self._latest)})
+
+
+def install(probe: Probe) -> None:
+    """Wrap the places where a pass over a dataset begins."""
+    _after_iter(upstream.dataset_class(), lambda dataset: probe.epochs.begins(_of_dataset(dataset)))
+    for cls in upstream.distributed_dataset_classes():
+        _after_iter(cls, lambda dataset: probe.epochs.begins(_of_distributed(dataset)))
+    when_imported(_PIPELINES, lambda: _see_pipelines(probe))
+
+
+def install_keras(probe: Probe, package: str) -> None:
+    """Wrap the begin of `fit` in one Keras."""
+    for cls in upstream.callback_list_classes():
+        if cls.__module__.startswith(package):
+            _wrap_fit(probe, cls)
+    if package == upstream.KERAS_3:
+        _wrap_epoch_iterator(probe, upstream.epoch_iterator_class())
+
+
+def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
+    original = cls.__iter__
+
+    @functools.wraps(original)
+    def iterate(self: Any) -> Any:
+        iterator = original(self)
+        tell(self)
+        return iterator
+
+    cls.__iter__ = iterate
+
+
+def _of_dataset(dataset: Any) -> Epoch:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        return Epoch()
+    return Epoch(_finite(int(dataset.cardinality())), upstream.last_batch(dataset))
+
+
+def _of_distributed(dataset: Any) -> Epoch:
+    import tensorflow as tf
+
+    batches, strategy, whole = upstream.distribution_of(dataset)
+    if whole is None:  # made by a function, which gives each replica batches of its own
+        known = _finite(batches)
+        return Epoch(None if known is None else -(-known // upstream.num_local_replicas(strategy)))
+    with tf.init_scope():
+        return Epoch(_finite(batches), upstream.last_batch(whole))
+
+
+def _finite(cardinality: int) -> int | None:
+    return int(cardinality) if cardinality >= 0 else None
+
+
+def _see_pipelines(probe: Probe) -> None:
+    import sys
+
+    cls = sys.modules[_PIPELINES].DistributedPipeline
+    _after_iter(cls, lambda pipeline: probe.epochs.begins(Epoch(pipeline.num_batches)))
+
+
+def _wrap_fit(probe: Probe, cls: Any) -> None:
+    original = cls.on_train_begin
+
+    @functools.wraps(original)
+    def on_train_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batches = (getattr(self, "params", None) or {}).get("steps")
+        probe.epochs.fit_begins(None if batches is None else int(batches))
+        return original(self, *args, **kwargs)
+
+    cls.on_train_begin = on_train_begin
+
+
+def _wrap_epoch_iterator(probe: Probe, cls: Any) -> None:
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        probe.epochs.arrays_given(Epoch(self.num_batches, self.data_adapter.partial_batch_size))
+
+    cls.__init__ = init

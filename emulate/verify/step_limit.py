@@ -1,0 +1,108 @@
+"""Decides after how many steps the runs of a verification stop, where the user leaves it open.
+
+The default is 20 steps, extended to the end of the first epoch where that has at most 50 batches and costs about a minute at
+most. The first runs (the reference and the first topology, which start together) stop at step 20 and ask; every later run
+knows the answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+DEFAULT_STEPS = 20
+LONGEST_EPOCH = 50
+MOST_SECONDS = 60.0
+AUTO: Literal["auto"] = "auto"
+Steps = int | Literal["auto"] | None
+"""A number of steps, None for all, or `auto` for the default."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a run knows at step 20.
+
+    Attributes:
+        epoch: The number of batches of the first epoch, None where it is unknown.
+        seconds: How long a step takes.
+        is_reference: Whether the run is on one device.
+    """
+
+    epoch: int | None
+    seconds: float
+    is_reference: bool
+
+
+@dataclass
+class StepLimit:
+    """Know the last step of all runs.
+
+    Args:
+        wanted: What the user asked for.
+        voters: So many of the first runs go on at the same time; they decide together.
+        num_runs: About so many more runs are made, `voters` at a time.
+    """
+
+    wanted: Steps
+    voters: int
+    num_runs: int = 0
+    _asked: dict[str, Ask | None] = field(default_factory=dict)
+    _joined: list[str] = field(default_factory=list)
+    _decided: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the runs that start now have to ask."""
+        return self.wanted == AUTO and self._decided is None and len(self._joined) < self.voters
+
+    @property
+    def steps(self) -> int | None:
+        """Return the last step as far as it is known: the default until it is decided."""
+        return (self._decided or DEFAULT_STEPS) if self.wanted == AUTO else self.wanted
+
+    @property
+    def looks_from(self) -> int | None:
+        """Return the step that every run may have to stop at."""
+        return DEFAULT_STEPS if self.wanted == AUTO else self.wanted
+
+    @property
+    def decided(self) -> int | None:
+        """Return the decision, None while a run that takes part has not come to step 20."""
+        with self._lock:
+            return self._decided
+
+    def join(self, label: str) -> bool:
+        """Take note of a run that starts; return whether it has to ask."""
+        with self._lock:
+            if self.is_open:
+                self._joined.append(label)
+            return label in self._joined and self._decided is None
+
+    def ask(self, label: str, ask: Ask) -> None:
+        """Take note of a run that has come to step 20."""
+        with self._lock:
+            self._asked[label] = ask
+            self._decide()
+
+    def leave(self, label: str) -> None:
+        """Take note that a run is over."""
+        with self._lock:
+            if label in self._joined:
+                self._asked.setdefault(label, None)
+                self._decide()
+
+    def _decide(self) -> None:
+        if self._decided is not None or len(self._joined) < self.voters or not set(self._joined) <= self._asked.keys():
+            return
+        asked = [one for one in self._asked.values() if one is not None]
+        # The reference tells the length of the epoch. A run with a larger batch has a shorter one of its own.
+        epoch = next((one.epoch for one in sorted(asked, key=lambda one: not one.is_reference) if one.epoch), None)
+        is_left = len(asked) < len(self._joined)  # one of them ended, or failed, before step 20
+        self._decided = DEFAULT_STEPS if is_left or epoch is None else self._extended(epoch, max(one.seconds for one in asked))
+
+    def _extended(self, epoch: int, seconds: float) -> int:
+        rounds = -(-self.num_runs // self.voters)
+        is_cheap = (epoch - DEFAULT_STEPS) * seconds * rounds <= MOST_SECONDS
+        return epoch if DEFAULT_STEPS < epoch <= LONGEST_EPOCH and is_cheap else DEFAULT_STEPS

@@ -1,0 +1,78 @@
+"""After how many steps the runs of a verification stop, where the user leaves it open: one answer for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from emulate.verify.step_limit import AUTO, Ask, StepLimit
+
+
+def decided(reference: Ask | None, topology: Ask | None, *, num_runs: int = 6) -> int | None:
+    """Return the decision of the two first runs; None for one that ended before step 20."""
+    limit = StepLimit(AUTO, voters=2, num_runs=num_runs)
+    assert limit.join("1x4")
+    assert limit.join("reference")
+    for label, ask in (("1x4", topology), ("reference", reference)):
+        assert limit.decided is None
+        assert limit.steps == 20
+        if ask is None:
+            limit.leave(label)
+        else:
+            limit.ask(label, ask)
+            limit.leave(label)
+    assert not limit.join("noise 1")
+    assert limit.steps == limit.decided
+    return limit.decided
+
+
+def on_one_device(epoch: int | None, seconds: float = 0.1) -> Ask:
+    return Ask(epoch, seconds, is_reference=True)
+
+
+def on_several(epoch: int | None, seconds: float = 0.1) -> Ask:
+    return Ask(epoch, seconds, is_reference=False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "topology", "steps"),
+    [
+        (on_one_device(29), on_several(29), 29),
+        (on_one_device(50), on_several(50), 50),
+        (on_one_device(51), on_several(51), 20),
+        (on_one_device(12), on_several(12), 20),
+        (on_one_device(None), on_several(None), 20),
+        (on_one_device(None), on_several(29), 29),  # a plain loop on one device
+        (on_one_device(29), on_several(8), 29),  # a batch that grows with the replicas
+        (on_one_device(10), on_several(40), 20),  # each replica has all of the data: the first epoch of one device was run
+        (None, on_several(29), 20),
+        (on_one_device(29), None, 20),
+        (None, None, 20),
+    ],
+)
+def test_the_end_of_the_first_epoch_is_run_where_it_has_at_most_50_batches(
+    reference: Ask | None, topology: Ask | None, steps: int
+) -> None:
+    assert decided(reference, topology) == steps
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(2.0, 30), (2.1, 20)])
+def test_an_epoch_that_costs_more_than_about_a_minute_more_is_not_run_whole(seconds: float, steps: int) -> None:
+    assert decided(on_one_device(30, 0.1), on_several(30, seconds)) == steps  # 10 steps more, 6 runs, two at a time
+    assert decided(on_one_device(30, seconds), on_several(30, 0.1)) == steps
+
+
+@pytest.mark.parametrize("steps", [7, 100, None])
+def test_a_number_of_steps_that_the_user_names_is_kept(steps: int | None) -> None:
+    limit = StepLimit(steps, voters=2)
+    assert not limit.join("1x4")
+    limit.leave("1x4")
+    assert limit.steps == limit.looks_from == steps
+
+
+def test_where_one_run_goes_on_at_a_time_the_first_one_decides() -> None:
+    limit = StepLimit(AUTO, voters=1)
+    assert limit.join("1x4")
+    limit.ask("1x4", on_several(29))
+    assert limit.decided == 29
+    assert not limit.join("reference")
+    assert (limit.steps, limit.looks_from) == (29, 20)
