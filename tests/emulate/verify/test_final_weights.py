@@ -22,7 +22,9 @@ def test_weights_that_are_changed_after_the_last_step_are_said_not_to_be_compare
 
     found = judge(hand_made(folder, topology))
     assert found.verdict == "equivalent"
-    assert found.not_compared == ("what the program makes of w after the last step: weights were compared as the steps left them",)
+    assert found.not_compared == (
+        "what the program makes of w after the last step: weights were compared as the steps left them",
+    )
 
 
 def _leaves(times: float | None, of: Any) -> Any:
