@@ -252,31 +252,29 @@ class Case:
         ledger = self.ledger
         if ledger is not None and ledger.by:
             self.notes.append(
-                f"rows were told apart by {_inputs(ledger.by)} of the step alone: the other inputs differ, as what a program "
-                "computes with its model and hands to the step does"
+                f"gpudist identifies examples only by {_inputs(ledger.by)} of the step: the other inputs differ, as "
+                "values do that the program computes with its model and passes to the step"
             )
         if ledger is not None and ledger.dropped:
             self.notes.append(
-                f"{ledger.dropped} rows that one device trains on are left out: an epoch does not divide by the larger batch, "
-                "and its remainder is dropped"
+                f"{ledger.dropped} examples of one device are dropped: an epoch does not divide by the larger batch, and "
+                "the remainder is dropped"
             )
         if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
-            self._replay(0, "the initial weights differ from the reference's")
+            self._replay(0, "the initial weights differ from those of one device")
         elif ledger is not None and ledger.grows and self.plain is self.reference:
-            self._replay(0, "the batch grows with the replicas")
+            self._replay(0, "the batch grows with the number of replicas")
         elif ledger is not None and ledger.first_apart is not None and ledger.first_apart < ledger.num_steps:
-            self._replay(ledger.first_apart, "the rows differ from the reference's")
+            self._replay(ledger.first_apart, "the examples differ from those of one device")
         elif self._order_matters and ledger is not None and not is_in_order(ledger) and not self.comparison.is_equivalent:
-            self._replay(0, "the order of the rows matters, and is another one here")
+            self._replay(0, "the order of the examples matters, and differs here")
 
     def _replay(self, step: int, why: str) -> None:
         """Judge against the reference replayed from the topology's weights and rows, else only what comes before."""
         again = self.switched("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base, self._kept = again, ("replay",)
-            self.notes.append(
-                f"{why}: gradients, weights and losses were compared with the reference replayed on this run's own"
-            )
+            self.notes.append(f"{why}: gradients, weights and losses were compared with one device that got this run's own")
         else:
             self.cut(step, why)
 

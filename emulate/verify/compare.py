@@ -223,7 +223,7 @@ def compare(
         steps={name: len(runs.pairs(name)) for name in runs.optimizers},
         not_compared=(
             *_not_compared(runs),
-            *(f"variable {name} (it follows the order of the rows in a batch)" for name in of_chance),
+            *(f"variable {name} (it depends on the order of the examples in a batch)" for name in of_chance),
         ),
         notes=tuple(_notes(points, (kink, cancelled) if confirmation else (None, None), bool(noise))),
     )
@@ -270,9 +270,9 @@ def _not_compared(runs: Runs) -> list[str]:
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
-    found += [f"{name} (in other batches, and as much on the whole)" for name in of_other_batches(runs)]
+    found += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
     return found + [
-        f"{name} (of all steps before it, of which the runs have made different numbers)" for name in of_other_steps(runs)
+        f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)
     ]
 
 
@@ -288,7 +288,7 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
     notes = []
     if points and not has_noise:
         notes.append(
-            "without noise runs of the reference the noise floor is a few units in the last place: rounding may exceed it"
+            "without noise runs on one device the noise floor is a few units in the last place: rounding errors may exceed it"
         )
     both = [p.measure for p in points if p.measure.both_non_finite]
     if both:
@@ -296,20 +296,21 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
     kink, cancelled = onsets
     if cancelled is not None and not any(point.exceeds for point in points):
         notes.append(
-            f"from step {cancelled} on gradients that cancel over the batch are rounding alone, and the optimizer makes steps "
-            "of them: there the noise floor comes from runs of the reference that were rounded by as much as this run's sums"
+            f"from step {cancelled} on gradients that cancel over the batch are rounding errors alone, and the "
+            "optimizer makes steps from them: the noise floor there comes from runs on one device that were rounded "
+            "as much as this run's sums"
         )
     if kink is not None:
         notes.append(
-            f"from step {kink} on single units may have fallen on the other side of a kink (a ReLU, a maximum): "
-            f"there the noise floor comes from runs of the reference with a larger perturbation"
+            f"from step {kink} on single units may be on the other side of a kink (a ReLU, a maximum): the noise "
+            "floor there comes from runs on one device with a larger perturbation"
         )
     if amplified := _amplified(points):
         step, share = amplified
         size = "as large as the gradients themselves" if share > 1 else f"of less than about {share:.0%} of the gradients"
         notes.append(
-            f"from step {step} on rounding is amplified, as deep networks do: differences {size} are not seen there, those of "
-            "losses are; --precision float64 sees more"
+            f"from step {step} on rounding errors are amplified, as in deep networks: gpudist cannot see differences "
+            f"{size} there, but it sees those of losses; --precision float64 sees more"
         )
     return notes
 

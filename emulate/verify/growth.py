@@ -29,9 +29,9 @@ def longer(reference: Trace, topology: Trace) -> str | None:
         (ours, theirs), growth = ledger.rows_in_all, ledger.growth
         if growth > 1 and 2 * ours > (growth + 1) * theirs:
             return (
-                f"To its end it trains on {ours} rows in {len(topology.steps(name))} steps, where one device trains on "
-                f"{theirs} in {len(reference.steps(name))}: for the same epochs a batch {growth} times as large takes "
-                f"{growth} times fewer steps (steps_per_epoch = rows // batch)."
+                f"To its end it trains on {ours} examples in {len(topology.steps(name))} steps, one device on {theirs} in "
+                f"{len(reference.steps(name))}: for the same epochs a batch {growth}x as large needs {growth}x fewer "
+                "steps (steps_per_epoch = examples // batch)."
             )
     return None
 
@@ -58,12 +58,12 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     made = {way: yardsticks.with_noise(way) for way in (union, shares)}
     misfits = {way: _misfit(made[way], topology) for way in made}
     if min(misfits.values()) == float("inf"):
-        run.notes.append(f"The batch is {growth} times that of one device, which could not be given the same rows.")
+        run.notes.append(f"The batch is {growth}x that of one device, and gpudist could not give one device the same examples.")
         return [base]
-    run.notes.append(f"The batch is {growth} times that of one device, which was given the same rows for each step.")
+    run.notes.append(f"The batch is {growth}x that of one device. gpudist gave one device the same examples in each step.")
     is_larger = misfits[union] <= misfits[shares] and _is_larger(made[shares], topology, growth)
     if is_larger and not _grouping_matters(yardsticks, shares):
-        run.notes.append("The loss is divided by a number that does not grow with it.")
+        run.notes.append("The loss is divided by a number that does not grow with the batch.")
         return [shares]
     if misfits[union] <= FACTOR:
         return [min(misfits, key=lambda way: misfits[way])]

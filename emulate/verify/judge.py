@@ -10,7 +10,7 @@ import numpy as np
 
 from emulate.verify.arrays import aligned, kept
 from emulate.verify.case import Case
-from emulate.verify.causes import find_causes
+from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, left_to_compare
@@ -80,13 +80,12 @@ class Judgement:
         found = [one for one in self.causes if one.code in _ARITHMETIC and not (one.allowed or one.advice)]
         others = [one for one in self.causes if one not in found]
         first = self.first_divergence
-        away = "" if first is None else f"; {first.tensor} ({first.kind}) at step {first.step} is {first.error:.2g} away"
+        away = "" if first is None else f"; {first.tensor} ({first.kind}) differs by {first.error:.2g} in step {first.step}"
         rounded = Finding(
             "unexplained",
-            "It differs in 16 bits alone: rounding is larger there than the noise floor tells, or amplified.",
+            "It differs in 16 bits only: rounding errors are larger there than the noise floor, or are amplified.",
             f"With the program's layers in 32 bits everything agrees{away}",
-            "Keep in 32 bits what is small or summed over many: the weights (the policy mixed_bfloat16 instead of bfloat16), "
-            "the optimizer's state, the loss, the last layer; float16 needs keras.optimizers.LossScaleOptimizer.",
+            get("unexplained").fix("If it differs in 16 bits only"),
         )
         return replace(self, causes=(*others, *([rounded] if found else [])), notes=(*self.notes, _OF_16_BITS))
 
@@ -156,7 +155,7 @@ def judge(
     )
 
 
-_OF_16_BITS = "With the program's layers in 32 bits everything agrees: what differs is what 16 bits make of it."
+_OF_16_BITS = "With the program's layers in 32 bits everything agrees: only the rounding to 16 bits differs."
 _ARITHMETIC = (
     "batchnorm-local-statistics",
     "clip-before-reduce",
@@ -197,14 +196,16 @@ def _has_workers_with_data(case: Case) -> bool:
 _OF_ROWS = ("batch-size", "samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
 """What is no mistake of workers that go over data of their own."""
 _OWN_ROWS = (
-    "data: workers go over data of their own, other rows in a step than a single worker has; gradients and weights were "
-    "compared on the same rows"
+    "data: workers use their own data, so a step has other examples than on a single worker; gradients and "
+    "weights were compared on the same examples"
 )
 _UNORDERED = (
-    "order: the program makes updates without waiting for those before: their order, and how old the variables are that "
-    "workers see, is left to chance, and so is the result"
+    "order: the program makes updates without waiting for earlier ones. Their order, and the age of the "
+    "variables that workers read, are random, and so is the result"
 )
-_ASYNCHRONOUS = f"{_UNORDERED}. Made one after the other, as they were here, they are those of one worker on the same rows"
+_ASYNCHRONOUS = (
+    f"{_UNORDERED}. In the order of this run, one after the other, they are those of one worker on the same examples"
+)
 
 
 def _deciding(causes: Sequence[Finding]) -> list[Finding]:
@@ -214,7 +215,7 @@ def _deciding(causes: Sequence[Finding]) -> list[Finding]:
 def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
     """These as advice, and a note of them."""
     codes = ", ".join(cause.code for cause in causes)
-    note = f"{codes}: each replica does it with as many rows as one device that is alone has"
+    note = f"{codes}: each replica does this, and so does one device that has as many examples"
     return [replace(cause, advice=True) for cause in causes], [note] if causes else []
 
 
@@ -264,12 +265,13 @@ def _unchanged(case: Case) -> list[str]:
 
 
 _UNCHANGED = (
-    "No step changes any weight: gradients are taken, but they are not applied, or are 0, or the learning rate is. What was "
-    "compared is what an untrained model computes."
+    "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "
+    "is 0. gpudist compared only what an untrained model computes."
 )
 _OTHER_ROWS = (
-    "data from step {step} on: other rows come then than one device had, as they may where the batch grows and an epoch has a "
-    "number of steps of its own; gradients, weights and losses were compared on the rows of this run"
+    "data from step {step} on: the examples differ from those of one device, as they may if the batch "
+    "grows and an epoch has another number of steps; gradients, weights and losses were compared on the "
+    "examples of this run"
 )
 
 
@@ -284,20 +286,18 @@ def _changed_after(case: Case) -> list[str]:
     compared = left_to_compare(case.base.runs)
     ends, found = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
-        after = "after the last step: weights were compared as steps left them"
+        after = "after the last step: weights were compared as the steps left them"
         found.append(f"what the program makes of {names_in_words(names)} {after}")
     if names := [name for name in compared if len({end is None for end in ends.get(name, {}).values()}) > 1]:
         who = numbers([f"host {host}" for host, end in ends[names[0]].items() if end is not None])
-        found.append(
-            f"what other hosts than the first end with: only {who} put something in the place of {names_in_words(names)}"
-        )
+        found.append(f"the final weights of other hosts than the first: only {who} replaced {names_in_words(names)}")
     return found
 
 
-_UNREPORTED_BY_WORKERS = "No loss was seen: what workers make of their rows by themselves, and send back, was not compared."
+_UNREPORTED_BY_WORKERS = "No loss was seen: gpudist did not compare what workers compute from their own examples and send back."
 _UNREPORTED = (
-    "The loss that is trained was compared. What the program itself reports was not seen: only what Strategy.reduce returns, a "
-    "number of experimental_local_results that is taken alone, and what Keras logs are."
+    "The loss that is minimized was compared. gpudist did not see a number that the program itself reports. "
+    "It sees results of Strategy.reduce, a single number of experimental_local_results, and Keras's logs."
 )
 
 
@@ -310,7 +310,7 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
     if case.recovery is not None:
         missing += case.recovery.missed
         if not case.recovery.missed and case.recovery.result is None and case.recovery.has_ended:
-            missing.append("faults: no step was seen with them, so nothing was compared with the run without them")
+            missing.append("faults: gpudist saw no step with them, so it compared nothing with the run without them")
     if case.outcome.cut:
         missing.append(_CUT)
     missing += [*_open_scale(case), *(why for code, why in case.undecided.items() if code not in allow)]
@@ -327,21 +327,24 @@ def _open_scale(case: Case) -> list[str]:
     if not factor > 0 or abs(math.log(factor / replicas)) >= abs(math.log(factor)):
         return []
     told = (
-        f"scale: the replicas' losses add up to {factor:.3g} times that of one device in step {first.step}, which is nearer to "
-        f"their number ({replicas}) than to 1: a loss that is divided by the rows of a replica, where it should be by those of "
-        "all, looks like that. With losses that compare rows it cannot be measured; see what each is divided by"
+        f"scale: the replicas' losses add up to {factor:.3g}x that of one device in step {first.step}, which is "
+        f"nearer to the number of replicas ({replicas}) than to 1. A loss that is divided by the examples of a "
+        "replica instead of those of all replicas looks like that. gpudist cannot measure it for losses that "
+        "compare examples; check the divisor of each loss"
     )
     return [told]
 
 
-_OTHERS_FILES = "anything: runs found files that other runs of the verification had written, and differ by them (shared-files)"
+_OTHERS_FILES = (
+    "everything: runs found files that other runs of the verification had written, and differ because of them (shared-files)"
+)
 _CUT = (
-    "steps: a process ended at once (an exit of C), before what it had recorded was written, so that its last steps were not "
-    "seen; end the program with sys.exit, or by returning"
+    "steps: a process ended by os._exit() before its records were written, so gpudist did not see its last "
+    "steps; end the program with sys.exit() or by returning"
 )
 _UNSEEN_ROWS = (
-    "data: the rows of the batches were not seen, as they are no arguments of what Strategy.run calls (on one device, where a "
-    "program calls none there, of a tf.function); hand them to it as arguments, and they are"
+    "data: gpudist could not see the batch, because it is not an argument of the function given to "
+    "Strategy.run (on one device also of a tf.function). Pass it as an argument."
 )
 
 

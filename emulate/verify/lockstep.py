@@ -15,12 +15,13 @@ from emulate.verify.aggregation import aggregation
 from emulate.verify.judge import Judgement
 
 _AGREES = (
-    "weights drift apart by rounding that is amplified{first}: the reference was run again with the gradients of this run "
-    "applied, and step by step, at the same weights, gradients and updates agree"
+    "rounding errors are amplified, and the weights drift apart{first}. gpudist ran the program on one "
+    "device again and applied the gradients of this run. Step by step, at the same weights, gradients and "
+    "updates agree"
 )
 _DIFFERS = (
-    "rounding is amplified: what differs was found where the reference applies the gradients of this run, so that each step is "
-    "compared at the same weights"
+    "rounding errors are amplified: gpudist compared each step at the same weights, on one device that "
+    "applies the gradients of this run"
 )
 
 

@@ -106,10 +106,12 @@ class Reruns:
 
 def _ending(failed: RunResult, replay: Replay | None) -> str:
     """How a run that did not end well did: whose error it is, and what may have led to it."""
-    told = f", on one device that is told of {replay.told} replicas" if replay is not None and replay.told > 1 else ""
+    told = (
+        f", on one device that gets {replay.told} as the number of replicas" if replay is not None and replay.told > 1 else ""
+    )
     raised_in = re.findall(r'File "([^"]+)"', failed.failure or "")
     is_own = failed.status == "failed" and bool(raised_in) and not is_ours(raised_in[-1])
-    whose = ", where the program itself raises" if is_own else ""
+    whose = ", where the program itself raises an error" if is_own else ""
     return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
 
 

@@ -284,7 +284,7 @@ class Runner:
             self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             if (crash := _crash(result)) and not self._settings.faults:
                 with self._lock:
-                    self._notes[f"The run '{label}' was made once more: {crash}."] = None
+                    self._notes[f"The run '{label}' was repeated: {crash}."] = None
                 remove_tree(plan.trace)
                 result = RunResult(label, topology, None)
                 self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)

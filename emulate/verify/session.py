@@ -35,16 +35,18 @@ AS_IT_STANDS = Variation()
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
 """What TensorFlow counts in the names of its operations and functions, and where objects lie: otherwise in each process."""
 _ORDER = (
-    "The training depends on the order of the rows in a batch: the noise floor comes from runs of the reference with rounding "
-    "alone, their rows in order, and may be too low."
+    "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
+    "device with rounding errors alone, with the examples in order, and may be too low."
 )
 _OF_PRECISION = (
-    "--precision makes the program fail, which runs as it is without gpudist: it has arrays, variables or casts of one float "
-    "type beside what Keras makes in the other. Leave the option out, or give them the type that keras.config.floatx() names."
+    "--precision makes the program fail; without gpudist it runs. It mixes arrays, variables or casts of one "
+    "float type with those that Keras makes in another. Remove the option, or use the type of "
+    "keras.config.floatx()."
 )
 _WITH_TF_CONFIG = (
-    "The run on one device had a TF_CONFIG of one worker, as the topologies of several hosts need it. Those of one host have "
-    "none: verify them in a call of their own, where the run on one device has none either."
+    "The run on one device had a TF_CONFIG with one worker, because topologies with several hosts need it. "
+    "Topologies with one host have none. Verify them in a separate call, in which the run on one device has "
+    "none either."
 )
 _NOT_IN_16_BITS = (
     "16 bits: with its layers in 32 bits the program differs by design. Allow these causes with --allow, and gpudist also "
@@ -224,13 +226,13 @@ class Session:
         in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
         if in_32_bits is None:
             notes.append(
-                f"The program computes in {short[0]}, and does not run with its layers in 32 bits: it is compared as it is."
+                f"The program computes in {short[0]} and does not run with its layers in 32 bits. gpudist compares it as it is."
             )
             return [as_it_is]
         self._yardsticks.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
         notes.append(
-            f"The program computes in {short[0]}: runs are compared with its layers in 32 bits, where rounding hides less, and "
-            "where they agree so, as they are too."
+            f"The program computes in {short[0]}. gpudist compares runs with its layers in 32 bits, where rounding "
+            "errors hide less; if they agree, it also compares the program as it is."
         )
         return [wide, as_it_is]
 
@@ -261,11 +263,10 @@ class Session:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
         if run.status == "ok" and not any(seen):
             raise WrongUse(
-                "A program to verify must train: make steps with an optimizer, or with a gradient tape inside Strategy.run (of "
-                "tf.Variables: of tensors made of them it is not seen what is trained). "
-                f"Received: program={self._program!r}, which ended without one. "
-                "Is the training behind a condition or an argument, or in a process that it starts, where it is not seen? "
-                "Arguments go after `--`, in Python into `args`."
+                "A program to verify must train: make steps with an optimizer, or with a gradient tape of tf.Variables "
+                f"inside Strategy.run. Received: program={self._program!r}, which ended without a step. Is the training "
+                "behind a condition or an argument, or in another process that the program starts? Pass arguments after "
+                "`--`, in Python as `args`."
             )
 
     def _judge_one(
@@ -352,7 +353,7 @@ class Session:
             judgement = lockstep.better(judgement, judged_on(replace(decides, follow=followed)))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
-            told = f"Runs that could have told more did not end well. The first was {failed}"
+            told = f"Further runs failed, which could have shown more. The first was {failed}"
             judgement = replace(judgement, notes=(*judgement.notes, told))
         return judgement
 
@@ -361,7 +362,7 @@ class Session:
         if not self._runner.faults:
             return None
         if run.status != "ok" or run.trace is None:
-            run.notes.append("It was not run with its faults: without them it does not come to its end.")
+            run.notes.append("gpudist did not run it with its faults, because without them it does not reach its end.")
             return None
         plan = AS_IT_STANDS.plan(self._yardsticks.seed)
         return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
@@ -370,7 +371,7 @@ class Session:
         """A step compiled by XLA was recorded without it; does the program also run with it?"""
         written = self._runner.start_unprobed(f"{run.topology} as written", run.topology, 3 * run.seconds).result()
         if written.status == "ok":
-            run.notes.append("Run once as it is written, with XLA, it does not fail.")
+            run.notes.append("gpudist ran the program once more as it is written, with XLA: it does not fail.")
             return
         run.notes.append("It was recorded without XLA. As it is written, with XLA, it fails here.")
         run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
@@ -423,8 +424,8 @@ def _out_of_time(reference: RunResult) -> list[str]:
     if reference.reason != "timeout":
         return []
     made = reference.trace.num_steps if reference.trace is not None else 0
-    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow takes seconds to start: give a longer --timeout"
-    return [f"On one device the time was over before step {made + 1} was made. {more}."]
+    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow needs seconds to start: give a longer --timeout"
+    return [f"On one device the time was over before step {made + 1}. {more}."]
 
 
 def _names_a_type(failure: str | None) -> bool:

@@ -35,7 +35,7 @@ GRACE_SECONDS = 2.5
 LAST_LINES = 12
 _STACK_LINE = re.compile(r"\s*@\s+(0x)?[0-9a-f]+|\*\*\* |PC: @")
 """Of the stack that C++ prints when it aborts; why it does stands above it."""
-_NO_INPUT = "Every host has an empty standard input: hand in by arguments (after `--`) or a file what the program asks for."
+_NO_INPUT = "Every host has an empty standard input: pass input as arguments (after `--`) or in a file."
 _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
 """TensorFlow's own log: of a program that left with an error it says nothing."""
 

@@ -187,12 +187,12 @@ def test_a_step_that_takes_its_rows_by_itself_is_not_called_equivalent_and_the_w
 ) -> None:
     run, text = verified(tmp_path, preload, ITS_OWN_ROWS.replace("REPLICA", "context().replica_id_in_sync_group"))
     assert (run.verdict, run.causes) == ("unverified", ()), text
-    assert "hand them to it as arguments" in run.not_compared[0]
+    assert "Pass it as an argument" in run.not_compared[0]
 
 
 @pytest.mark.slow
 def test_where_nothing_explains_a_difference_the_runs_that_failed_are_told(tmp_path: Path, preload: Preload) -> None:
     run, text = verified(tmp_path, preload, TIED_TO_ITS_SIZE)
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["unexplained"]), text
-    assert "Runs that could have told more did not end well. " in run.notes[-1]
+    assert "Further runs failed, which could have shown more. " in run.notes[-1]
     assert run.notes[-1].endswith("AssertionError: the rows of a replica")

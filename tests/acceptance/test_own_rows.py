@@ -124,7 +124,7 @@ def test_in_a_batch_that_grows_what_is_by_design_is_as_on_one_device_and_is_told
     run = judged(OF_THE_HARDEST, batch=GROWS)
     assert (run.verdict, codes(run)) == ("equivalent", ["in-batch-negatives"])
     assert run.causes[0].advice
-    assert "in-batch-negatives: each replica does it with as many rows as one device that is alone has" in run.notes
+    assert "in-batch-negatives: each replica does this, and so does one device that has as many examples" in run.notes
 
 
 @pytest.mark.slow

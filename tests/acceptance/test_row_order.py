@@ -65,7 +65,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 def test_a_wrong_loss_does_not_hide_in_rows_that_are_mixed_by_place(write: Callable[..., Path], preload: Preload) -> None:
     verdict = emulate.verify(write(MIXED, "tf.reduce_mean(losses)"), "1x4", preload=preload)
     assert verdict.runs[0].verdict == "divergent", render(verdict)
-    assert any("depends on the order of the rows" in note for note in verdict.notes), render(verdict)
+    assert any("depends on the order of the examples" in note for note in verdict.notes), render(verdict)
 
 
 @pytest.mark.slow
@@ -74,11 +74,14 @@ def test_what_is_kept_by_place_for_the_next_batch_is_equivalent_where_it_is_righ
 ) -> None:
     verdict = emulate.verify(write(loss=KEPT.removeprefix("loss = ")), "1x4", preload=preload)
     assert verdict.is_equivalent, render(verdict)
-    assert any("depends on the order of the rows" in note for note in verdict.notes), render(verdict)
+    assert any("depends on the order of the examples" in note for note in verdict.notes), render(verdict)
 
 
 def test_inputs_of_a_step_that_the_model_computes_are_no_other_rows(write: Callable[..., Path], preload: Preload) -> None:
     program = write(loss="tf.reduce_sum(tf.squeeze(weight, 1) * losses) / BATCH", computed=True)
     verdict = emulate.verify(program, "1x4", preload=preload)
     assert verdict.is_equivalent, render(verdict)
-    assert any("told apart by inputs 1, 2" in note or "told apart by input 1" in note for note in verdict.runs[0].notes)
+    assert any(
+        "identifies examples only by inputs 1, 2" in note or "identifies examples only by input 1" in note
+        for note in verdict.runs[0].notes
+    )

@@ -68,4 +68,4 @@ def test_a_state_that_is_carried_on_is_compared_as_closely_as_everything_else(
     else:
         assert run.worst is not None
         assert run.worst.noise < 1e-5
-        assert not any("depends on the order of the rows" in note for note in verdict.notes)
+        assert not any("depends on the order of the examples" in note for note in verdict.notes)

@@ -279,7 +279,7 @@ def test_a_run_that_crashes_in_c_once_is_made_again_and_that_is_said(preload: Pr
     verdict = emulate.verify(script, "1x2", steps=None, args=[str(tmp_path / "crashed")], preload=preload)
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
     assert verdict.runs[0].steps == 16
-    [note] = [note for note in verdict.notes if "was made once more" in note]
+    [note] = [note for note in verdict.notes if "was repeated" in note]
     assert "host 0 was ended by SIGSEGV" in note
 
 

@@ -61,6 +61,10 @@ class Cause:
         """The address of its page."""
         return url_of(self.code)
 
+    def fix(self, *headings: str) -> str:
+        """Return the fixes under these headings as plain text."""
+        return "\n".join(plain(self.text.fixes[heading]) for heading in headings)
+
     def look(self, case: Case) -> Finding | None:
         """Return the finding if this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
@@ -74,8 +78,7 @@ class Cause:
     def _finding(self, sign: Sign | None) -> Finding | None:
         if sign is None:
             return None
-        headings = [sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix
-        fix = "\n".join(plain(self.text.fixes[heading]) for heading in headings)
+        fix = self.fix(*([sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix))
         return Finding(self.code, sign.summary, sign.evidence, fix, self.by_design, advice=self.advice or sign.advice)
 
 

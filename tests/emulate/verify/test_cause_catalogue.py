@@ -40,7 +40,7 @@ def test_a_text_and_its_code_fit_into_80_columns_of_a_report(cause: causes.Cause
 def test_each_fix_that_a_cause_chooses_stands_in_its_file_and_each_in_a_file_is_chosen() -> None:
     chosen = {
         node.value
-        for path in Path(causes.__file__).parent.glob("*.py")
+        for path in Path(causes.__file__).parents[1].rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant)
     }

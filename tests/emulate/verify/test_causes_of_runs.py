@@ -540,11 +540,11 @@ def test_nothing_is_called_equivalent_without_its_rows(folder: Folder) -> None:
     found = judge(Case(loop(folder.made(), without), loop(folder.made("1x1"), without)))
     assert found.verdict == "unverified"
     assert len(found.not_compared) == 1
-    assert "data: the rows of the batches were not seen" in found.not_compared[0]
+    assert "data: gpudist could not see the batch" in found.not_compared[0]
 
 
 def test_a_loss_that_no_report_shows_is_said_not_to_be_seen(folder: Folder) -> None:
-    assert "reports was not seen" in judge(hand_made(folder, right_topology)).notes[-1]
+    assert "gpudist did not see a number that the program itself reports" in judge(hand_made(folder, right_topology)).notes[-1]
     reported = judge(folder.case(Problem(steps=2), Problem(steps=2)))
     assert reported.notes == ()
 
@@ -632,7 +632,7 @@ def test_a_wrong_loss_is_seen_where_the_gradients_are_rounding_alone(folder: Fol
 
     noise = [deep(folder.made(), 1, seed) for seed in (1, 2, 3)]
     found = judge(Case(deep(folder.made(), 1, 0), deep(folder.made("1x2"), 2, 4, factor), noise=noise))
-    assert any("rounding is amplified" in note for note in found.notes)
+    assert any("rounding errors are amplified" in note for note in found.notes)
     assert codes(found) == (["loss-scaling"] if factor == 2 else [])
     if factor == 2:
         assert found.causes[0].summary.startswith("The loss that is minimized is, from step 1 on,")

@@ -22,7 +22,9 @@ def test_weights_that_are_changed_after_the_last_step_are_said_not_to_be_compare
 
     found = judge(hand_made(folder, topology))
     assert found.verdict == "equivalent"
-    assert found.not_compared == ("what the program makes of w after the last step: weights were compared as steps left them",)
+    assert found.not_compared == (
+        "what the program makes of w after the last step: weights were compared as the steps left them",
+    )
 
 
 def _leaves(times: float | None, of: Any) -> Any:
@@ -81,13 +83,13 @@ def test_weights_that_are_wrong_in_the_steps_explain_those_in_the_end(folder: Fo
         pytest.param(
             [0.5, None],
             [],
-            ("what other hosts than the first end with: only host 0 put something in the place of w",),
+            ("the final weights of other hosts than the first: only host 0 replaced w",),
             id="the first alone",
         ),
         pytest.param(
             [None, 0.5],
             ["final-weights"],
-            ("what other hosts than the first end with: only host 1 put something in the place of w",),
+            ("the final weights of other hosts than the first: only host 1 replaced w",),
             id="the last alone",
         ),
     ],

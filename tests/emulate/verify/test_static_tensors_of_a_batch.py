@@ -104,5 +104,5 @@ def test_a_static_tensor_that_each_row_needs_its_own_row_of_is_right(folder: Fol
 def test_what_is_allowed_leaves_the_scale_open_as_other_losses_of_parts_do(folder: Folder) -> None:
     found = judged(folder, NEW, NORMALIZED, loss=3.1, allow="static-tensor-split")
     assert found.verdict == "unverified"
-    assert any(one.startswith("scale: the replicas' losses add up to 3.1 times") for one in found.not_compared)
+    assert any(one.startswith("scale: the replicas' losses add up to 3.1x") for one in found.not_compared)
     assert judged(folder, NEW, NORMALIZED, allow="static-tensor-split").verdict == "equivalent"

@@ -172,7 +172,7 @@ def test_a_variable_that_is_another_for_another_order_of_the_rows_is_said_not_to
     noise = [_keeping(folder, 1, np.random.default_rng(k).normal(size=BANK.shape).astype("f4")) for k in range(3)]
     found = judge(Case(_keeping(folder, 1, BANK), _keeping(folder, 2, 0.5 * BANK), noise))
     assert (found.verdict, codes(found)) == ("equivalent", [])
-    assert found.not_compared == ("variable bank (it follows the order of the rows in a batch)",)
+    assert found.not_compared == ("variable bank (it depends on the order of the examples in a batch)",)
 
 
 @pytest.mark.parametrize(
