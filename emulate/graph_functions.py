@@ -1,4 +1,4 @@
-"""Private names of TensorFlow (2.21) around `tf.function` and `Strategy.run`, which the probe and the faults both wrap.
+"""Collect the private names of TensorFlow 2.21 for `tf.function` and `Strategy.run`, which the probe and the faults wrap.
 
 Tests (`tests/emulate/probe/test_upstream.py`, `tests/emulate/faults/test_upstream.py`) fail when upstream changes one of them.
 """
@@ -12,12 +12,12 @@ from typing import Any
 
 
 def load(module: str) -> Any:
-    """A private module of TensorFlow or Keras."""
+    """Import a private module of TensorFlow or Keras."""
     return importlib.import_module(module)
 
 
 def strategy_classes() -> list[Any]:
-    """Classes that define `run` themselves."""
+    """Return the classes that define `run` themselves."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [cls for cls in (lib.StrategyBase, lib.Strategy, lib.StrategyV1) if "run" in vars(cls)]
 
@@ -28,18 +28,18 @@ def device(name: str) -> Any:
 
 
 def _here(name: str) -> str:
-    """A device of this process by its full name, where others are connected to it: theirs are not meant."""
+    """Return the full name of a device of this process, even if it is connected to other processes."""
     server = load("tensorflow.python.eager.context").context().get_server_def()
     return name if server is None else f"/job:{server.job_name}/replica:0/task:{server.task_index}/device:{name}"
 
 
 def function_class() -> Any:
-    """The class of what `tf.function` returns."""
+    """Return the class of a `tf.function`."""
     return load("tensorflow.python.eager.polymorphic_function.polymorphic_function").Function
 
 
 def on_cpu() -> Any:
-    """Where operations are made that have no kernel on GPUs, whatever device the program is on.
+    """Place operations without a GPU kernel on the CPU.
 
     TensorFlow would place them itself, but not once the program has called `tf.config.set_soft_device_placement(False)`.
     """
@@ -51,12 +51,12 @@ INITIALIZES = "_initialize_uninitialized_variables"
 
 
 def is_function(candidate: object) -> bool:
-    """Whether this is a `tf.function`."""
+    """Return whether an object is a `tf.function`."""
     return isinstance(candidate, function_class())
 
 
 def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
-    """The same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
+    """Return the same tf.function around another body, as MirroredStrategy itself does (mirrored_run.py)."""
     clone = function._clone(python_function=python_function)
     clone.autograph_info__ = {}  # else `Strategy.run` wraps it, and MirroredStrategy no longer sees that it is a tf.function
     return clone
@@ -75,7 +75,7 @@ def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Cal
 
 
 def _in_context(function: Callable[..., Any], context: Any, here: Any) -> Callable[..., Any]:
-    """What autograph has made already (a function in a tf.function) has what it calls converted only where it is enabled."""
+    """Enable autograph for a nested tf.function: what it calls is converted only if autograph is enabled there."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -91,5 +91,5 @@ def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collective_launcher() -> Any:
-    """What every collective between replicas is started by (TF 2.21)."""
+    """Return the class that starts every collective between replicas (TF 2.21)."""
     return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher

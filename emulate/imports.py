@@ -1,4 +1,4 @@
-"""Run something once a module has been imported, whether that was long ago or comes later."""
+"""Run an action once a module has been imported, now or later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def when_imported(name: str, action: Callable[[], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the other finders find the module and has its loader call the actions at the end."""
+    """Let the other finders find the module, and let its loader call the actions at the end."""
 
     def __init__(self, name: str, actions: list[Callable[[], None]]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Objects as bytes for another process: what pickle knows, and functions and classes that it cannot import there."""
+"""Turn objects into bytes for another process: with pickle, and by value for functions and classes it cannot import there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verification tells while it runs: which run it is at, and which step of it."""
+"""Report the progress of a verification: which run it is at, and which step of it."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What a verification calls, from any thread; several runs may be going on at once."""
+    """Receive the calls of a verification, from any thread; several runs may be in progress."""
 
     def expect(self, runs: int) -> None:
         """About so many runs are made in all; called again when more is known."""
 
     def run_started(self, label: str, steps: int | None) -> None:
-        """A run begins. `steps` is how many it makes at most, None for as many as the program has."""
+        """Report the start of a run. `steps` is the largest number of steps, None for all steps of the program."""
 
     def step(self, label: str, step: int) -> None:
-        """A run has made this many steps."""
+        """Report that a run has made this many steps."""
 
     def run_ended(self, label: str, outcome: str) -> None:
-        """A run is over; `outcome` is a word or two."""
+        """Report the end of a run. `outcome` is a word or two."""
 
     def note(self, text: str) -> None:
         """Something the user should know while waiting."""
 
 
 class Silent:
-    """Tells nothing."""
+    """Report nothing."""
 
     def expect(self, runs: int) -> None:
         """Nothing."""
 
     def run_started(self, label: str, steps: int | None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step(self, label: str, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def run_ended(self, label: str, outcome: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""

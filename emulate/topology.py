@@ -1,4 +1,4 @@
-"""A topology: how many hosts, with how many devices each, and how many parameter servers."""
+"""Describe a topology: the numbers of hosts, of devices on each host, and of parameter servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXAMPLES = "Write it as HxD (hosts x devices each), '1x4' or '2x2', or HxD+Pps 
 
 @dataclass(frozen=True, order=True)
 class Topology:
-    """A shape of a cluster, written `HxD` or `HxD+Pps`.
+    """Describe the shape of a cluster, written `HxD` or `HxD+Pps`.
 
     Attributes:
         num_hosts: Hosts that train, at least 1.
@@ -69,17 +69,17 @@ class Topology:
 
     @property
     def num_replicas(self) -> int:
-        """How many copies of the model a data-parallel program trains here."""
+        """Return how many copies of the model a data-parallel program trains here."""
         return self.num_hosts * self.num_devices
 
     @property
     def has_several_hosts(self) -> bool:
-        """Whether a program needs TF_CONFIG to use all of it."""
+        """Return whether a program needs TF_CONFIG to use all of it."""
         return self.num_hosts > 1 or self.num_ps > 0
 
     @property
     def num_stepping_hosts(self) -> int:
-        """How many hosts, the first ones, make the program's steps: with parameter servers the chief alone."""
+        """Return how many hosts (the first ones) make the program's steps: with parameter servers only the chief."""
         return 1 if self.num_ps else self.num_hosts
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""gpudist_core: training with TensorFlow whose result does not depend on how many devices it runs on.
+"""Train TensorFlow models so that the result does not depend on the number of devices.
 
     import gpudist_core as gd
 
@@ -9,7 +9,7 @@
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     model.fit(data, epochs=3, callbacks=[gd.Checkpoints("runs/a", keep=3)])
 
-Each part is imported when it is first asked for.
+Each part is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         SaveFailed,
     )
     from gpudist_core.environments import Environment, environment
-    from gpudist_core.errors import Unavailable, WrongUse
+    from gpudist_core.errors import Unavailable, UsageError, WrongUse
     from gpudist_core.keras_model import distributed
     from gpudist_core.parameter_servers import CoordinatedTraining, PartitionedEmbedding, PartitionedTable, partition
     from gpudist_core.pipelines import Distributed, Pipeline, UnknownLength
@@ -58,6 +58,7 @@ _PLACES = {
     "TrainStep": "steps",
     "Unavailable": "errors",
     "UnknownLength": "pipelines",
+    "UsageError": "errors",
     "WrongUse": "errors",
     "distributed": "keras_model",
     "environment": "environments",
@@ -92,6 +93,7 @@ __all__ = [
     "TrainStep",
     "Unavailable",
     "UnknownLength",
+    "UsageError",
     "WrongUse",
     "distributed",
     "environment",

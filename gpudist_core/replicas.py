@@ -1,4 +1,4 @@
-"""The replicas of a strategy: how many, which of them are this host's, and on which devices they compute."""
+"""Describe the replicas of a strategy: their number, this host's replicas, and their devices."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """Where a strategy's replicas are.
+    """Describe where the replicas of a strategy run.
 
     Attributes:
-        total: Replicas in all, over all hosts.
+        total: Number of replicas on all hosts.
         first: The number of this host's first replica, counted over all hosts.
-        devices: The device of each replica of this host, by its full name.
+        devices: The full device name of each replica on this host.
         host: The number of this host.
-        num_hosts: Hosts in all.
+        num_hosts: Number of hosts.
+
+    Example:
+        >>> replicas = gd.replicas_of(tf.distribute.get_strategy())
+        >>> replicas.total, list(replicas.local)
+        (1, [0])
     """
 
     total: int
@@ -29,28 +34,32 @@ class Replicas:
 
     @property
     def local(self) -> range:
-        """The numbers of this host's replicas, counted over all hosts."""
+        """Return the numbers of this host's replicas, counted over all hosts."""
         return range(self.first, self.first + len(self.devices))
 
 
 def replicas_of(strategy: Any) -> Replicas:
-    """Where a strategy's replicas are; each host has equally many.
+    """Return where the replicas of a strategy run. Each host has the same number of replicas.
 
     Args:
-        strategy: A `tf.distribute.Strategy` other than `ParameterServerStrategy`; TensorFlow's default strategy is one replica.
+        strategy: A `tf.distribute.Strategy`, but no `ParameterServerStrategy`. TensorFlow's default strategy has one replica.
 
     Returns:
-        The replicas, those of this host by device.
+        The replicas, with the devices of this host.
 
     Raises:
-        WrongUse: It is none.
+        UsageError: If `strategy` is not a `tf.distribute.Strategy`.
+
+    Example:
+        >>> gd.replicas_of(tf.distribute.get_strategy()).num_hosts
+        1
     """
     import tensorflow as tf
 
     if not isinstance(strategy, tf.distribute.Strategy):
-        raise WrongUse(
-            "A tf.distribute.Strategy is needed",
-            "gd.make_strategy() makes one; tf.distribute.get_strategy() is that of the scope.",
+        raise UsageError(
+            "strategy must be a tf.distribute.Strategy",
+            "Use gd.make_strategy(), or tf.distribute.get_strategy() inside a scope.",
             strategy=strategy,
         )
     total = int(strategy.num_replicas_in_sync)
@@ -71,25 +80,28 @@ def _host(strategy: Any) -> int:
 
 
 def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
-    """One value for each replica of this host, as `Strategy.run` takes it.
+    """Build a `PerReplica` value from one value for each replica of this host, as an argument for `Strategy.run`.
 
     Args:
-        strategy: The strategy that will run on them.
-        values: One structure of tensors for each replica of this host, in order.
+        strategy: The strategy that receives the values.
+        values: One nested structure of tensors for each replica of this host, in the order of the replicas.
 
     Returns:
-        The structure with a `PerReplica` for each tensor; the tensors themselves where there is one replica.
+        The same structure with a `PerReplica` in place of each tensor. With one replica: the tensors themselves.
 
     Raises:
-        WrongUse: There are more or fewer values than replicas.
+        UsageError: If the number of values differs from the number of replicas.
+
+    Example:
+        >>> gd.per_replica(tf.distribute.get_strategy(), [tf.constant([1.0, 2.0])]).shape
+        TensorShape([2])
     """
     import tensorflow as tf
 
     replicas = replicas_of(strategy)
     if len(values) != len(replicas.devices):
-        raise WrongUse(
-            "There is one value for each replica of this host",
-            "Give as many.",
+        raise UsageError(
+            "values must hold one value for each replica of this host",
             values=len(values),
             replicas=len(replicas.devices),
         )

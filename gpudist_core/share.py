@@ -1,4 +1,4 @@
-"""This replica's share of a step: how many rows of the global batch it has, and where they stand in it."""
+"""Compute this replica's share of a step: its number of examples, and their place in the global batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ _current = threading.local()
 
 
 class Share:
-    """What one replica has of the global batch, while a step is traced; what needs the others is asked for once.
+    """Describe one replica's part of the global batch while a step is traced.
+
+    Values that need the other replicas are computed once, on first use.
 
     Args:
-        rows: Rows of this replica: an int32 scalar tensor; may be 0.
-        replica: The number of this replica, where the context's would be a constant in a graph that all replicas use.
-        counts: Rows of each replica, float32 of shape (replicas,), where they are known without asking the others.
+        rows: Number of examples of this replica: an int32 scalar tensor, 0 or more.
+        replica: The number of this replica. Default: the number from the replica context, which is a constant in the graph.
+        counts: Number of examples of each replica: float32, shape (replicas,). Default: computed by an all-reduce.
 
     Attributes:
-        rows: The same.
-        added_losses: What each layer, by its id, has added to the loss.
+        rows: Number of examples of this replica.
+        added_losses: The losses that each layer added, by the layer's id.
     """
 
     def __init__(self, rows: Any, replica: Any = None, counts: Any = None) -> None:
@@ -40,7 +42,7 @@ class Share:
 
     @property
     def total(self) -> Any:
-        """Rows of the global batch: a float32 scalar."""
+        """Return the number of examples in the global batch: a float32 scalar."""
         import tensorflow as tf
 
         if self._total is None:
@@ -49,14 +51,14 @@ class Share:
 
     @property
     def fraction(self) -> Any:
-        """Rows of this replica / rows of the global batch: a float32 scalar; over the replicas they sum to one."""
+        """Return this replica's fraction of the global batch: a float32 scalar. The fractions of all replicas sum to 1."""
         import tensorflow as tf
 
         return tf.math.divide_no_nan(self._own(), self.total)
 
     @property
     def first(self) -> Any:
-        """The place of this replica's first row in the global batch: an int32 scalar."""
+        """Return the index of this replica's first example in the global batch: an int32 scalar."""
         import tensorflow as tf
 
         if self._replicas == 1:
@@ -66,7 +68,7 @@ class Share:
 
     @property
     def counts(self) -> Any:
-        """Rows of each replica: float32 of shape (replicas,)."""
+        """Return the number of examples of each replica: float32, shape (replicas,)."""
         import tensorflow as tf
 
         if self._counts is None:
@@ -76,16 +78,16 @@ class Share:
 
     @property
     def replica(self) -> Any:
-        """The number of this replica, counted over all hosts."""
+        """Return the number of this replica, counted over all hosts."""
         return self._replica
 
     @property
     def num_replicas(self) -> int:
-        """Replicas in all."""
+        """Return the number of replicas on all hosts."""
         return self._replicas
 
     def can_meet(self) -> bool:
-        """Whether replicas can wait for each other in what is traced now: not in loops, branches and functions of the step."""
+        """Return whether a collective is possible here. It is not in a loop, branch or function inside the step."""
         import tensorflow as tf
 
         return tf.compat.v1.get_default_graph() is self._graph
@@ -98,7 +100,7 @@ class Share:
 
 @contextlib.contextmanager
 def sharing(share: Share) -> Iterator[Share]:
-    """Make it the share of what this thread traces."""
+    """Set the share that the code traced by this thread uses."""
     outer = current()
     _current.share = share
     try:
@@ -109,7 +111,7 @@ def sharing(share: Share) -> Iterator[Share]:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """While this thread traces what has nothing to do with the rows of a step."""
+    """Trace code that does not depend on the examples of a step."""
     outer = current()
     _current.share = None
     try:
@@ -119,15 +121,15 @@ def outside() -> Iterator[None]:
 
 
 def current() -> Share | None:
-    """The share of the step that this thread traces, or None outside one."""
+    """Return the share of the step that this thread traces, or None outside a step."""
     return getattr(_current, "share", None)
 
 
 def rows_of(batch: Any) -> Any:
-    """Rows of a batch: the leading dimension of its first tensor that has one.
+    """Return the number of examples in a batch: the leading dimension of its first tensor that has one.
 
     Args:
-        batch: A nested structure of tensors, the first of shape (rows, ...).
+        batch: A nested structure of tensors. The first one has shape (rows, ...).
 
     Returns:
         An int32 scalar tensor.

@@ -1,4 +1,4 @@
-"""What a value is, where a user gives a number: of Python or NumPy, and never a truth value; and what a data type holds."""
+"""Check numbers that a user passes (Python or NumPy numbers, but no bool), and what a dtype can hold."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import numpy as np
 
 
 def is_whole(value: Any, least: float = -math.inf) -> TypeGuard[int]:
-    """Whether a value is a whole number, not below another."""
+    """Return whether a value is an integer that is at least `least`."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 def is_finite(value: Any, least: float = -math.inf) -> TypeGuard[float]:
-    """Whether a value is a finite number, not below another."""
+    """Return whether a value is a finite number that is at least `least`."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) >= least
 
 
 def in_type(values: Any, kind: Any) -> Any:
-    """An array's values in another data type: a whole number cannot hold 0.5, nor int8 300. Floats are rounded.
+    """Convert an array to another dtype if that dtype can hold all its values.
+
+    An integer dtype cannot hold 0.5, and int8 cannot hold 300. Floats are rounded.
 
     Args:
         values: An array.
-        kind: The NumPy data type; `object` for strings.
+        kind: The NumPy dtype; `object` for strings.
 
     Returns:
-        The array in that type, itself where it has it; None where that does not hold all of them.
+        The converted array (the same object if the dtype is equal), or None if the dtype cannot hold all values.
     """
     if kind is object:
         return values if all(isinstance(value, (str, bytes)) for value in values.flat) else None

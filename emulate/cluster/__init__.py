@@ -1,4 +1,4 @@
-"""Hosts as processes: the pre-loaded parent that forks them, their isolation, their supervision and their end."""
+"""Run hosts as processes: the pre-loaded parent that forks them, their isolation, supervision and end."""
 
 from emulate.cluster.checks import check_function, check_time_limit, checked_environment
 from emulate.cluster.cluster import Cluster

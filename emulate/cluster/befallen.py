@@ -1,4 +1,4 @@
-"""Which faults of a plan came to pass, as the supervisor knows, and what it owes the hosts that they befell."""
+"""Track which faults of a plan have occurred, and what the supervisor still has to do for the affected hosts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_A_LINK = 2
 
 
 class Befallen:
-    """Of a cluster, through all its lives.
+    """Track the faults of a cluster through all its restarts.
 
     Args:
         plan: With its faults.
@@ -31,7 +31,7 @@ class Befallen:
         self._passes_at = 0.0
 
     def take(self, host: int, event: Mapping[str, Any]) -> None:
-        """A host tells that a fault comes to pass."""
+        """Process a host's report that a fault occurs."""
         fired = Fired.of(event, self._plan.faults)
         self.fired.append(fired)
         if isinstance(fired.fault, Stop):
@@ -41,13 +41,13 @@ class Befallen:
             self._passes_at = max(self._passes_at, time.monotonic() + times * fired.fault.seconds)
 
     def start(self) -> list[int]:
-        """The hosts were started; those that were not, because a fault kept them from it."""
+        """Note that the hosts were started, except for those that a fault keeps from starting."""
         to_come = self._plan.faults_to_come.items()
         self.fired += [Fired(number, fault) for number, fault in to_come if isinstance(fault, (Link, Missing))]
         return [fault.host for _, fault in to_come if isinstance(fault, Missing)]
 
     def begin_again(self, plan: ClusterPlan) -> None:
-        """The hosts are started anew."""
+        """Note that the hosts are restarted."""
         self._plan = plan
         self._before = len(self.fired)
         self._stopped.clear()
@@ -55,21 +55,21 @@ class Befallen:
 
     @property
     def now(self) -> list[Fired]:
-        """What came to pass in this life."""
+        """Return the faults that have occurred since the last restart."""
         return self.fired[self._before :]
 
     @property
     def stopped(self) -> list[int]:
-        """Hosts that are stopped now."""
+        """Return the hosts that are stopped now."""
         return list(self._stopped)
 
     @property
     def is_passing(self) -> bool:
-        """Whether a host is stopped, or without its link, for a time: what waits for it now goes on by itself."""
+        """Return whether a host is stopped, or without its link, for a limited time: hosts that wait for it will continue."""
         return time.monotonic() < self._passes_at
 
     def to_continue(self) -> list[int]:
-        """Hosts whose stop is over, each once."""
+        """Return the hosts whose stop is over, each once."""
         over = [host for host, until in self._stopped.items() if time.monotonic() >= until]
         for host in over:
             del self._stopped[host]

@@ -1,4 +1,4 @@
-"""Messages over a stream socket: frames of one kind byte, a length and a body; file descriptors travel beside them."""
+"""Send messages over a stream socket: frames of one kind byte, a length and a body, with file descriptors beside them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTROL = b"c"  # pickle of a message between the supervisor, the pre-loaded par
 
 
 class Inbox:
-    """Collects what arrives on a socket and cuts it into frames."""
+    """Collect what arrives on a socket and cut it into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -53,7 +53,7 @@ class Inbox:
 
 
 class Channel:
-    """One end of a connection that is written by several threads and read, blocking, by one."""
+    """Hold one end of a connection that several threads write and one thread reads, blocking."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -105,7 +105,7 @@ class Channel:
         return bytes(parts)
 
     def fileno(self) -> int:
-        """The socket's file descriptor."""
+        """Return the socket's file descriptor."""
         return self.socket.fileno()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is checked of a call before anything is started for it."""
+"""Check the arguments of a call before anything is started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_time_limit(timeout: object) -> None:
 
 
 def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """The variables that hosts get.
+    """Return the environment variables for the hosts.
 
     Args:
         environment: Their values by name; None for none.

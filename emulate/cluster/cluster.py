@@ -1,4 +1,4 @@
-"""`Cluster`: run a function on every host of a topology."""
+"""Define `Cluster`: run a function on every host of a topology."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from emulate.topology import Topology
 
 @final
 class Cluster:
-    """A cluster of emulated hosts on this machine, each a process with its own devices.
+    """Run functions on emulated hosts on this machine, each a process with its own devices.
 
-    Every `run` forks fresh hosts from one process that has imported TensorFlow, so that a run takes tenths of a
-    second and finds nothing of the one before. The caller's process imports no TensorFlow.
+    Every `run` forks fresh hosts from one process that has imported TensorFlow, so that a run takes tenths of a second and
+    finds nothing of the one before. The caller's process imports no TensorFlow.
 
     Args:
         topology: `"2x2"` or a Topology.
@@ -243,7 +243,7 @@ class _NeedsFreshProcessError(Exception):
 
 @dataclass(frozen=True)
 class _Call:
-    """A pickled function with its arguments, as an entry."""
+    """Hold a pickled function with its arguments, as an entry."""
 
     pickled: bytes
 
@@ -317,12 +317,12 @@ _ARRIVE = (
 
 
 def _expected(running: RunningCluster) -> str:
-    """What is said of the faults that came to pass."""
+    """Return the message about the faults that have occurred."""
     return "".join(f"A fault came to pass: {fired}. " for fired in running.fired)
 
 
 def _last_output(running: RunningCluster, host: int) -> str:
-    """The end of what the host wrote, for the message."""
+    """Return the end of the host's output, for the message."""
     shown = ""
     for name in ("stdout", "stderr"):
         path = running.plan.directory / f"host-{host}" / name

@@ -1,4 +1,4 @@
-"""Passes the output of hosts on to our own: as it comes from one host, line by line with its name from several."""
+"""Relay the output of hosts: unchanged from one host, line by line with its name from several."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulate.cluster.roles import host_name
 
 
 class Echo:
-    """The output of the hosts of one cluster.
+    """Relay the output of the hosts of one cluster.
 
     Args:
         roles: The role of each host.
@@ -46,7 +46,7 @@ class Echo:
 
     @property
     def readers(self) -> list[int]:
-        """What becomes readable when a host writes."""
+        """Return the file descriptors that become readable when a host writes."""
         return [reader for reader, _, _ in self._pipes]
 
     def pass_on(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Keeps watch over a program's environment: TF_CONFIG stays the topology's, and what comes too late is noticed."""
+"""Watch a program's environment: TF_CONFIG stays that of the topology, and late settings are noticed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _READ_LATER = (  # by the runtime, at its first use or later, or by GPU code alo
 
 
 def is_read_at_import(name: str) -> bool:
-    """Whether TensorFlow or Keras reads the variable when they are imported, so that setting it later is in vain."""
+    """Return whether TensorFlow or Keras reads the variable at import, so that a later change has no effect."""
     return name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
 
 
 class Watch:
-    """What to do about a program's writes to its environment.
+    """Decide what happens when a program changes its environment.
 
     Args:
         tf_config: What TF_CONFIG is on this host of this topology.
@@ -68,7 +68,7 @@ class Watch:
         sys.modules["os"].__class__ = OsModule
 
     def written(self, name: str, value: str) -> str:
-        """The value that a variable gets instead of the one the program wrote."""
+        """Return the value that a variable gets in place of the program's."""
         if name == "KERAS_BACKEND" and (text := foreign_backend(value, "the program, in KERAS_BACKEND")):
             raise WrongUse(text)
         if name != _KEPT:
@@ -80,7 +80,7 @@ class Watch:
         return self._tf_config
 
     def deleted(self, name: str) -> bool:
-        """Whether a variable may be removed."""
+        """Return whether a variable may be removed."""
         if name == _KEPT:
             if self._is_set:
                 self._say("The program removes TF_CONFIG; each host kept the topology's.")
@@ -89,7 +89,7 @@ class Watch:
         return True
 
     def replacement(self, value: Any) -> Any:
-        """What becomes of a mapping that is assigned to `os.environ` itself."""
+        """Return the mapping to use in place of one that is assigned to `os.environ`."""
         if hasattr(value, "is_watched") or not isinstance(value, Mapping):
             return value
         replaced = _guarded(UserDict, self)(value)
@@ -121,7 +121,7 @@ class Watch:
 
 
 def _guarded(base: Any, watch: Watch) -> Any:
-    """A mapping's class that asks the watch before an item changes."""
+    """Return a subclass of a mapping that asks the watch before an item changes."""
 
     class Guarded(base):
         __slots__ = ()  # else Python refuses to change the class of os.environ
@@ -144,7 +144,7 @@ def _guarded(base: Any, watch: Watch) -> Any:
 
 
 def _is_written_by_library() -> bool:
-    """Whether TensorFlow or Keras itself writes (ParameterServerStrategy does): they know when it is not too late."""
+    """Return whether TensorFlow or Keras itself writes the variable (as ParameterServerStrategy does)."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "collections.abc"):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Which host's end says why a cluster failed: the first to raise is often one that lost a peer."""
+"""Find the host whose end explains why a cluster failed: the first to raise has often only lost a peer."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ _CHATTER = re.compile(
 
 
 def telling(text: str, most: int = 20) -> list[str]:
-    """The last lines of what a host wrote, without TensorFlow's that say that all is well, or that there is no GPU."""
+    """Return the last lines of a host's output, without TensorFlow's lines that report no problem."""
     return [line for line in text.splitlines() if line.strip() and not _CHATTER.match(line)][-most:]
 
 
 def has_failed(outcome: HostOutcome) -> bool:
-    """Whether this is no end that a program is to have."""
+    """Return whether an outcome is a failure."""
     return outcome.status not in ("returned", "missing", "ended") and (outcome.status, outcome.code) != ("exited", 0)
 
 
 def follows_from_a_peer(outcome: HostOutcome) -> bool:
-    """Whether a host raised because another was gone: what that one did says more."""
+    """Return whether a host raised because another was gone: the other host's end explains more."""
     return outcome.error is not None and bool(PEER_IS_GONE.search(outcome.error.traceback_text + outcome.error.message))
 
 
 def leaves_in_order(outcome: HostOutcome) -> bool:
-    """Whether a host left in order to be started again: its peers do so too, when they have saved."""
+    """Return whether a host left to be restarted. Its peers leave too, once they have saved."""
     return outcome.status == "exited" and outcome.code == TEMPORARY_FAILURE
 
 
 def patience_after(outcome: HostOutcome) -> float:
-    """Seconds for which the ends of other hosts are waited for, once one has failed."""
+    """Return for how many seconds to wait for the ends of other hosts after one has failed."""
     if leaves_in_order(outcome):
         return SAVING_SECONDS
     return PEER_SECONDS if follows_from_a_peer(outcome) else 0.0
 
 
 def first_cause(outcomes: Sequence[HostOutcome]) -> HostOutcome | None:
-    """The failure that says most: a host that left, else an error that is not about a peer, else the first."""
+    """Return the failure that explains most: a host that left, else an error that is not about a peer, else the first."""
     failed = [outcome for outcome in outcomes if has_failed(outcome)]
     return min(failed, key=follows_from_a_peer, default=None)

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster: held from before the first host starts until the last one is gone."""
+"""Hold the GPUs of a cluster from before its first host starts until its last host is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from emulate.devices import (
 
 
 class KeepsGpus(Protocol):
-    """Whoever keeps clusters that do nothing and may be on GPUs."""
+    """Define who keeps idle clusters that may be on GPUs."""
 
     def let_go_of_gpus(self) -> None:
         """End them, and return when they have ended."""
@@ -58,7 +58,7 @@ def _ask_keepers() -> None:
 
 @dataclass(frozen=True)
 class GpuHold:
-    """What a cluster has of this machine's GPUs."""
+    """Hold a cluster's share of this machine's GPUs."""
 
     _plan: ClusterPlan
     _allotment: Allotment
@@ -67,17 +67,17 @@ class GpuHold:
 
     @functools.cached_property
     def shares(self) -> tuple[GpuShare, ...]:
-        """One for each host that trains."""
+        """Return one share for each host that trains."""
         return tuple(replace(share, kernels=str(self._kernels or "")) for share in self._allotment.hosts)
 
     @functools.cached_property
     def text(self) -> str:
-        """What the user should know about it."""
+        """Return what the user should know about the GPUs."""
         return f"{self._allotment.text} {self._about_first_use(self.compiling)}" if self.compiling else self._allotment.text
 
     @functools.cached_property
     def compiling(self) -> str:
-        """What the first use of them waits for; empty where TensorFlow has kernels for all."""
+        """Return what the first use of the GPUs waits for; empty if TensorFlow has kernels for all."""
         return about_compiling(self._gpus, what_tensorflow_says())
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class GpuHold:
 
     @property
     def kind(self) -> str:
-        """What devices are: `gpu` or `gpu slice`."""
+        """Return the kind of the devices: `gpu` or `gpu slice`."""
         return "gpu slice" if self._allotment.is_sliced else "gpu"
 
     @classmethod
@@ -121,7 +121,7 @@ class GpuHold:
         return cls(plan, allotment, tuple(gpu for gpu in there.gpus if gpu.uuid in chosen), lease)
 
     def adopt(self) -> None:
-        """The calling thread runs the cluster from now on."""
+        """Note that the calling thread runs the cluster from now on."""
         self._lease.adopt()
 
     def let_go(self) -> None:

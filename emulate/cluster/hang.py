@@ -1,8 +1,8 @@
-"""Knows when a cluster hangs for ever, and why.
+"""Detect when a cluster hangs forever, and why.
 
 Either every live host is inside a collective that no live peer can complete. Or nobody works, and those that are in no
-collective wait for a lock, a queue or an event that none of their threads can give back, fill or set, or for data that
-does not come.
+collective wait for a lock, a queue or an event that none of their threads can give back, fill or set, or for data that does not
+come.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BUSY = 0.1  # of one processor: a host in a hung collective uses next to none
 
 
 class Watched(Protocol):
-    """What a judge asks of a cluster."""
+    """Define what a judge asks a cluster."""
 
     def cpu_seconds(self, host: int) -> float:
         """Processor time that the host has used so far."""
@@ -37,7 +37,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Hang:
-    """A cluster that hangs.
+    """Describe a cluster that hangs.
 
     Attributes:
         code: The suspected cause: `host-exited`, `unequal-steps`, `collective-mismatch`, `collective-order`,
@@ -53,7 +53,7 @@ class Hang:
 
 @dataclass
 class _Host:
-    """What is known of one host."""
+    """Hold what is known about one host."""
 
     inside: dict[int, tuple[int, str]] = field(default_factory=dict)
     known: set[str] = field(default_factory=set)  # collectives that its program has
@@ -62,23 +62,23 @@ class _Host:
 
     @property
     def after(self) -> str:
-        """Its last step, in words."""
+        """Return the text about its last step."""
         return "" if self.step is None else f" after step {self.step}"
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a replica is inside. Others may not be: some collectives (is there more data?) are for one a host."""
+        """Return whether a replica is inside a collective. Others may be outside: some collectives run once on each host."""
         return self.end is None and bool(self.inside)
 
     @property
     def place(self) -> tuple[int, int, str]:
-        """The collective of the first replica that is inside: its number on the host, its ordinal, its name."""
+        """Return the collective of the first replica inside one: its number on the host, its ordinal, its name."""
         replica = min(self.inside)
         return replica, *self.inside[replica]
 
 
 class HangJudge:
-    """Is fed with the events of a cluster and says when nothing can go on any more.
+    """Follow the events of a cluster, and report when nothing can continue.
 
     A host that computes or sleeps goes on by itself, and nothing is said while there is one, nor while a fault that ends by
     itself lasts.
@@ -138,7 +138,7 @@ class HangJudge:
             host.inside.pop(event["replica"], None)
 
     def verdict(self, cluster: Watched) -> Hang | None:
-        """What is known now; None while somebody may still go on. To be asked several times a second."""
+        """Return the hang, or None while a host may still continue. Call it several times a second."""
         live = {number: host for number, host in enumerate(self._hosts) if host.end is None}
         is_hopeless = bool(live) and all(host.is_stuck for host in live.values()) and self._is_hopeless(live)
         is_idle = bool(live) and not all(host.is_stuck for host in live.values()) and hasattr(cluster, "threads")
@@ -157,7 +157,7 @@ class HangJudge:
         return self._explain(live, cluster)
 
     def _is_hopeless(self, live: dict[int, _Host]) -> bool:
-        """Whether a member is missing, or the live ones are in different collectives."""
+        """Return whether a member is missing, or the live hosts are in different collectives."""
         return len(live) < len(self._hosts) or len({host.place for host in live.values()}) > 1
 
     def _has_worked(self, live: dict[int, _Host], cluster: Watched, seconds: float, patience: float) -> bool:
@@ -201,7 +201,7 @@ class HangJudge:
         return "collective-order" if self._is_a_matter_of_order(live) else "collective-mismatch"
 
     def _is_a_matter_of_order(self, live: dict[int, _Host]) -> bool:
-        """Whether each host has the collectives that the others are in, and has come as far as they."""
+        """Return whether the hosts run the same collectives, equally many, in different orders."""
         ordinals = {host.place[1] for host in live.values()}
         names = {host.place[2] for host in live.values()}
         return len(ordinals) == 1 and len(names) > 1 and all(names <= host.known for host in live.values())

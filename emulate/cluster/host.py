@@ -1,4 +1,4 @@
-"""A host: the forked process that runs an entry on its main thread and says how that ended."""
+"""Run a host: the forked process that runs an entry on its main thread and reports how it ended."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _OWN_NETWORK = (
 
 @dataclass
 class HostContext:
-    """What an entry gets to know in its host.
+    """Give an entry access to its host.
 
     Attributes:
         topology: The cluster's shape.
@@ -83,7 +83,7 @@ class HostContext:
             self._channel.send(EVENT, dumps(event, separators=(",", ":")).encode())
 
     def answer(self, event: Mapping[str, Any]) -> None:
-        """As `send`, for what pickle can say: the supervisor unpickles it."""
+        """Send an answer as `send` does, for anything that pickle supports: the supervisor unpickles it."""
         with contextlib.suppress(OSError):
             self._channel.send(ANSWER, pickle.dumps(dict(event)))
 
@@ -92,20 +92,20 @@ class HostContext:
         return self._channel.receive()[1]
 
     def fileno(self) -> int:
-        """The file descriptor of the connection to the supervisor."""
+        """Return the file descriptor of the connection to the supervisor."""
         return self._channel.fileno()
 
     @property
     def views(self) -> Views:
-        """What this run sees of the user's folders."""
+        """Return what this run sees of the user's folders."""
         return self._views
 
     def path(self, path: Path) -> Path:
-        """Where a file of the user lies in this run: the same place, unless a working copy stands in for a view."""
+        """Return the place of a user's file in this run: the same path, or its working copy."""
         return self._views.path(path)
 
     def is_private(self, path: str) -> bool:
-        """Whether what is written at this path is this run's own: in a view, or in the run's folder."""
+        """Return whether what is written at this path belongs to this run: in a view, or in the run's folder."""
         return self._views.is_private(path)
 
     def note(self, code: str, text: str) -> None:
@@ -115,7 +115,7 @@ class HostContext:
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What the keeper tells a host that it forks."""
+    """Hold the keeper's settings for a host that it forks."""
 
     topology: Topology
     all_reduce: str
@@ -220,7 +220,7 @@ def _be_late(known: HostFaults, context: HostContext) -> None:
 
 
 def _keep_proxies_out(tf_config: str) -> None:
-    """Without this gRPC sends even what is meant for another host of the cluster to a proxy."""
+    """Keep proxies out: otherwise gRPC sends even traffic for another host of the cluster to a proxy."""
     names = ("grpc_proxy", "https_proxy", "http_proxy")
     if any(os.environ.get(name) for name in names):
         exempt = "no_grpc_proxy"
@@ -269,7 +269,7 @@ def _install_devices(settings: HostSettings, context: HostContext) -> None:
 
 
 def _leave(code: Any, context: HostContext) -> int:
-    """What `sys.exit` means at the end of a Python program."""
+    """Return the exit code of `sys.exit`, as at the end of a Python program."""
     if code is None or code == 0:
         _send_result(context, "returned", None)
         return 0
@@ -298,7 +298,7 @@ def note_no_route(error: RemoteError, context: HostContext) -> None:
 
 
 def describe(error: BaseException) -> RemoteError:
-    """An exception as it is sent to the supervisor."""
+    """Return an exception in the form that is sent to the supervisor."""
     from emulate.program import own_traceback
 
     kind = type(error)

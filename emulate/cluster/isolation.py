@@ -1,4 +1,4 @@
-"""A network of its own and copy-on-write views of folders, for the keeper of a cluster and the hosts it forks."""
+"""Isolate the keeper of a cluster and its hosts: a private network and copy-on-write views of folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emulate.cluster.views import Views
 
 @dataclass(frozen=True)
 class Capability:
-    """What this system lets us isolate.
+    """Describe what this system lets gpudist isolate.
 
     Attributes:
         flags: What has to be given to `unshare` besides the namespaces themselves (0 for root, else a user namespace);
@@ -41,7 +41,7 @@ _UNPROTECTED = (
 
 @dataclass
 class Isolation:
-    """What isolation is in force in a cluster."""
+    """Describe the isolation of a cluster."""
 
     own_network: bool = False
     notes: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ def _try(flags: int) -> Capability:
 
 
 def _refusal(flags: int, use: Callable[[int], None]) -> str:
-    """Why the use of a namespace fails; empty where it works. In a child, since there is no way back."""
+    """Return why a namespace cannot be used; empty if it can. The check runs in a child, because there is no way back."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -112,7 +112,7 @@ def _use_overlay(flags: int) -> None:
 
 
 def describe_isolation() -> dict[str, dict[str, Any]]:
-    """What this system lets clusters isolate, and what protects the ports of their hosts.
+    """Describe what this system lets clusters isolate, and what protects the ports of their hosts.
 
     Returns:
         For `own_network`, `copy_on_write` and `faults_of_links`: `available` and, where not, `why`; for `own_network` also

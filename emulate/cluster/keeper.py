@@ -1,4 +1,4 @@
-"""The keeper of one cluster: isolates it, forks its hosts, reports their ends, and leaves nothing of it behind."""
+"""Run the keeper of one cluster: isolate it, fork its hosts, report their ends, and clean up."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from emulate.faults import Board, FillDisk, HostFaults, Missing, check_disk, nee
 
 @dataclass(frozen=True)
 class Order:
-    """What the supervisor tells the keeper: the plan without its entry, which is pickled for the hosts alone."""
+    """Hold the supervisor's order to the keeper: the plan without its entry, which is pickled for the hosts only."""
 
     plan: ClusterPlan
     entry: bytes
@@ -41,7 +41,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Again:
-    """What the supervisor tells the keeper that is to fork its hosts anew.
+    """Hold the supervisor's order to fork the hosts again.
 
     Attributes:
         plan: Of the new life: it may differ in directory, environment and faults.
@@ -52,7 +52,7 @@ class Again:
     entry: bytes
 
     def message(self) -> bytes:
-        """What is sent."""
+        """Return the message to send."""
         return _AGAIN + pickle.dumps(self)
 
 
@@ -60,7 +60,7 @@ _AGAIN = b"again "
 
 
 class Wakeups:
-    """Waits on sockets, on the ends of children and on the end of another process, all at once."""
+    """Wait on sockets, on the ends of children and on the end of another process at once."""
 
     def __init__(self, supervisor: int) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -72,7 +72,7 @@ class Wakeups:
         self._supervisor, self._is_alone = _open_process(supervisor)
 
     def wait(self, others: Sequence[Any]) -> tuple[list[Any], bool]:
-        """Those of the others that can be read, and whether the supervisor is gone."""
+        """Return the readable ones of the others, and whether the supervisor is gone."""
         if self._is_alone:
             return [], True
         watched = [self._reader, *others, *([self._supervisor] if self._supervisor is not None else [])]
@@ -93,7 +93,7 @@ class Wakeups:
 
 
 def _open_process(pid: int) -> tuple[int | None, bool]:
-    """A descriptor that becomes readable when the process ends, and whether it has already."""
+    """Return a descriptor that becomes readable when the process ends, and whether it has already ended."""
     try:
         return os.pidfd_open(pid), False
     except ProcessLookupError:
@@ -213,7 +213,7 @@ class _Keeper:
             os.close(pair[1])
 
     def _places(self) -> list[str]:
-        """Addresses and ports of the hosts' servers."""
+        """Return the addresses and ports of the hosts' servers."""
         numbers = range(len(self._roles))
         if self._links is not None:
             return [f"{address(number)}:{roles.FIRST_PORT}" for number in numbers]
@@ -242,7 +242,7 @@ class _Keeper:
         )
 
     def _gpus_of(self, number: int) -> GpuShare | None:
-        """Those of a host that trains; a chief and parameter servers have none."""
+        """Return the GPUs of a host that trains; None for a chief and for parameter servers."""
         index = self._roles[:number].count("worker")
         return self._order.gpus[index] if self._order.gpus and self._roles[number] == "worker" else None
 
@@ -300,7 +300,7 @@ class _Keeper:
 
 
 def wait_for_any(options: int) -> tuple[int, int] | None:
-    """As os.waitpid(-1); None without children."""
+    """Wait as os.waitpid(-1) does; return None without children."""
     try:
         return os.waitpid(-1, options)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Links between hosts that can be cut, slowed down and made lossy: a network for each host, a switch between them.
+"""Emulate links between hosts that can be cut, slowed down and made lossy: a network for each host, and a switch.
 
-Each host has a network namespace of its own with one device, and a process of the keeper passes packets from one to the
-other. That needs nothing of the kernel but TUN devices; what the kernel itself could do (`netem`) is missing in many.
+Each host has a network namespace of its own with one device, and a process of the keeper passes packets from one to the other.
+That needs nothing of the kernel but TUN devices; what the kernel itself could do (`netem`) is missing in many.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _IPV4, _LAST_OF_DESTINATION = 4, 19
 
 @dataclass
 class Links:
-    """The networks of the hosts of one cluster; laid by its keeper, in a network of its own and with one thread.
+    """Hold the networks of the hosts of one cluster. Its keeper makes them in a private network, with one thread.
 
     Attributes:
         devices: Where the packets of each host come out and go in.
@@ -73,7 +73,7 @@ class Links:
         return links
 
     def enter(self, host: int) -> None:
-        """In a host: move to its network."""
+        """Move a host's process to its network."""
         system.set_namespace(self.namespaces[host], system.CLONE_NEWNET)
         self.close()
 
@@ -94,7 +94,7 @@ class Links:
 
 
 def address(host: int) -> str:
-    """A host's address in the networks with links."""
+    """Return a host's address in the networks with links."""
     return f"{_NETWORK}{host + 1}"
 
 
@@ -110,7 +110,7 @@ def _coming_back() -> Iterator[None]:
 
 
 def why_no_devices() -> str:
-    """Why the system has no TUN devices for us; empty where it has."""
+    """Return why TUN devices are not available; empty if they are."""
     try:
         os.close(os.open(_TUN, os.O_RDWR | os.O_NONBLOCK))
     except OSError as error:
@@ -144,7 +144,7 @@ def _slowest(faults: Sequence[Fault], num_hosts: int) -> Mapping[int, tuple[floa
 
 
 class _Switch:
-    """Passes packets on, late or not at all where that is asked for."""
+    """Pass packets on, with a delay or not at all, as the faults say."""
 
     def __init__(self, devices: Sequence[int], board: Board, links: Mapping[int, tuple[float, float]]) -> None:
         self._devices = devices
@@ -155,7 +155,7 @@ class _Switch:
         self._random = random.Random(0)
 
     def run(self) -> None:
-        """For ever."""
+        """Run forever."""
         hosts = {fd: host for host, fd in enumerate(self._devices)}
         while True:
             pause = max(0.0, self._waiting[0][0] - time.monotonic()) if self._waiting else None

@@ -1,4 +1,4 @@
-"""When a cluster that faults befell is started again, as a scheduler would."""
+"""Decide when a cluster with faults is restarted, as a scheduler would."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BUSY = 0.05  # of one processor
 
 
 def asks_to_go_on(cluster: RunningCluster) -> bool:
-    """Whether its hosts left in order to be started again, or because of a fault that befell them in this life."""
+    """Return whether its hosts left to be restarted, or failed because of a fault since the last restart."""
     left = any(leaves_in_order(outcome) for outcome in cluster.outcomes)
     return left or (bool(cluster.fired_now) and first_cause(cluster.outcomes) is not None)
 
 
 def next_life(cluster: RunningCluster, number: int) -> ClusterPlan:
-    """The plan of a cluster's next life: what befell it is over, and its output has a folder of its own."""
+    """Return the plan for the restart of a cluster: its faults are over, and its output has another folder."""
     plan = cluster.plan
     directory = plan.directory.parent if plan.directory.name.startswith("life-") else plan.directory
     fired = frozenset(one.number for one in cluster.fired)
@@ -32,7 +32,7 @@ def next_life(cluster: RunningCluster, number: int) -> ClusterPlan:
 
 
 class Standstill:
-    """Whether the hosts wait, without end, for one that a fault keeps from coming.
+    """Detect whether the hosts wait forever for a host that a fault keeps away.
 
     Args:
         cluster: Whose hosts.
@@ -46,7 +46,7 @@ class Standstill:
         self._used = 0.0
 
     def is_reached(self) -> bool:
-        """To be asked several times a second."""
+        """Return whether this is so now. Call it several times a second."""
         if not any(is_for_ever(fired.fault) for fired in self._cluster.fired_now):
             return False
         now, used = self._clock(), self._processor_seconds()
@@ -59,5 +59,5 @@ class Standstill:
 
 
 def is_for_ever(fault: Fault) -> bool:
-    """Whether the host that a fault befalls never takes part again, though its process may be there."""
+    """Return whether the fault removes its host for good, even if the process still exists."""
     return isinstance(fault, Missing) or (isinstance(fault, (Stop, Disconnect)) and fault.seconds is None)

@@ -1,7 +1,7 @@
-"""A host in an interpreter of its own, which hashes strings in its own way, as that of every real host does.
+"""Run a host in a separate interpreter with its own hash seed, like that of every real host.
 
-Hosts are forks of one process and so have the seed of its hashes. What a program makes of the order of a set of strings is
-then the same on all of them, and on real hosts it is not.
+Hosts are forks of one process and so have the seed of its hashes. What a program makes of the order of a set of strings is then
+the same on all of them, and on real hosts it is not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whose a cluster is: the process that made it can use and end it, and what was forked from that process cannot."""
+"""Guard a cluster: only the process that made it can use and end it, not a process forked from that one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from emulate.errors import WrongUse
 
 @final
 class Owner:
-    """The process that made something."""
+    """Remember the process that made something."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this process, not one that was forked from it."""
+        """Return whether this is that process, not one forked from it."""
         return os.getpid() == self._pid
 
     def check(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The supervisor's side of the pre-loaded parent: starts it, has it fork clusters, ends it."""
+"""Control the pre-loaded parent from the supervisor: start it, let it fork clusters, end it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PATIENCE = 15.0
 
 @final
 class Preload:
-    """The pre-loaded parent process. It starts at once and imports while the caller goes on.
+    """Control the pre-loaded parent process. It starts at once and imports in the background.
 
     Args:
         environment: Set on top of this process's own. What TensorFlow reads at import must be given here.

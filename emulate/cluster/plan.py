@@ -1,4 +1,4 @@
-"""What a cluster is asked to run, and how each of its hosts ended."""
+"""Describe what a cluster runs, and how each of its hosts ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """One launch of a cluster.
+    """Describe one launch of a cluster.
 
     Attributes:
         topology: Its shape.
@@ -63,17 +63,17 @@ class ClusterPlan:
     fired: frozenset[int] = frozenset()
 
     def for_keeper(self) -> ClusterPlan:
-        """Without the entry, which is pickled for the hosts alone."""
+        """Return the plan without the entry, which is pickled for the hosts only."""
         return replace(self, entry=_no_entry, directory=self.directory.resolve())
 
     @property
     def faults_to_come(self) -> dict[int, Fault]:
-        """The faults that are still to come to pass, by their place in `faults`."""
+        """Return the faults that have not occurred yet, by their place in `faults`."""
         return {number: fault for number, fault in enumerate(self.faults) if number not in self.fired}
 
     @property
     def sets_tf_config(self) -> bool:
-        """Whether hosts find TF_CONFIG in their environment."""
+        """Return whether hosts find TF_CONFIG in their environment."""
         return self.topology.has_several_hosts if self.tf_config is None else self.tf_config
 
 
@@ -83,7 +83,7 @@ def _no_entry(context: object) -> None:
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An exception that ended the entry on a host.
+    """Describe an exception that ended the entry on a host.
 
     Attributes:
         kind: Its class, with its module where that is not `builtins`.
@@ -98,7 +98,7 @@ class RemoteError:
     module: str = field(default="builtins", repr=False)
 
     def exception(self) -> BaseException | None:
-        """The exception itself, with its traceback, where it can be had without importing anything heavy here."""
+        """Return the exception with its traceback, if that needs no heavy import here."""
         if self.pickled is None or self.module.partition(".")[0] not in sys.modules:
             return None
         from tblib import pickling_support
@@ -113,7 +113,7 @@ class RemoteError:
 
 @dataclass
 class HostOutcome:
-    """How one host ended.
+    """Describe how one host ended.
 
     Attributes:
         host: Its number.
@@ -134,5 +134,5 @@ class HostOutcome:
 
     @property
     def value(self) -> Any:
-        """What the entry returned."""
+        """Return the entry's result."""
         return None if self.pickled is None else pickle.loads(self.pickled)

@@ -1,7 +1,7 @@
-"""The pre-loaded parent: a process that has imported TensorFlow and Keras, never starts their runtime, and forks keepers.
+"""Run the pre-loaded parent: a process that has imported TensorFlow and Keras, never starts their runtime, and forks keepers.
 
-Started by `emulate.cluster.parent` with a socket to the supervisor; it ends when the supervisor does, and then deletes
-the supervisor's scratch folder.
+Started by `emulate.cluster.parent` with a socket to the supervisor; it ends when the supervisor does, and then deletes the
+supervisor's scratch folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LATE = (
 
 @dataclass(frozen=True)
 class Hello:
-    """What the supervisor tells its pre-loaded parent at the start."""
+    """Hold the supervisor's first message to its pre-loaded parent."""
 
     supervisor: int
     scratch: Path
@@ -111,7 +111,7 @@ def _import_all(modules: tuple[str, ...]) -> None:
 
 
 def _keras() -> str:
-    """The Keras that `tf.keras` is to be; where it is not installed the other: a program that needs it says so itself."""
+    """Return the Keras for `tf.keras`; the other one if it is not installed, because the program reports that itself."""
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and importlib.util.find_spec("tf_keras") is not None
     return "tf_keras" if is_legacy else "keras"
 

@@ -1,4 +1,4 @@
-"""Which host plays which part, and what TF_CONFIG tells it."""
+"""Assign roles to hosts, and write their TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST_PORT = 2222
 
 
 def roles_of(topology: Topology) -> tuple[str, ...]:
-    """The role of each host in host order: workers; with parameter servers a chief, then workers, then ps.
+    """Return the role of each host: workers; with parameter servers a chief, then workers, then ps.
 
     Args:
         topology: The cluster's shape.
@@ -32,7 +32,7 @@ def roles_of(topology: Topology) -> tuple[str, ...]:
 
 
 def tf_config(roles: Sequence[str], places: Sequence[str], host: int) -> str:
-    """The text of TF_CONFIG on one host, as a real cluster sets it; `places` are the addresses with ports of all."""
+    """Return the text of TF_CONFIG for one host, as a real cluster sets it. `places` lists all addresses with ports."""
     cluster: dict[str, list[str]] = {}
     for role, place in zip(roles, places, strict=True):
         cluster.setdefault(role, []).append(place)
@@ -41,7 +41,7 @@ def tf_config(roles: Sequence[str], places: Sequence[str], host: int) -> str:
 
 
 def host_name(roles: Sequence[str], host: int) -> str:
-    """What messages call a host: `host 1`, or `host 1 (worker 0)` where there are several roles."""
+    """Return a host's name for messages: `host 1`, or `host 1 (worker 0)` with several roles."""
     if len(set(roles)) == 1:
         return f"host {host}"
     return f"host {host} ({roles[host]} {roles[:host].count(roles[host])})"

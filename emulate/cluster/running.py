@@ -1,4 +1,4 @@
-"""A running cluster as the supervisor sees it: events arrive, hosts end, and everything can be ended."""
+"""Supervise a running cluster: receive events, see hosts end, and end everything."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 @final
 class RunningCluster:
-    """What `Preload.launch` returns. Somebody has to ask for events regularly; leaving the `with` ends everything.
+    """Control a launched cluster. Somebody must ask for events regularly. Leaving the `with` block ends everything.
 
     Args:
         plan: What was asked for.
@@ -149,7 +149,7 @@ class RunningCluster:
 
     @contextlib.contextmanager
     def handing_over(self) -> Iterator[int]:
-        """The keeper's end of the connection; what was handed over is closed here afterwards."""
+        """Yield the keeper's end of the connection, and close it here afterwards."""
         try:
             yield self._keeper_end.fileno()
         finally:
@@ -167,42 +167,42 @@ class RunningCluster:
 
     @property
     def fired(self) -> list[Fired]:
-        """The faults of the plan that came to pass so far, in all lives of the cluster."""
+        """Return the faults that have occurred so far, over all restarts of the cluster."""
         return self._befallen.fired
 
     @property
     def fired_now(self) -> list[Fired]:
-        """Those that came to pass since the last restart."""
+        """Return the faults that have occurred since the last restart."""
         return self._befallen.now
 
     @property
     def stopped(self) -> list[int]:
-        """Hosts that a fault has stopped, and that do not go on yet."""
+        """Return the hosts that a fault has stopped and that have not continued yet."""
         return self._befallen.stopped
 
     @property
     def is_passing(self) -> bool:
-        """Whether a fault that ends by itself lasts: hosts that wait now go on then."""
+        """Return whether a temporary fault is active: hosts that wait now will continue."""
         return self._befallen.is_passing
 
     @property
     def is_over(self) -> bool:
-        """Whether every host has ended; with parameter servers, whether the chief has (the others serve for ever)."""
+        """Return whether every host has ended; with parameter servers, whether the chief has (the others serve forever)."""
         if "chief" in self.roles:
             return any(outcome.host == 0 for outcome in self.outcomes)
         return len(self.outcomes) == len(self.roles)
 
     def adopt(self) -> None:
-        """The calling thread is the one that must not wait for this cluster's GPUs from now on."""
+        """Make the calling thread the one that must not wait for this cluster's GPUs."""
         if self._gpus:
             self._gpus.adopt()
 
     def name(self, host: int) -> str:
-        """What messages call a host."""
+        """Return a host's name for messages."""
         return host_name(self.roles, host)
 
     def events(self, timeout: float) -> list[tuple[int, Event]]:
-        """What the hosts sent, each with its host's number, in the order of arrival.
+        """Return the events of the hosts, each with its host's number, in the order of arrival.
 
         Besides what their entries send: `{"event": "started"}` and `{"event": "exit", "status": ..., "code": ...}`.
 
@@ -295,7 +295,7 @@ class RunningCluster:
         self._pids[number] = 0
 
     def _lose_keeper(self) -> None:
-        """The keeper ended before it was told to: at the start there was no way, later somebody killed it."""
+        """Handle a keeper that ended unexpectedly: at the start it could not run, later somebody killed it."""
         with contextlib.suppress(KeyError):
             self._selector.unregister(self._keeper)
         if not self._pids:
@@ -335,7 +335,7 @@ class RunningCluster:
         return (system.cpu_seconds(pid) if pid else None) or 0.0
 
     def is_runnable(self, host: int) -> bool:
-        """Whether a host is not to be said to wait for ever.
+        """Return whether a host may still continue.
 
         A thread of it could do something if there were a processor, or a process that it has started may.
         """
@@ -348,7 +348,7 @@ class RunningCluster:
         return seen > 1
 
     def stacks(self) -> dict[int, str]:
-        """The Python stack of every host that is still there, outermost call first, frames of gpudist removed."""
+        """Return the Python stack of every live host, outermost call first, without frames of gpudist."""
         shown = {number: stacks.main_thread(dump) for number, dump in self._dumps().items()}
         return {number: "(its process is stopped)" if self._is_stopped(number) else stack for number, stack in shown.items()}
 
@@ -366,7 +366,7 @@ class RunningCluster:
             return {number: stacks.read(folder, before[number]) for number, folder in folders.items()}
 
     def threads(self) -> dict[int, list[Thread]]:
-        """Of every host that answers, what its threads are doing."""
+        """Return what the threads of every answering host do."""
         return {number: parse(dump) for number, dump in self._dumps().items()}
 
     def end(self) -> None:
@@ -398,7 +398,7 @@ class RunningCluster:
             self._pump(min(_SLICE, self.plan.shutdown_timeout))
 
     def _end_keeper(self) -> None:
-        """Its socket closes once it has reaped the last descendant; whatever else it says is of no interest now."""
+        """Wait for the keeper's end: its socket closes after its last descendant. Other messages are ignored."""
         with contextlib.suppress(OSError):
             self._keeper.send(CONTROL, b"end")
         # One that is not up yet ends as soon as it finds this socket closed.

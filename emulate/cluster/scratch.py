@@ -1,4 +1,4 @@
-"""The scratch folder of a supervisor, and those of supervisors that were killed together with everything that cleans up."""
+"""Manage the scratch folder of a supervisor, and remove those of supervisors that were killed before they could clean up."""
 
 from __future__ import annotations
 

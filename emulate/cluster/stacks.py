@@ -1,4 +1,4 @@
-"""The Python stack of a host, asked for by signal so that it comes even while the interpreter's lock is held."""
+"""Read the Python stack of a host, requested by a signal so that it works while the interpreter's lock is held."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MACHINERY = ("<frozen runpy>", "<string>", "<frozen importlib._bootstrap>", "<f
 
 
 def answer_signals(directory: Path) -> None:
-    """In a host: write every thread's stack to the host's folder whenever the signal arrives."""
+    """Write every thread's stack to the host's folder whenever the signal arrives. Call it in a host."""
     file = (directory / _FILE).open("w", encoding="utf-8")
     _open_files.append(file)  # faulthandler keeps only the descriptor
     faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
@@ -28,7 +28,7 @@ _NOT_IN_PYTHON = "  in a thread that runs no Python"
 
 
 def read(directory: Path, since: int) -> str:
-    """What was written since an earlier size of the file."""
+    """Return what was written since an earlier size of the file."""
     try:
         with (directory / _FILE).open("rb") as file:
             file.seek(since)
@@ -38,13 +38,13 @@ def read(directory: Path, since: int) -> str:
 
 
 def size(directory: Path) -> int:
-    """The size of the file now."""
+    """Return the present size of the file."""
     path = directory / _FILE
     return path.stat().st_size if path.exists() else 0
 
 
 def main_thread(dump: str) -> str:
-    """The stack of the thread that runs the program, outermost call first, without frames of gpudist.
+    """Return the stack of the thread that runs the program, outermost call first, without frames of gpudist.
 
     faulthandler writes the innermost call first and no source lines; they are added where the file can be read.
     """
@@ -54,7 +54,7 @@ def main_thread(dump: str) -> str:
 
 
 def of_crash(directory: Path) -> str:
-    """What a fault ended a host with, and the stack of the thread that it met; empty where none did.
+    """Return the error that crashed a host, and the stack of its thread; empty without a crash.
 
     Args:
         directory: The host's folder.
@@ -75,7 +75,7 @@ def _threads(dump: str) -> list[str]:
 
 
 def _shown(block: str) -> str:
-    """The frames of one thread; empty where there are none."""
+    """Return the frames of one thread; empty if there are none."""
     frames = [match for line in reversed(block.splitlines()) if (match := _FRAME.fullmatch(line))]
     shown = [_show(match) for match in frames if not _is_ours(match["file"])]
     return "\n".join(shown) if shown else _NOT_IN_THE_PROGRAM if frames else ""

@@ -1,4 +1,4 @@
-"""What Linux offers and Python does not: namespaces, mounts, the network's loopback, ties between processes."""
+"""Call what Linux offers and Python does not: namespaces, mounts, the loopback network, ties between processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def set_namespace(fd: int, kind: int) -> None:
 
 
 def map_own_ids(uid: int, gid: int) -> None:
-    """In a new user namespace: be who one was outside."""
+    """Keep the user and group ids of outside in a new user namespace."""
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -114,17 +114,17 @@ def _parent_of(pid: str) -> int | None:
 
 
 def is_runnable(pid: int) -> bool:
-    """Whether a thread of a process computes, waits for a processor, or for a disk."""
+    """Return whether a thread of a process computes, or waits for a processor or a disk."""
     return any(_state(task) in (b"R", b"D") for task in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal."""
+    """Return whether a process was stopped by a signal."""
     return _state(Path(f"/proc/{pid}/stat")) in (b"T", b"t")
 
 
 def _state(stat: Path) -> bytes:
-    """The letter for what a thread is doing; empty where it is gone."""
+    """Return the state letter of a thread; empty if it is gone."""
     try:
         return stat.read_bytes().rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
@@ -135,7 +135,7 @@ _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 
 def has_working_child(pid: int) -> bool:
-    """Whether a process has started another that is still there: helpers of `multiprocessing`, which idle, are not meant."""
+    """Return whether a process has started another that still exists, except for idle helpers of `multiprocessing`."""
     for child in children_of(pid):
         try:
             command = Path(f"/proc/{child}/cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""What the threads of a host wait for, from their Python stacks and what the kernel says of them."""
+"""Find out what the threads of a host wait for, from their Python stacks and the kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DATA, LOCK, TENSORFLOW, SLEEP, OTHER = "data", "lock", "tensorflow", "sleep", "o
 
 @dataclass(frozen=True)
 class Frame:
-    """One call."""
+    """Describe one call."""
 
     file: str
     line: int
@@ -47,12 +47,12 @@ class Frame:
 
     @property
     def source(self) -> str:
-        """Its line, where the file can be read."""
+        """Return the source line, if the file can be read."""
         return linecache.getline(self.file, self.line).strip()
 
     @property
     def call(self) -> str:
-        """Its line with those that follow until the brackets are closed, where the file can be read."""
+        """Return the source line and the following lines until the brackets close, if the file can be read."""
         text = ""
         for number in range(self.line, self.line + _LINES_OF_A_CALL):
             text += linecache.getline(self.file, number)
@@ -76,7 +76,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Thread:
-    """One thread of a host.
+    """Describe one thread of a host.
 
     Attributes:
         frames: Its calls, the innermost first.
@@ -86,40 +86,40 @@ class Thread:
 
     @property
     def is_main(self) -> bool:
-        """Whether it runs the program."""
+        """Return whether it runs the program."""
         return any(frame.file.endswith(_MAIN) for frame in self.frames)
 
     @property
     def is_ours(self) -> bool:
-        """Whether gpudist started it; what it has put around TensorFlow's functions stands in other threads too."""
+        """Return whether gpudist started it. Wrappers of gpudist around TensorFlow's functions also occur in other threads."""
         begun_by = next((frame.is_of for frame in reversed(self.frames) if frame.is_of != "library"), "library")
         return not self.is_main and begun_by == "ours"
 
     @property
     def place(self) -> Frame | None:
-        """The innermost call of the program itself."""
+        """Return the innermost call of the program itself."""
         return next((frame for frame in self.frames if frame.is_of == "program"), None)
 
     @property
     def feeds(self) -> bool:
-        """Whether TensorFlow runs the program's own code in it, as it does with a generator of data."""
+        """Return whether TensorFlow runs the program's own code in it, as with a generator of data."""
         return not self.is_main and any(part in frame.file for frame in self.frames for part in _GENERATORS)
 
     @property
     def operation(self) -> str | None:
-        """The TensorFlow operation that it is in, where Python knows: `IteratorGetNext`."""
+        """Return the TensorFlow operation that it is in, if Python knows it: `IteratorGetNext`."""
         found = next((frame.function for frame in self.frames if _OPERATION.search(frame.file)), None)
         return (
             None if found is None else "".join(part.capitalize() for part in found.removesuffix("_eager_fallback").split("_"))
         )
 
     def is_in_pool(self, function: str) -> bool:
-        """Whether it is in this function of Python's `multiprocessing.pool`."""
+        """Return whether it is in this function of Python's `multiprocessing.pool`."""
         return any(frame.file.endswith(_POOL) and frame.function == function for frame in self.frames)
 
     @property
     def has_waits_with_an_end(self) -> bool:
-        """Whether it waits for a time only and then goes on by itself; in doubt it does.
+        """Return whether it waits for a limited time and then continues by itself. In doubt it does.
 
         Python's `threading` has lines of its own for a wait without an end. Any other wait is what its call says.
         """
@@ -161,7 +161,7 @@ class Thread:
 
 
 def parse(dump: str) -> list[Thread]:
-    """The threads in what faulthandler wrote; those of gpudist are left out."""
+    """Parse the threads from faulthandler's output, without those of gpudist."""
     threads = []
     for block in _BLOCK.split(dump.strip()):
         matches = (_FRAME.fullmatch(line) for line in block.splitlines())
@@ -171,12 +171,12 @@ def parse(dump: str) -> list[Thread]:
 
 
 def main_of(threads: Sequence[Thread]) -> Thread | None:
-    """The thread that runs the program."""
+    """Return the thread that runs the program."""
     return next((thread for thread in threads if thread.is_main), None)
 
 
 def waits_for(threads: Sequence[Thread]) -> str:
-    """What a host as a whole waits for: what its program does, unless another of its threads may still go on.
+    """Return what a host waits for: what its program does, unless another of its threads may still continue.
 
     Args:
         threads: Of one host.
@@ -199,7 +199,7 @@ def waits_for(threads: Sequence[Thread]) -> str:
 
 
 def is_at_a_lock(threads: Sequence[Thread]) -> bool:
-    """Whether a host's program takes a lock itself there; else it waits for a queue, an event or the end of a thread."""
+    """Return whether a host's program takes a lock itself; otherwise it waits for a queue, an event or a thread."""
     main = main_of(threads)
     if main is None or any(part in main.frames[0].file for part in _LOCKS):
         return False
@@ -207,12 +207,12 @@ def is_at_a_lock(threads: Sequence[Thread]) -> bool:
 
 
 def is_fed_by_a_lock(threads: Sequence[Thread]) -> bool:
-    """Whether the program's own code that makes the data waits for another thread."""
+    """Return whether the program's own code that makes the data waits for another thread."""
     return any(thread.feeds and thread.waits_for == LOCK for thread in threads)
 
 
 def place_of(threads: Sequence[Thread]) -> str:
-    """Where a host is, in words: ` (train.py:31 in read, operation IteratorGetNext)`; empty where it is not known."""
+    """Return where a host is: ` (train.py:31 in read, operation IteratorGetNext)`; empty if it is unknown."""
     main = main_of(threads)
     if main is None or main.place is None:
         return ""

@@ -1,4 +1,4 @@
-"""The one place of this package that touches private names of TensorFlow (2.21) and Keras (3.15)."""
+"""Collect the private names of TensorFlow 2.21 and Keras 3.15 for this package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DRAWS = {
 
 
 def is_runtime_initialized() -> bool:
-    """Whether this process has a TensorFlow runtime: after a fork every op of it would hang."""
+    """Return whether this process has a TensorFlow runtime: after a fork every operation of it would hang."""
     context = sys.modules.get("tensorflow.python.eager.context")
     if context is None:
         return False
@@ -48,7 +48,7 @@ def wait_for_leader() -> None:
 
 
 def _leader_of(server_def: Any) -> str | None:
-    """The leader's address; None where that is this process."""
+    """Return the leader's address; None in the leader's process."""
     jobs = {job.name: job.tasks for job in server_def.cluster.job}
     leader = "chief" if "chief" in jobs else "worker"
     is_leader = server_def.job_name == leader and server_def.task_index == 0
@@ -56,7 +56,7 @@ def _leader_of(server_def: Any) -> str | None:
 
 
 def _wait_until_listening(address: str | None) -> None:
-    """For some seconds; one that never comes is then waited for as TensorFlow does."""
+    """Wait some seconds for the leader to listen. After that TensorFlow waits as it does."""
     deadline = time.monotonic() + _PATIENCE
     while address is not None and time.monotonic() < deadline:
         host, _, port = address.rpartition(":")
@@ -85,7 +85,7 @@ def without_matplotlib() -> Iterator[None]:
 
 
 class _Later:
-    """A module that is imported when something of it is used."""
+    """Import a module on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""Copy-on-write views: a program sees the user's folder and may change it, and the user's files stay as they were."""
+"""Give a program copy-on-write views: it sees the user's folder and may change it, and the user's files stay unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINKED = (".git", ".hg", ".svn", "node_modules")
 
 
 class Views:
-    """The views of one cluster.
+    """Hold the views of one cluster.
 
     Args:
         directory: The run's folder. It stays real, and what the views need lies in it.
@@ -60,13 +60,13 @@ class Views:
         return notes
 
     def original(self, text: str) -> str:
-        """A text with the paths that the user knows in place of those of the working copies."""
+        """Replace the paths of working copies in a text by the paths that the user knows."""
         for folder, copy in self.copies:
             text = text.replace(str(copy), str(folder))
         return text
 
     def path(self, path: Path) -> Path:
-        """Where a file of the user lies for the hosts."""
+        """Return the place of a user's file for the hosts."""
         absolute = Path(os.path.realpath(path))
         for original, copy in self.copies:
             if absolute.is_relative_to(original):
@@ -74,7 +74,7 @@ class Views:
         return path
 
     def is_private(self, path: str) -> bool:
-        """Whether what is written at this absolute path is seen by this cluster's hosts alone."""
+        """Return whether only this cluster's hosts see what is written at this absolute path."""
         places = [*self._mounted, *([] if self._directory is None else [self._directory])]
         return any(path == str(place) or path.startswith(f"{place}{os.sep}") for place in places)
 
@@ -129,7 +129,7 @@ class Views:
         return place
 
     def _link_neighbours(self, folder: Path, copy: Path) -> None:
-        """What lies beside and above the folder is found from its copy too: `../data`, `parents[1] / "data"`."""
+        """Link what is beside and above the folder, so that the copy finds it too: `../data`, `parents[1] / "data"`."""
         assert self._directory is not None
         for above, mirrored in zip(folder.parents, copy.parents, strict=False):
             with contextlib.suppress(PermissionError), os.scandir(above) as entries:
@@ -151,7 +151,7 @@ class Views:
 
 
 def outermost(folders: Iterable[Path]) -> list[Path]:
-    """The folders without symbolic links, without those that lie in another one."""
+    """Return the folders without symbolic links, and without those inside another one."""
     real = sorted({Path(os.path.realpath(folder)) for folder in folders})
     return [folder for folder in real if not any(folder != other and folder.is_relative_to(other) for other in real)]
 
@@ -180,7 +180,7 @@ def _handle(path: Path) -> Iterator[int]:
 
 
 def _mounts_below(folder: Path) -> list[Path]:
-    """Folders inside that other file systems are mounted on: an overlay would show them empty."""
+    """Return the mount points of other file systems inside a folder: an overlay would show them empty."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         path = Path(line.split()[4].encode("latin-1", "surrogateescape").decode("unicode_escape"))
@@ -203,13 +203,13 @@ def _size(folder: Path, without: Path) -> int:
 
 
 def _entries(folder: Path, without: Path) -> Iterator[os.DirEntry[str]]:
-    """What of a folder has to be copied: not the run's own folder, and nothing a program does not write to."""
+    """Yield what must be copied of a folder: not the run's own folder, and nothing that a program never writes."""
     with os.scandir(folder) as entries:
         yield from (entry for entry in entries if not _is_of_runs(Path(entry.path), without) and not _is_linked(entry))
 
 
 def _is_of_runs(path: Path, own: Path) -> bool:
-    """Whether a folder is the run's own, or that of another run beside it, which writes and removes there meanwhile."""
+    """Return whether a folder belongs to the run, or to another run beside it, which writes and removes files there."""
     return path == own or (path.parent == own.parent and (path / "host-0").exists())
 
 

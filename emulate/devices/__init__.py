@@ -1,4 +1,4 @@
-"""A host's CPU as emulated GPUs, so that a program that was written for GPUs just works."""
+"""Present a host's CPU as emulated GPUs, so that a program written for GPUs runs unchanged."""
 
 from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
 from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says, why_blind

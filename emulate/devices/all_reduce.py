@@ -1,10 +1,10 @@
-"""How replicas are summed: one that works on logical CPUs and runs every program that GPUs would run.
+"""Choose how replicas are summed: by an operation that works on logical CPUs and runs every program that GPUs would run.
 
 It runs some more too, which refused_on_gpus.py tells.
 
-TensorFlow's default, a collective, fails on logical CPUs inside `cond` and `while` (`steps_per_execution`, an optimizer
-built inside a tf.function), and one failed collective poisons the process. On GPUs that are whole TensorFlow and the program
-choose; slices of GPUs are treated as CPUs are, because NCCL refuses two ranks on one GPU.
+TensorFlow's default, a collective, fails on logical CPUs inside `cond` and `while` (`steps_per_execution`, an optimizer built
+inside a tf.function), and one failed collective poisons the process. On GPUs that are whole TensorFlow and the program choose;
+slices of GPUs are treated as CPUs are, because NCCL refuses two ranks on one GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _num_strategies = 0
 
 
 def all_reduce_in_use() -> str:
-    """How replicas are summed in this process.
+    """Return how replicas are summed in this process.
 
     Returns:
         `ring`, `hierarchical`, `one-device`, on GPUs also `nccl`, or `none` before there is a strategy.
@@ -38,12 +38,12 @@ def all_reduce_in_use() -> str:
 
 
 def strategies_made() -> int:
-    """How many strategies with replicas on this host alone this process has made."""
+    """Return how many strategies with replicas on this host alone this process has made."""
     return _num_strategies
 
 
 class AllReduceChoice:
-    """Chooses for each strategy of a host.
+    """Choose the all-reduce for each strategy of a host.
 
     Args:
         plan: What the host was given, with the user's wish.
@@ -62,7 +62,7 @@ class AllReduceChoice:
 
     @property
     def replaces(self) -> bool:
-        """Whether TensorFlow's own choice cannot be had, or is not wanted."""
+        """Return whether TensorFlow's own choice is impossible here, or not wanted."""
         return not self._is_nccl_possible or self._wish == "ring"
 
     def for_multi_worker(self, extended: Any) -> None:
@@ -81,7 +81,7 @@ class AllReduceChoice:
         self.remember(extended)
 
     def remember(self, extended: Any) -> None:
-        """How the strategy sums that was made on this host alone."""
+        """Record how a strategy sums that was made on this host alone."""
         name = type(extended._cross_device_ops).__name__
         in_use = _collective(extended) if name == "CollectiveAllReduce" else _NAMES.get(name, name)
         _remember(in_use if len(extended.worker_devices) > 1 else "none")
@@ -111,7 +111,10 @@ class AllReduceChoice:
         cls.__init__ = init
 
     def on_one_host(self, asked: Any, num_devices: int) -> Any:
-        """The cross-device operation of a strategy of one host; None means TensorFlow's default: NCCL, or else the ring."""
+        """Return the cross-device operation for a strategy of one host. None means TensorFlow's default.
+
+        NCCL, or else the ring.
+        """
         chosen = self._chosen(asked, num_devices)
         return chosen if chosen is None or chosen is asked else _ending_walks(chosen)
 
@@ -139,7 +142,7 @@ class AllReduceChoice:
 
 
 def _ending_walks(operation: Any) -> Any:
-    """An operation behind whose sums TensorFlow does not look for variables, which it does behind each custom gradient (2.21).
+    """Wrap an operation so that TensorFlow 2.21 does not search for variables behind its sums, as it does for custom gradients.
 
     Behind a collective there is the replica's own tensor, behind a sum of tensors the graphs of all replicas: it walks through
     them for each sum in the step, in time that grows with the square of their size. A MobileNet whose batch normalizations are
@@ -171,7 +174,7 @@ def _without_gradient(value: Any) -> Any:
 
 
 def forget_all_reduce() -> None:
-    """There is no strategy yet."""
+    """Forget the last strategy."""
     _remember("none")
 
 
@@ -182,7 +185,7 @@ def _why_not(plan: DevicePlan) -> str:
 
 
 def _collective(extended: Any) -> str:
-    """What a strategy's collectives are: TensorFlow (2.21) takes NCCL where it is asked for, and for AUTO the ring."""
+    """Return the collectives of a strategy: TensorFlow 2.21 uses NCCL on request, and the ring for AUTO."""
     return "nccl" if extended._communication_options.implementation.name == "NCCL" else "ring"
 
 

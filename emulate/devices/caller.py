@@ -1,4 +1,4 @@
-"""Whose call it is: the program's, which sees emulated GPUs, or that of TensorFlow, Keras or ourselves, which see the truth.
+"""Tell calls of the program, which sees emulated GPUs, from calls of TensorFlow, Keras and gpudist, which see real devices.
 
 With GPUs faked for everybody Keras chooses XLA and CuDNN kernels that are not there.
 """
@@ -13,7 +13,7 @@ _TRANSPARENT = "tensorflow.python.autograph."
 
 
 def is_program(depth: int) -> bool:
-    """Whether the function `depth` frames above the caller of this belongs to the program.
+    """Return whether the function `depth` frames above the caller belongs to the program.
 
     Autograph calls a program's functions on its behalf, so its frames are looked through.
 
@@ -33,7 +33,7 @@ def is_program(depth: int) -> bool:
 
 
 def calling_module(depth: int) -> str:
-    """The name of the module that called, counted as in `is_program`."""
+    """Return the name of the calling module, with `depth` as for `is_program`."""
     return _module(sys._getframe(depth + 1))
 
 

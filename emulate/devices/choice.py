@@ -1,4 +1,4 @@
-"""CPU or GPU: what `--device` means on this machine."""
+"""Decide what `--device` means on this machine: CPU or GPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ print("\\n" + json.dumps({
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """What computes.
+    """Describe the devices that compute.
 
     Attributes:
         kind: `cpu` or `gpu`.
@@ -95,7 +95,7 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
 
 
 def _to_be_had() -> Inventory:
-    """Clusters wait for each other's GPUs, so what one of them uses now does not count; for other programs nobody waits."""
+    """Return the GPUs that a cluster can get. GPUs used by other clusters count, because clusters wait for each other."""
     there = find_gpus()
     return there.idle({gpu.uuid for gpu in there.gpus if is_leased(gpu.uuid)})
 
@@ -151,7 +151,7 @@ def decide(
 
 
 def why_blind(inventory: Inventory, ask: Callable[[], Mapping[str, Any]]) -> str:
-    """Why TensorFlow cannot use the GPUs that the driver has; empty where it can.
+    """Return why TensorFlow cannot use the GPUs that the driver has; empty if it can.
 
     Args:
         inventory: The GPUs, one or more.
@@ -189,7 +189,7 @@ def _why_too_few(inventory: Inventory, topologies: Sequence[Topology]) -> str:
 
 
 def _is_short(device: str, topologies: Sequence[Topology], inventory: Inventory) -> bool:
-    """Whether the answer would be another if nobody used the GPUs."""
+    """Return whether the answer would differ if nobody used the GPUs."""
     if device == "auto":
         return bool(_why_too_few(inventory, topologies)) and not _why_too_few(inventory.idle(), topologies)
     return any(is_short(inventory, topology) for topology in topologies)
@@ -208,7 +208,7 @@ def _why_lacking(inventory: Inventory, topology: Topology) -> str:
 
 
 def what_tensorflow_says() -> dict[str, Any]:
-    """TensorFlow's version and the GPUs it sees, in a process of its own, or why it could not be asked.
+    """Return TensorFlow's version and the GPUs it sees, asked in a separate process; or why it could not be asked.
 
     Returns:
         `tensorflow` (its version, or None with `tensorflow_error`), `with_cuda`, `gpus` (dictionaries with a name), `built_for`

@@ -1,4 +1,4 @@
-"""What a program's own calls to `tf.config` and `tf.test` answer. Calls from inside TensorFlow and Keras pass through."""
+"""Answer a program's calls to `tf.config` and `tf.test`. Calls from inside TensorFlow and Keras pass through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulate.devices.names import DeviceNames
 
 
 class DeviceAnswers:
-    """One method for each function of `tf.config` and `tf.test` that is about GPUs, named as that function.
+    """Provide one method for each function of `tf.config` and `tf.test` about GPUs, under the same name.
 
     A method gets TensorFlow's own function first, for what is not about GPUs.
     """
@@ -155,6 +155,6 @@ def _is_gpu(device: Any) -> bool:
 
 
 def _resident_bytes() -> int:
-    """What this process holds in memory: the emulated GPUs' memory is the host's."""
+    """Return the resident memory of this process in bytes: an emulated GPU's memory is the host's."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Mends how TensorFlow 2.21 hands the keys of collectives to a tf.function that is called inside `cond` or `while`.
+"""Fix how TensorFlow 2.21 passes the keys of collectives to a tf.function that is called inside `cond` or `while`.
 
 A collective's key is captured at call time. Called in a branch of a `cond`, the function asks the branch for the key, and a
 branch is never fed one: `You must feed a value for placeholder tensor 'cond/else/_1/cond/Placeholder_2'`. That stops

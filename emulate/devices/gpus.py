@@ -1,4 +1,4 @@
-"""The GPUs a program believes in: which there are, which it made visible, how it split them."""
+"""Keep the state of the GPUs that a program sees: which exist, which are visible, and how they are split."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LATE_GROWTH = "Physical devices cannot be modified after being initialized"
 
 
 class _Folded(list[_T]):
-    """In the reference, asking for a device past the end gives the last one there is."""
+    """List the devices of the reference run, where an index past the end gives the last device."""
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(min(index, len(self) - 1) if isinstance(index, int) and self else index)
 
 
 class EmulatedGpus:
-    """The state of one host's emulated GPUs, and of its CPU, which they are made of.
+    """Hold the state of one host's emulated GPUs, and of the CPU that they are made of.
 
     Emulated GPU number i is logical CPU number i. (`PhysicalGpus` are what the same topology has on a machine with GPUs.)
 
@@ -60,7 +60,7 @@ class EmulatedGpus:
 
     @property
     def physical(self) -> list[Any]:
-        """All emulated physical GPUs."""
+        """Return all emulated physical GPUs."""
         return self._listed(list(self._all))
 
     @functools.cached_property
@@ -82,12 +82,12 @@ class EmulatedGpus:
 
     @property
     def visible(self) -> list[Any]:
-        """The physical GPUs that the program left visible."""
+        """Return the physical GPUs that the program left visible."""
         return self._listed(list(self._all if self._visible is None else self._visible))
 
     @property
     def num_logical(self) -> int:
-        """How many logical GPUs those make, the program's own splits counted."""
+        """Return the number of logical GPUs, including the program's own splits."""
         count = sum(len(self._splits.get(device, [None])) for device in self.visible)
         return min(count, 1) if self.plan.reference else count
 
@@ -98,11 +98,14 @@ class EmulatedGpus:
 
     @property
     def num_for_strategies(self) -> int:
-        """On how many devices a strategy that names none trains: GPUs if any, else CPUs, as TensorFlow has it."""
+        """Return on how many devices a strategy without named devices trains.
+
+        GPUs if there are any, else CPUs, as in TensorFlow.
+        """
         return self.num_logical or (self.plan.num_devices if self.cpu_split else 1)
 
     def logical(self, real: Callable[[str], Sequence[Any]]) -> list[Any]:
-        """The logical GPUs, named like the logical CPUs they are.
+        """Return the logical GPUs, under the names of the logical CPUs that they are.
 
         Args:
             real: Lists the true logical devices of a kind.
@@ -116,7 +119,7 @@ class EmulatedGpus:
         return self._listed([tf.config.LogicalDevice(name.replace("CPU", "GPU"), "GPU") for name in names])
 
     def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
-        """What a program is told of a GPU: the model and its compute capability."""
+        """Return what a program learns about a GPU: the model and its compute capability."""
         return dict(_DETAILS)
 
     def show(self, devices: list[Any]) -> None:
@@ -144,7 +147,7 @@ class EmulatedGpus:
         self.split_cpu()
 
     def split_of(self, device: Any) -> list[Any] | None:
-        """How the program split a GPU, None if it did not."""
+        """Return how the program split a GPU, or None."""
         self._check_known([device])
         return self._splits.get(device)
 
@@ -159,7 +162,7 @@ class EmulatedGpus:
         self._growth[device] = enable
 
     def growth_of(self, device: Any) -> bool | None:
-        """What `set_growth` was told last."""
+        """Return the last value given to `set_growth`."""
         self._check_known([device])
         return self._growth.get(device)
 
@@ -180,7 +183,7 @@ class EmulatedGpus:
         split_cpu(self.num_cpus)
 
     def split_cpu_as_program(self, parts: list[Any]) -> None:
-        """The program splits the CPU itself: the topology's number holds instead, and a note says so."""
+        """Replace the program's own split of the CPU by the topology's number of devices, with a note."""
         if any(part.memory_limit is not None for part in parts):
             raise ValueError("Setting memory limit on CPU virtual devices is currently not supported")
         if self.cpu_split == len(parts):
@@ -222,7 +225,7 @@ def _refuse_late(text: str) -> None:
 
 
 def _count_cuda(wanted: str, available: int, reference: bool) -> int:
-    """How many GPUs CUDA_VISIBLE_DEVICES leaves; like CUDA, what follows an index that is not there does not count."""
+    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves. Like CUDA, ignore everything after an unknown index."""
     count = 0
     for entry in filter(None, (part.strip() for part in wanted.split(","))):
         if entry.removeprefix("-").isdecimal() and not (0 <= int(entry) < available or (reference and int(entry) >= 0)):

@@ -1,4 +1,4 @@
-"""Turns this process into a host with the devices of its topology: emulated GPUs, or real ones."""
+"""Turn this process into a host with the devices of its topology: emulated GPUs, or real ones."""
 
 from __future__ import annotations
 

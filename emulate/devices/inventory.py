@@ -1,4 +1,4 @@
-"""The GPUs of this machine as the driver tells them (NVML): asking it starts no CUDA, which no process may have that forks."""
+"""List the GPUs of this machine as the driver (NVML) reports them. This starts no CUDA, so that the process can still fork."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_INSTANCE = (
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG instance of one.
+    """Describe one GPU, or one MIG instance of a GPU.
 
     Attributes:
         index: The number of the GPU in the driver's order, that of the PCI bus.
@@ -46,13 +46,13 @@ class Gpu:
 
     @property
     def has_tf32(self) -> bool:
-        """Whether float32 matrix products may be rounded to TF32, from Ampere on."""
+        """Return whether float32 matrix products may be rounded to TF32 (Ampere and later)."""
         return self.capability >= _TF32_SINCE
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The GPUs that this process may use.
+    """List the GPUs that this process may use.
 
     Attributes:
         gpus: In the order of CUDA_VISIBLE_DEVICES, else of the driver.
@@ -67,13 +67,13 @@ class Inventory:
     left_out: tuple[str, ...] = ()
 
     def idle(self, uuids: Collection[str] | None = None) -> Inventory:
-        """As it would be if nobody used these GPUs; None: any."""
+        """Return the inventory as if nobody used these GPUs. None means all GPUs."""
         freed = [replace(gpu, free=gpu.total) if uuids is None or gpu.uuid in uuids else gpu for gpu in self.gpus]
         return replace(self, gpus=tuple(freed))
 
     @property
     def beside(self) -> str:
-        """What is to be said of those that are left out beside those that are not; empty where there are none."""
+        """Return the text about GPUs that are left out beside usable ones; empty if there are none."""
         return f"; left out: {', '.join(self.left_out)}" if self.gpus and self.left_out else ""
 
 
@@ -117,7 +117,7 @@ def _shown(found: Sequence[Gpu], driver: str, wanted: str | None) -> Inventory:
 
 
 def visible(gpus: Sequence[Gpu], wanted: str | None) -> tuple[Gpu, ...]:
-    """What CUDA_VISIBLE_DEVICES leaves, read as CUDA reads it: what follows an entry that names none does not count.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves. Like CUDA, ignore everything after an entry that matches none.
 
     Args:
         gpus: All GPUs.
@@ -147,7 +147,10 @@ def _named(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
 
 
 def _told(nvml: Any, index: int) -> list[Gpu]:
-    """What the driver tells of one GPU; one that it cannot tell of (it fell off the bus) takes no other along."""
+    """Return what the driver reports about one GPU.
+
+    A GPU that it cannot report (it fell off the bus) does not affect others.
+    """
     try:
         return list(_gpus_at(nvml, index))
     except nvml.NVMLError as error:

@@ -1,4 +1,4 @@
-"""Kernels that TensorFlow does not bring for a GPU: the driver compiles them from PTX at their first use, if it can.
+"""Handle kernels that TensorFlow does not ship for a GPU: the driver compiles them from PTX at first use, if it can.
 
 TensorFlow 2.21's wheel has kernels for compute capability 6.0, 7.0, 8.0 and 8.9, some for 9.0, and PTX for 9.0 and later (of
 version 8.5, which is that of CUDA 12.5): Hopper and later depend on the driver. TensorFlow's log says of this that it "could
@@ -20,7 +20,7 @@ _MOST_BYTES = 4 << 30  # CUDA's own limit; its default is a quarter of that, and
 
 
 def to_compile(gpus: Iterable[Gpu], answer: Mapping[str, Any]) -> list[Gpu]:
-    """The GPUs that TensorFlow has no kernels for, but PTX from which the driver makes them: one of each model.
+    """Return the GPUs whose kernels the driver must compile from PTX: one of each model.
 
     Args:
         gpus: Some GPUs.
@@ -42,7 +42,7 @@ def to_compile(gpus: Iterable[Gpu], answer: Mapping[str, Any]) -> list[Gpu]:
 
 
 def why_not_compiled(gpus: Iterable[Gpu], answer: Mapping[str, Any], driver: str | None) -> str:
-    """Why the driver cannot make the kernels that are lacking: it is older than the PTX.
+    """Return why the driver cannot compile the missing kernels: it is older than the PTX.
 
     Args:
         gpus: Some GPUs.
@@ -63,7 +63,7 @@ def why_not_compiled(gpus: Iterable[Gpu], answer: Mapping[str, Any], driver: str
 
 
 def about_compiling(gpus: Iterable[Gpu], answer: Mapping[str, Any]) -> str:
-    """What is to be expected of the first use of these GPUs; empty where TensorFlow has kernels for all."""
+    """Return what to expect of the first use of these GPUs; empty if TensorFlow has kernels for all."""
     needy = to_compile(gpus, answer)
     if not needy:
         return ""
@@ -91,7 +91,7 @@ def _dotted(version: Iterable[int]) -> str:
 
 
 def kernel_folder(hidden: Sequence[Path], environment: Mapping[str, str]) -> Path | None:
-    """Where hosts keep what the driver compiles, so that later runs find it.
+    """Return the folder where hosts keep kernels compiled by the driver, so that later runs find them.
 
     Args:
         hidden: Folders of which hosts see a view: what they write there goes with the run.
@@ -119,7 +119,7 @@ def _is_hidden(place: Path, hidden: Sequence[Path]) -> bool:
 
 
 def _can_keep(place: Path) -> bool:
-    """Whether this user alone decides what lies there: kernels that another one put there would be run."""
+    """Return whether only this user can write there: kernels from another user would be executed."""
     if not place.is_absolute():
         return False
     try:

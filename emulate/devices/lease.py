@@ -1,4 +1,4 @@
-"""One cluster at a time on a GPU: what a slice can have is counted from free memory, which two must not count at once."""
+"""Reserve a GPU for one cluster at a time: slices are computed from free memory, which two clusters must not count at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _mine: dict[str, int] = {}  # GPU: the thread of this process that holds it
 
 @final
 class GpuLease:
-    """Holds GPUs for one cluster, against every other process of this machine; it goes with this process.
+    """Hold GPUs for one cluster against every other process of this machine. The lease ends with this process.
 
     Each GPU is a name in Linux's abstract socket namespace: nothing is left behind on disk, whatever ends the process.
 
@@ -45,7 +45,7 @@ class GpuLease:
             raise
 
     def adopt(self) -> None:
-        """The calling thread has them from now on: it is the one that must not wait for itself."""
+        """Make the calling thread the owner, which must not wait for itself."""
         _mine.update((uuid, threading.get_ident()) for uuid, _ in self._held)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class GpuLease:
 
 
 def is_leased(uuid: str) -> bool:
-    """Whether a cluster of this machine holds a GPU now.
+    """Return whether a cluster of this machine holds a GPU now.
 
     Args:
         uuid: Which one.

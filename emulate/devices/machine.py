@@ -1,4 +1,4 @@
-"""What this machine has and what can run on it, for `gpudist devices`."""
+"""Describe what this machine has and what can run on it, for `gpudist devices`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_gpus(inventory: Inventory, tensorflow: Mapping[str, Any]) -> dict[str, Any]:
-    """What GPUs there are, and which topologies can run on them.
+    """Describe the GPUs, and which topologies can run on them.
 
     Args:
         inventory: The GPUs.

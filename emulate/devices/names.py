@@ -1,4 +1,4 @@
-"""Device names: what a program writes ("/gpu:1", "GPU:1", "/device:GPU:1", ...) and the logical device it means here."""
+"""Translate device names: from what a program writes ("/gpu:1", "GPU:1", "/device:GPU:1", ...) to the logical device here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HERE = (None, "localhost")
 
 
 class DeviceNames:
-    """Turns names of emulated GPUs into names of the logical CPUs they are; those of real ones are only checked.
+    """Translate names of emulated GPUs to names of logical CPUs. Names of real GPUs are only checked.
 
     TensorFlow does not validate device names: an unknown one lands on CPU:0 in silence. Here it is an error, and in the
     reference, which has one device, it means that one.
@@ -23,7 +23,7 @@ class DeviceNames:
         self._version = gpus.version
 
     def real(self, device: Any) -> Any:
-        """The device that is really used.
+        """Return the device that is really used.
 
         Args:
             device: A name, a DeviceSpec or a logical device; anything else is returned as it is.
@@ -45,7 +45,7 @@ class DeviceNames:
         return self._known[text]
 
     def of_strategy(self, devices: Any) -> list[Any]:
-        """The devices a strategy is to use for those a program names.
+        """Return the devices that a strategy uses for those that a program names.
 
         Args:
             devices: The names, or logical devices, that the program gave.
@@ -63,7 +63,7 @@ class DeviceNames:
         return [self.real(device) for device in named]
 
     def all_for_strategy(self, prefix: str = "") -> list[str]:
-        """The devices of a strategy that names none."""
+        """Return the devices of a strategy without named devices."""
         kind = self._gpus.kind if self._gpus.num_logical else "CPU"
         return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies)]
 
@@ -110,7 +110,7 @@ class DeviceNames:
 
 
 def _name_of(device: Any) -> str | None:
-    """The name of a DeviceSpec or a logical device, None of anything else."""
+    """Return the name of a DeviceSpec or a logical device; None for anything else."""
     name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", None)
     return name if isinstance(name, str) else None
 

@@ -1,7 +1,7 @@
-"""Makes the ring's sum independent of which replica holds which value, so that topologies of equal size agree in every bit.
+"""Make the ring's sum independent of which replica holds which value, so that topologies of equal size agree bit by bit.
 
-A ring adds in the order of the replicas. Two hosts with two devices take the shares of a batch in another order than one
-host with four (TensorFlow deals shares out host by host), so the same numbers are added in another order. Here the values are
+A ring adds in the order of the replicas. Two hosts with two devices take the shares of a batch in another order than one host
+with four (TensorFlow deals shares out host by host), so the same numbers are added in another order. Here the values are
 gathered along the ring, sorted element by element and then added.
 """
 
@@ -54,7 +54,7 @@ def _sorted(rows: Sequence[Any]) -> list[Any]:
 
 
 def _network(number: int) -> list[tuple[int, int]]:
-    """The comparisons of Batcher's odd-even merge sort of any number of values."""
+    """Return the comparisons of Batcher's odd-even merge sort for any number of values."""
     comparisons = []
     outer = 1
     while outer < number:

@@ -1,4 +1,4 @@
-"""A host's devices where they are this machine's GPUs, whole or in slices of explicit memory: the layer that touches them."""
+"""Give a host this machine's GPUs, whole or in slices of fixed memory. Only this module touches the GPUs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _find_gpus(shown: str) -> list[Any]:
 
 
 def layout(share: GpuShare, splits: Mapping[int, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The logical GPUs to make of each physical one.
+    """Return the logical GPUs to make of each physical one.
 
     Args:
         share: The host's GPUs.
@@ -66,7 +66,7 @@ def layout(share: GpuShare, splits: Mapping[int, Sequence[int]]) -> tuple[tuple[
 
 
 class PhysicalGpus(EmulatedGpus):
-    """One host's real GPUs as the program sees them: as many as the topology says, each whole or a slice.
+    """Present one host's real GPUs to the program: as many as the topology says, each whole or a slice.
 
     Args:
         plan: What the host was given, with its share of the GPUs.
@@ -95,7 +95,7 @@ class PhysicalGpus(EmulatedGpus):
         self._look_before_start()
 
     def _look_before_start(self) -> None:
-        """GPUs that the program hides by CUDA_VISIBLE_DEVICES alone, it must not have for operations that name no device."""
+        """Hide GPUs that the program hides with CUDA_VISIBLE_DEVICES also from operations without a device."""
         context, lock = upstream.context(), threading.RLock()
 
         def start() -> None:
@@ -119,32 +119,32 @@ class PhysicalGpus(EmulatedGpus):
         return is_all_shown and self.cpu_split is None and not self._splits and not self._growth
 
     def split_cpu(self) -> None:
-        """The CPU stays as it is: what changed are the GPUs."""
+        """Keep the CPU as it is: only the GPUs changed."""
         self.version += 1
         self._configure()
 
     def split_cpu_as_program(self, parts: list[Any]) -> None:
-        """The program may split its CPU: the devices of the topology are not made of it."""
+        """Split the CPU as the program asks: the devices of the topology are not made of it."""
         context = upstream.context()
         context.set_logical_device_configuration(context.list_physical_devices("CPU")[0], parts)
         self.cpu_split = len(parts)
 
     @property
     def num_cpus(self) -> int:
-        """The CPU's logical devices."""
+        """Return the number of logical CPUs."""
         return self.cpu_split or 1
 
     @property
     def num_for_strategies(self) -> int:
-        """On how many devices a strategy that names none trains."""
+        """Return on how many devices a strategy without named devices trains."""
         return self.num_logical or self.num_cpus
 
     def logical(self, real: Callable[[str], Sequence[Any]]) -> list[Any]:
-        """The logical GPUs that the program made visible: of several hosts those of all, as TensorFlow lists them there."""
+        """Return the logical GPUs that the program made visible; with several hosts, those of all, as TensorFlow lists them."""
         return self._listed([gpu for gpu in real("GPU") if int(gpu.name.rpartition(":")[2]) < self.num_logical])
 
     def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
-        """Of the physical GPU that a device is, or is part of."""
+        """Return the details of the physical GPU that a device is, or is part of."""
         self._check_known([device])
         return dict(real(self._owner_of(device)))
 

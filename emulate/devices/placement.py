@@ -1,4 +1,4 @@
-"""Where operations are placed: every device name that reaches TensorFlow passes through `DeviceNames`.
+"""Place operations: every device name that reaches TensorFlow passes through `DeviceNames`.
 
 This holds for everybody, TensorFlow's own code included: a GPU's name can only have come from the program.
 """
@@ -34,7 +34,7 @@ def _translating_method(real: Callable[..., Any], names: DeviceNames) -> Callabl
 
 
 def _translating(real: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:
-    """The first argument is a device, and so may be the others."""
+    """Translate the arguments of a function whose first argument, and perhaps others, are devices."""
 
     @functools.wraps(real)
     def translated(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a host's devices are to be: said once, when the host starts."""
+"""Describe the devices that a host will have. The plan is fixed when the host starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Note = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class DevicePlan:
-    """The devices of one host.
+    """Describe the devices of one host.
 
     Attributes:
         num_devices: Emulated GPUs of this host.

@@ -1,4 +1,4 @@
-"""Notices sums over the replicas that run here and that TensorFlow (2.21) refuses on whole GPUs.
+"""Detect sums over the replicas that run here and that TensorFlow 2.21 refuses on whole GPUs.
 
 There it sums by collectives unless a program chooses otherwise. Their keys are lost where a function that sums is called in a
 condition or a loop (deferred_captures.py; it is Python that loses them, on any device), and they take neither int32 nor
@@ -30,7 +30,7 @@ _WIDER = {"int32": "int64 (or a float)", "bfloat16": "float32"}
 
 
 class RefusedOnGpus:
-    """Follows sums, and the functions that make them.
+    """Follow sums, and the functions that make them.
 
     Args:
         note: Says what would be refused.
@@ -61,7 +61,7 @@ class RefusedOnGpus:
         function._call_flat, launcher.all_reduce = called, reduced
 
     def see_collectives(self, operation: Any) -> None:
-        """Of a strategy of several hosts: what sums over its replicas' devices, apart from what sums values of the hosts."""
+        """Record what sums over the devices of a strategy of several hosts, apart from what sums values of the hosts."""
         self._launchers.update(operation._launchers)
 
     def see_reduction(self, operation: Any) -> Any:
@@ -81,7 +81,7 @@ class RefusedOnGpus:
         return reduce
 
     def _sums_in(self, graph: Any) -> None:
-        """A graph that is being built sums, or calls what does."""
+        """Record that a graph sums, or calls a function that does."""
         if graph is None:
             return
         if _around(graph) is not graph:
@@ -100,7 +100,7 @@ class RefusedOnGpus:
 
 
 def _around(graph: Any) -> Any:
-    """The function around the conditions and loops of a graph."""
+    """Return the function around the conditions and loops of a graph."""
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph

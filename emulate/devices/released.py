@@ -1,4 +1,4 @@
-"""Memory that comes back late: the driver may take some seconds to free what a process had of a GPU when it ended."""
+"""Wait for memory that the driver frees late: it may take seconds after a process has ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _let_go_at = float("-inf")
 
 
 def gpus_let_go() -> None:
-    """A cluster of this process has ended, and had GPUs."""
+    """Record that a cluster of this process with GPUs has ended."""
     global _let_go_at
     _let_go_at = time.monotonic()
 
 
 def patience_now() -> float:
-    """For how many seconds memory may still come back from a cluster that this process had."""
+    """Return for how many seconds memory of an earlier cluster of this process may still come back."""
     return max(0.0, _let_go_at + PATIENCE - time.monotonic())
 
 

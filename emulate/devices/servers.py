@@ -1,4 +1,4 @@
-"""A `tf.distribute.Server` computes on the GPUs of its host.
+"""Let a `tf.distribute.Server` compute on the GPUs of its host.
 
 It makes its devices from the configuration that it is given, and from none where the program gives none (TF 2.21,
 server_lib._make_server_def): what was set of the process's devices would not hold for it, and every server would take all
@@ -41,7 +41,7 @@ def give_servers_their_gpus(before: Callable[[], None]) -> None:
 
 
 def _with_gpus(config: Any, by_default: Any) -> Any:
-    """A server's configuration with the devices of this process, as far as the program says nothing of them."""
+    """Add the devices of this process to a server's configuration, unless the program sets them."""
     ours = upstream.context().config
     said, made = type(ours)(), type(ours)()
     for given in (by_default, config):

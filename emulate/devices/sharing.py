@@ -1,4 +1,4 @@
-"""Which host computes on which GPU: arithmetic on an inventory, which touches nothing."""
+"""Decide which host computes on which GPU, from an inventory, without touching a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WITHOUT_NCCL = "NCCL, which refuses two ranks on one GPU, is not what ran"
 
 @dataclass(frozen=True)
 class GpuShare:
-    """The GPUs of one host.
+    """Describe the GPUs of one host.
 
     Attributes:
         visible: UUIDs of the physical ones, in the order in which TensorFlow will number them.
@@ -35,29 +35,29 @@ class GpuShare:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether the devices are parts of GPUs."""
+        """Return whether the devices are parts of GPUs."""
         return bool(self.slices)
 
     @property
     def may_share_gpus(self) -> bool:
-        """Whether two devices may be on one physical GPU, which NCCL refuses."""
+        """Return whether two devices may be on one physical GPU, which NCCL refuses."""
         return self.is_sliced or self.are_parts
 
     @property
     def num_devices(self) -> int:
-        """How many devices the host has."""
+        """Return the number of devices of the host."""
         return sum(map(len, self.slices)) if self.slices else len(self.visible)
 
     @property
     def owners(self) -> tuple[int, ...]:
-        """For each device which of the visible GPUs it is, or is part of."""
+        """Return, for each device, the number of the visible GPU that it is, or is part of."""
         parts = self.slices or ((0,),) * len(self.visible)
         return tuple(number for number, slices in enumerate(parts) for _ in slices)
 
 
 @dataclass(frozen=True)
 class Allotment:
-    """Who gets what in a topology.
+    """Describe which host gets which GPUs in a topology.
 
     Attributes:
         hosts: One share for each host that trains.
@@ -69,26 +69,26 @@ class Allotment:
 
     @property
     def is_sliced(self) -> bool:
-        """Whether devices are parts of GPUs."""
+        """Return whether devices are parts of GPUs."""
         return self.hosts[0].is_sliced
 
 
 def process_reserve(gpu: Gpu) -> int:
-    """What a process takes of a GPU besides what TensorFlow hands out: CUDA's context, its libraries, NCCL's buffers.
+    """Return the memory in bytes that a process needs besides TensorFlow's: CUDA's context, its libraries, NCCL's buffers.
 
-    TensorFlow itself leaves 1.5 GiB to the libraries alone on compute capability 8 and later (MinSystemMemory in
-    gpu_device.cc, 2.21), but not where the memory of a device is given as a number, as that of a slice is.
+    TensorFlow itself leaves 1.5 GiB to the libraries alone on compute capability 8 and later (MinSystemMemory in gpu_device.cc,
+    2.21), but not where the memory of a device is given as a number, as that of a slice is.
     """
     return max(LEAST_RESERVE, min(MOST_RESERVE, gpu.total // 20))
 
 
 def usable(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Those with memory for one process and one slice."""
+    """Return the GPUs with memory for one process and one slice."""
     return [gpu for gpu in gpus if gpu.free >= process_reserve(gpu) + GPU_RESERVE + LEAST_SLICE]
 
 
 def mostly_free(gpus: Iterable[Gpu]) -> list[Gpu]:
-    """Those that other programs do not fill: most of their memory is free."""
+    """Return the GPUs that other programs do not fill: most of their memory is free."""
     return [gpu for gpu in usable(gpus) if gpu.free >= MOSTLY_FREE * gpu.total]
 
 
@@ -118,7 +118,7 @@ def share_out(inventory: Inventory, topology: Topology) -> Allotment:
 
 
 def is_short(inventory: Inventory, topology: Topology) -> bool:
-    """Whether a topology is refused, or gets slices, only because GPUs are in use."""
+    """Return whether a topology is refused, or gets slices, only because GPUs are in use."""
     return _grade(inventory, topology) < _grade(inventory.idle(), topology)
 
 
@@ -130,7 +130,7 @@ def _grade(inventory: Inventory, topology: Topology) -> int:
 
 
 def distinct(gpus: Sequence[Gpu], topology: Topology) -> list[Gpu]:
-    """A GPU for each device, hosts one after the other; empty where there are too few."""
+    """Return a GPU for each device, hosts one after the other; empty if there are too few."""
     if topology.num_devices > 1:  # CUDA shows a process one MIG instance, and no whole GPU beside it
         gpus = [gpu for gpu in gpus if not gpu.is_part]
     number = topology.num_replicas
@@ -141,7 +141,7 @@ def distinct(gpus: Sequence[Gpu], topology: Topology) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A way to slice GPUs: the GPU of each device, and what each device gets."""
+    """Describe a way to slice GPUs: the GPU of each device, and the memory of each device."""
 
     gpus: tuple[Gpu, ...]
     owners: tuple[int, ...]
@@ -160,7 +160,7 @@ def _sliced(gpus: Sequence[Gpu], topology: Topology) -> _Cut:
 
 
 def _owners(gpus: Sequence[Gpu], topology: Topology) -> tuple[int, ...]:
-    """The number of the GPU that each device is part of: in turn, as evenly as can be."""
+    """Return the number of the GPU that each device is part of, in turn, as evenly as possible."""
     devices = range(topology.num_replicas)
     if any(gpu.is_part for gpu in gpus):
         number = min(len(gpus), topology.num_hosts)
@@ -170,7 +170,7 @@ def _owners(gpus: Sequence[Gpu], topology: Topology) -> tuple[int, ...]:
 
 
 def _size(gpu: Gpu, number: int, owners: Sequence[int], topology: Topology) -> int:
-    """Bytes for each slice of one GPU, whole MiB."""
+    """Return the size of each slice of one GPU in bytes, whole MiB."""
     here = [device for device, owner in enumerate(owners) if owner == number]
     processes = len({device // topology.num_devices for device in here})
     if gpu.is_exclusive and processes > 1:
@@ -195,7 +195,7 @@ def _slices(cut: _Cut, topology: Topology) -> tuple[GpuShare, ...]:
 
 
 def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
-    """GPUs of one model together, the larger groups first."""
+    """Group GPUs by model, the larger groups first."""
     models: dict[tuple[str, tuple[int, int], bool], list[Gpu]] = {}
     for gpu in gpus:
         models.setdefault((gpu.name, gpu.capability, gpu.is_part), []).append(gpu)
@@ -203,7 +203,7 @@ def _alike(gpus: Iterable[Gpu]) -> list[list[Gpu]]:
 
 
 def _prefixes(gpus: Iterable[Gpu]) -> Iterable[list[Gpu]]:
-    """The GPUs of each model, the one with the most free memory alone, the two with the most, and so on."""
+    """Yield, for each model, the GPU with the most free memory, the two with the most, and so on."""
     for group in _alike(gpus):
         ordered = sorted(group, key=_most_free)
         yield from (sorted(ordered[:number], key=group.index) for number in range(1, len(ordered) + 1))

@@ -1,4 +1,4 @@
-"""Strategies use the emulated devices: all of them unless told, those named by the program if it names some."""
+"""Let strategies use the emulated devices: all of them, or those that the program names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mends how a program of TensorFlow 2.21 can stand still at the end of an epoch: its datasets do without the tuning thread.
+"""Prevent a hang of TensorFlow 2.21 at the end of an epoch: datasets run without the tuning thread.
 
 tf.data starts a thread for each iterator that tunes it, first after 10 ms, then after twice as long each time, up to a minute.
 An iterator that ends wakes that thread and waits for it; but the flag that says so is set after the wake-up, so that on a busy

@@ -1,4 +1,4 @@
-"""What may befall a host (kill, stop, preempt, slow, disconnect, fill-disk, missing, late) or the links between them."""
+"""Inject faults into a host (kill, stop, preempt, slow, disconnect, fill-disk, missing, late) or the links between hosts."""
 
 from emulate.faults.board import Board
 from emulate.faults.checks import check_fired, check_for, needs_links, never_fired

@@ -1,4 +1,4 @@
-"""What each fault does to the host that it befalls, from inside it."""
+"""Carry out each fault in the host, from inside its process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _kill_after(seconds: float) -> None:
 
 
 class Slowness:
-    """Makes each step of a host take longer.
+    """Slow down each step of a host.
 
     Args:
         fault: By how much.

@@ -1,4 +1,4 @@
-"""Which faults a topology can have."""
+"""Check which faults a topology can have."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_fired(faults: Sequence[Fault], fired: Sequence[Fired]) -> None:
 
 
 def never_fired(fault: Fault, held: int | None = None) -> str:
-    """What is said of a fault that did not come to pass.
+    """Return the message about a fault that did not occur.
 
     Args:
         fault: The fault.
@@ -82,5 +82,5 @@ def never_fired(fault: Fault, held: int | None = None) -> str:
 
 
 def needs_links(faults: Sequence[Fault]) -> bool:
-    """Whether the hosts need links that can be cut and slowed down."""
+    """Return whether the hosts need links that can be cut and slowed down."""
     return any(isinstance(fault, (Link, Disconnect)) for fault in faults)

@@ -1,8 +1,8 @@
-"""A full disk for one process: the kernel refuses it what needs room (a seccomp filter; it cannot be taken back).
+"""Fill the disk for one process: the kernel refuses calls that need space (a seccomp filter, which cannot be removed).
 
-A file system of its own would be fuller of surprises: mounts over a folder in use, limits on stacked overlays, and none of
-it where mounts are refused. A filter sees numbers and flags, not paths, so what is refused is any file that is made
-(`O_CREAT`, `mkdir`) or made longer in place, wherever it lies; what is open already can be written at its end.
+A file system of its own would be fuller of surprises: mounts over a folder in use, limits on stacked overlays, and none of it
+where mounts are refused. A filter sees numbers and flags, not paths, so what is refused is any file that is made (`O_CREAT`,
+`mkdir`) or made longer in place, wherever it lies; what is open already can be written at its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTRUCTION = struct.Struct("=HBBI")
 
 @dataclass(frozen=True)
 class _Calls:
-    """Numbers of system calls.
+    """Hold the numbers of system calls.
 
     Attributes:
         architecture: As the filter sees it.
@@ -50,7 +50,7 @@ _CALLS = {
 
 
 def why_not() -> str:
-    """Why a disk cannot be filled here; empty where it can."""
+    """Return why a full disk cannot be emulated here; empty if it can."""
     if platform.machine() not in _CALLS:
         return f"processors of the kind {platform.machine()} are not known"
     if not os.path.exists("/proc/sys/kernel/seccomp/actions_avail"):
@@ -71,7 +71,7 @@ def check() -> None:
 
 
 def fill() -> None:
-    """From now on this process, all its threads and those it starts get ENOSPC for what needs room.
+    """Let this process, all its threads and the processes it starts get ENOSPC for calls that need space.
 
     Raises:
         OSError: When the kernel refuses the filter.
@@ -88,7 +88,7 @@ def fill() -> None:
 
 
 def _program(calls: _Calls) -> bytes:
-    """The filter: refuse the known calls, allow everything else."""
+    """Return the filter program: refuse the known calls, allow all others."""
     refuse, allow = (_RETURN, 0, 0, _ERRNO | errno.ENOSPC), (_RETURN, 0, 0, _ALLOW)
     lines = [(_LOAD, 0, 0, _ARCHITECTURE_AT), (_EQUAL, 1, 0, calls.architecture), allow, (_LOAD, 0, 0, _NUMBER_AT)]
     for number in calls.making:

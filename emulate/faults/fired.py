@@ -1,4 +1,4 @@
-"""Faults that came to pass."""
+"""Describe faults that have occurred."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emulate.faults.values import AtStep, Fault
 
 @dataclass(frozen=True)
 class Fired:
-    """A fault that came to pass.
+    """Describe a fault that has occurred.
 
     Attributes:
         number: Its place in the list that the user gave.
@@ -25,12 +25,12 @@ class Fired:
 
     @classmethod
     def of(cls, event: Mapping[str, Any], faults: Sequence[Fault]) -> Fired:
-        """From the event that a host sends."""
+        """Make the object from the event that a host sends."""
         return cls(int(event["fault"]), faults[event["fault"]], event.get("step"))
 
     @property
     def host(self) -> int | None:
-        """The host that it befell; None for the links of all."""
+        """Return the host of the fault; None for the links of all."""
         return getattr(self.fault, "host", None)
 
     def __str__(self) -> str:

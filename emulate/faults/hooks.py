@@ -1,4 +1,4 @@
-"""Finds out in a host, by wrapping TensorFlow and Keras, when a step is in which phase; the program is not edited.
+"""Detect in a host which phase a step is in, by wrapping TensorFlow and Keras. The program is not edited.
 
 Where a fault waits, a small Python call stands in the program's graph at its place: what comes after it waits for it.
 """
@@ -184,7 +184,7 @@ class _Hooks:
 
 
 def _is_first_replica() -> bool:
-    """Whether this is the first replica of this host, or no replica's code at all."""
+    """Return whether this is the first replica of this host, or code outside of replicas."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
@@ -217,7 +217,7 @@ def _call(act: Callable[[], None], after: Any = ()) -> Any:
 
 
 def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
-    """What `build` makes, all of which waits for the call."""
+    """Return the result of `build`; all of its operations wait for the call."""
     import tensorflow as tf
 
     operation = _call(act)
@@ -250,7 +250,7 @@ def _identity(value: Any) -> Any:
 
 
 def _updated(gradients: list[Any], optimizer: Any) -> list[Any]:
-    """What is there once an optimizer has changed its variables: one of them, read again, and the gradients."""
+    """Return what exists after an optimizer's update: one variable, read again, and the gradients."""
     import tensorflow as tf
 
     values = [value[0] if isinstance(value, tuple) else value for value in gradients]

@@ -1,4 +1,4 @@
-"""Faults as text: `kill:host=1,step=5,phase=all-reduce`."""
+"""Parse faults from text: `kill:host=1,step=5,phase=all-reduce`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulate.faults.values import EXAMPLES, KINDS, Fault
 
 
 def parse(text: str | Fault) -> Fault:
-    """The fault that a text names; a fault is itself.
+    """Return the fault that a text names. A fault is returned unchanged.
 
     Args:
         text: `KIND:NAME=VALUE,NAME=VALUE`. Times are in seconds, or as `20ms`, `5s`, `1min`; a loss is `1%` or `0.01`.
@@ -55,7 +55,7 @@ def parse(text: str | Fault) -> Fault:
 
 
 def parse_all(faults: str | Fault | Iterable[str | Fault]) -> tuple[Fault, ...]:
-    """The faults that some texts name, one text or fault included."""
+    """Return the faults that texts name. A single text or fault is allowed."""
     if isinstance(faults, (str, Fault)) or not isinstance(faults, Iterable):
         return (parse(faults),)
     return tuple(parse(one) for one in faults)
@@ -77,7 +77,7 @@ def _item(text: str, kind: str, item: str, known: dict[str, Field[Any]]) -> tupl
 
 
 def seconds(text: str) -> float:
-    """A time: `20ms`, `5s`, `1min`, `1.5`; ValueError when it is none."""
+    """Return a duration in seconds: `20ms`, `5s`, `1min`, `1.5`. Raise ValueError for any other text."""
     for unit, size in (("ms", 1e-3), ("min", 60.0), ("s", 1.0)):
         if text.endswith(unit):
             return _finite(text[: -len(unit)]) * size

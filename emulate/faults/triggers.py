@@ -1,4 +1,4 @@
-"""In a host: knows in which step and phase it is, and lets its faults come to pass there."""
+"""Track the step and phase in a host, and trigger its faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Send = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class HostFaults:
-    """What a host needs to know of the faults of its cluster.
+    """Describe what a host needs to know about the faults of its cluster.
 
     Attributes:
         host: Its number.
@@ -36,19 +36,19 @@ class HostFaults:
 
     @property
     def own(self) -> dict[int, AtStep]:
-        """Those that befall this host in a step."""
+        """Return the faults of this host that occur in a step."""
         return {k: fault for k, fault in self.faults.items() if isinstance(fault, AtStep) and fault.host == self.host}
 
     @property
     def announces(self) -> bool:
-        """Whether somebody waits for this host to enter an all-reduce."""
+        """Return whether a fault of another host waits until this host enters an all-reduce."""
         others = (one for one in self.faults.values() if isinstance(one, AtStep) and one.host != self.host)
         return any(one.phase == "all-reduce" for one in others)
 
 
 @dataclass
 class Site:
-    """One place in the program's graphs, or one moment of its eager code, where a collective starts.
+    """Describe a place in the program's graphs, or a moment of its eager code, where a collective starts.
 
     Attributes:
         is_inside: Whether an optimizer's apply starts it.
@@ -61,7 +61,7 @@ class Site:
 
 @dataclass
 class Counter:
-    """The steps of one optimizer.
+    """Count the steps of one optimizer.
 
     Attributes:
         made: Those whose gradients were there, with those of the run that it was restored from.
@@ -72,7 +72,7 @@ class Counter:
 
 @dataclass
 class Triggers:
-    """Counts steps and lets faults come to pass.
+    """Count steps and trigger faults.
 
     Attributes:
         known: What this host has to know.
@@ -94,15 +94,15 @@ class Triggers:
 
     @property
     def phases(self) -> set[str]:
-        """Phases in which something may come to pass here."""
+        """Return the phases in which a fault may occur here."""
         return {fault.phase for fault in self.known.own.values()}
 
     def input(self) -> None:
-        """The data of the next step is about to reach a replica."""
+        """Note that the data of the next step is about to reach a replica."""
         self._arrive("input", self._made + 1)
 
     def entering_apply(self, counter: Counter) -> None:
-        """The gradients are there and an optimizer is about to take them."""
+        """Note that the gradients exist and an optimizer is about to apply them."""
         counter.made += 1
         self._step = counter.made
         self._made = max(self._made, counter.made)
@@ -110,7 +110,7 @@ class Triggers:
             self._arrive(phase, self._step)
 
     def entering(self, site: Site) -> None:
-        """A collective is about to start."""
+        """Note that a collective is about to start."""
         if not site.is_of_gradients:
             return
         step = self._step_at(site)
@@ -121,12 +121,12 @@ class Triggers:
             self._arrive("all-reduce", step)
 
     def leaving(self, site: Site) -> None:
-        """A collective is complete on this host."""
+        """Note that a collective is complete on this host."""
         if site.is_of_gradients:
             self._arrive("after-all-reduce", self._step_at(site))
 
     def applied(self, counter: Counter) -> None:
-        """The weights are new. Where nothing was summed between replicas, what waits for that comes to pass now."""
+        """Note that the weights are updated. If nothing was summed between replicas, faults that wait for a sum occur now."""
         for phase in ("all-reduce", "after-all-reduce"):
             self._arrive(phase, counter.made)
 
@@ -158,7 +158,7 @@ class Triggers:
                 self._pending.pop(number, None)
 
     def _tell_once(self, number: int, fault: AtStep, step: int) -> bool:
-        """Whether it is now that it comes to pass."""
+        """Return whether the fault occurs now, and report it once."""
         with self._lock:
             if number in self._told:
                 return False

@@ -1,4 +1,4 @@
-"""The one place where the faults touch private names of TensorFlow, Keras and tf_keras (TF 2.21, Keras 3.15).
+"""Collect the private names of TensorFlow, Keras and tf_keras for the faults (TF 2.21, Keras 3.15).
 
 A test (`tests/emulate/faults/test_upstream.py`) fails when upstream changes one of them.
 """
@@ -34,17 +34,17 @@ def optimizers(package: str) -> list[tuple[Any, str]]:
 
 
 def steps_made(optimizer: Any) -> int | None:
-    """How many steps an optimizer has made, with those of the run that it was restored from; None where it does not count."""
+    """Return how many steps an optimizer has made, including those of a restored run; None if it does not count."""
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer
     count = getattr(inner, "_iterations", None)
     return None if count is None or isinstance(count, int) else int(count.numpy())
 
 
 def merge_of_checkpoint() -> tuple[Any, str]:
-    """The operation that makes one checkpoint of what was written: module and name."""
+    """Return the operation that merges the parts of a checkpoint: module and name."""
     return load("tensorflow.python.ops.gen_io_ops"), "merge_v2_checkpoints"
 
 
 def keras_savers() -> list[tuple[Any, str]]:
-    """What closes the file of weights while Keras 3 saves."""
+    """Return what closes the file of weights while Keras 3 saves."""
     return [(load("keras.src.saving.saving_lib").H5IOStore, "close")] if "keras.src.saving.saving_lib" in sys.modules else []

@@ -1,4 +1,4 @@
-"""Faults as values: what befalls which host, and when."""
+"""Define faults as values: which fault, on which host, and when."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _FORMS: dict[str, tuple[type, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What all faults have in common; `str` gives the text that `parse` reads.
+    """Provide what all faults share. `str` returns the text that `parse` reads.
 
-    Faults with a step come to pass once, in the first step from that one on that reaches their phase. Steps are counted
-    from 1, as `Checkpoints` counts them, and go on counting where a program restored its optimizer.
+    Faults with a step come to pass once, in the first step from that one on that reaches their phase. Steps are counted from 1,
+    as `Checkpoints` counts them, and go on counting where a program restored its optimizer.
     """
 
     kind: ClassVar[str] = ""
@@ -48,7 +48,7 @@ class Fault:
 
     @property
     def is_final(self) -> bool:
-        """Whether the host, or what it says to others, is gone for good: no program goes on with that host."""
+        """Return whether the host or its link is gone for good, so that no program continues with that host."""
         return isinstance(self, (Kill, Preempt, Missing)) or (isinstance(self, (Stop, Disconnect)) and self.seconds is None)
 
     def _must(self, holds: bool, rule: str) -> None:
@@ -69,7 +69,7 @@ def _short(name: str, value: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OnHost(Fault):
-    """A fault of one host.
+    """Describe a fault of one host.
 
     Attributes:
         host: Its number.
@@ -84,7 +84,7 @@ class OnHost(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class AtStep(OnHost):
-    """A fault of one host in one step.
+    """Describe a fault of one host in one step.
 
     Attributes:
         step: Counted from 1.
@@ -102,7 +102,7 @@ class AtStep(OnHost):
 
 @dataclass(frozen=True, kw_only=True)
 class Kill(AtStep):
-    """The host's process is killed (SIGKILL), as a machine that loses power."""
+    """Kill the host's process (SIGKILL), like a machine that loses power."""
 
     kind = "kill"
     meaning = "its process is killed (SIGKILL)"
@@ -110,7 +110,7 @@ class Kill(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop(AtStep):
-    """The host's process is stopped (SIGSTOP), as a machine that is frozen.
+    """Stop the host's process (SIGSTOP), like a machine that freezes.
 
     Attributes:
         seconds: Until it goes on; None for never.
@@ -127,7 +127,7 @@ class Stop(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Preempt(AtStep):
-    """The host is told to leave (SIGTERM), as schedulers do, and killed when it is still there after a while.
+    """Ask the host to stop (SIGTERM), as schedulers do, and kill it if it still runs after a while.
 
     Attributes:
         seconds: Until it is killed.
@@ -144,7 +144,7 @@ class Preempt(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(AtStep):
-    """The host is slow from a step on.
+    """Slow the host down from a step on.
 
     Attributes:
         seconds: By how much each step takes longer.
@@ -166,7 +166,7 @@ class Slow(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Disconnect(AtStep):
-    """The host's link goes down: nothing it sends arrives, nothing reaches it, and nobody is told.
+    """Take the host's link down: nothing it sends arrives, nothing reaches it, and no connection is closed.
 
     Attributes:
         seconds: Until the link is up again; None for never.
@@ -183,7 +183,7 @@ class Disconnect(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class FillDisk(AtStep):
-    """The host's disk is full: a file that it makes, or makes longer in place, gets `No space left on device`.
+    """Fill the host's disk: creating or extending a file fails with `No space left on device`.
 
     Files that are open already can still be written at their end; whatever can be read can still be read.
     """
@@ -194,7 +194,7 @@ class FillDisk(AtStep):
 
 @dataclass(frozen=True, kw_only=True)
 class Missing(OnHost):
-    """The host does not start with the others; where all are started again, it does."""
+    """Do not start the host with the others. It starts if all hosts are restarted."""
 
     kind = "missing"
     meaning = "it does not start (where all are started again, it does)"
@@ -202,7 +202,7 @@ class Missing(OnHost):
 
 @dataclass(frozen=True, kw_only=True)
 class Late(OnHost):
-    """The host starts its program later than the others.
+    """Start the host's program later than the others.
 
     Attributes:
         seconds: By how much.
@@ -223,7 +223,7 @@ _LONGEST = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Link(Fault):
-    """The links between the hosts are slow or lossy, from the start on.
+    """Make the links between the hosts slow or lossy from the start.
 
     Attributes:
         host: The one whose link it is; None for every host's.

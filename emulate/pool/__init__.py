@@ -1,4 +1,4 @@
-"""Clusters that stay warm between jobs and are indistinguishable from fresh ones."""
+"""Keep clusters warm between jobs, indistinguishable from fresh ones."""
 
 from emulate.pool.keep import before_runtime, keep_meeting, keep_state, restore_state
 from emulate.pool.lease import Lease

@@ -1,4 +1,4 @@
-"""What functions of TensorFlow and Keras take for an argument that is not given; a job may have changed it."""
+"""Restore the default arguments of functions of TensorFlow and Keras, which a job may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _defaults = operator.attrgetter("__defaults__")
 
 
 class Defaults:
-    """The defaults of functions and methods at one moment.
+    """Hold the defaults of functions and methods at one moment.
 
     Args:
         holders: The modules and classes that they stand in.

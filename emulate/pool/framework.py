@@ -1,4 +1,4 @@
-"""What of TensorFlow and Keras a job may change: generators, names, caches, settings."""
+"""Restore what a job may change in TensorFlow and Keras: generators, names, caches, settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulate.topology import Topology
 
 @dataclass(frozen=True)
 class _Setting:
-    """Something that is set for the whole process; without `put`, it cannot be put back."""
+    """Describe a setting of the whole process. Without `put` it cannot be restored."""
 
     name: str
     get: Callable[[], Any]
@@ -22,7 +22,7 @@ class _Setting:
 
 
 class Framework:
-    """The settings of TensorFlow, Keras and NumPy at one moment."""
+    """Hold the settings of TensorFlow, Keras and NumPy at one moment."""
 
     def __init__(self) -> None:
         self._settings = _settings()
@@ -53,7 +53,7 @@ class Framework:
 
 
 def check(topology: Topology, host: int) -> list[str]:
-    """Why TensorFlow's runtime cannot serve another job like the first."""
+    """Return why TensorFlow's runtime cannot serve another job like the first."""
     found = [runtime.unlike_a_fresh_one(topology.has_several_hosts), state.collectives_fail(host)]
     if not forget_program():
         found.append("it split devices")

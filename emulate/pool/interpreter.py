@@ -1,4 +1,4 @@
-"""What of Python itself a job may change: environment, folder, signals, warnings, logging, hooks, generators."""
+"""Restore what a job may change in Python itself: environment, folder, signals, warnings, logging, hooks, generators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _RLIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CPU, res
 
 
 class Interpreter:
-    """The interpreter's state at one moment.
+    """Hold the interpreter's state at one moment.
 
     Attributes:
         environment: The environment's variables then.
@@ -75,7 +75,7 @@ class Interpreter:
         return reasons + self._check_builtins() + self._restore_process()
 
     def _restore_process(self) -> list[str]:
-        """What the system keeps for the process; a limit that was lowered for good has no way back."""
+        """Restore what the system keeps for the process. A hard limit that was lowered cannot be restored."""
         decimal.setcontext(self._precision.copy())
         socket.setdefaulttimeout(self._patience)
         os.sched_setaffinity(0, self._processors)
@@ -142,7 +142,7 @@ class Interpreter:
 
 
 class _Logger:
-    """How one logger was set."""
+    """Hold the settings of one logger."""
 
     def __init__(self, logger: logging.Logger | None) -> None:
         self._level = logger.level if logger else logging.NOTSET

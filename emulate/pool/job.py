@@ -1,4 +1,4 @@
-"""What the pool asks of a warm host, and what the host answers."""
+"""Define the pool's messages to a warm host, and the host's answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """One job, as each host of a cluster gets it.
+    """Describe one job, as each host of a cluster gets it.
 
     Attributes:
         number: Counts the jobs of the cluster.
@@ -25,7 +25,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Renew:
-    """Sent in a job's stead: start collectives anew, for the next one.
+    """Ask for new collectives for the next job. It is sent in place of a job.
 
     Attributes:
         first_key: From where on the next strategy of several hosts counts its groups: the same on every host.

@@ -1,4 +1,4 @@
-"""For a job that sets something up which later jobs of the same host shall find."""
+"""Let a job set something up for later jobs of the same host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ state: HostState | None = None  # of this process, when it is a warm host
 
 
 def keep_meeting() -> None:
-    """A strategy that was made only to have the hosts of this job meet counts as none.
+    """Keep the collectives of a strategy that was made only to connect the hosts of this job.
 
     The next one of the job does not start the collectives anew, which would need another meeting.
     """
@@ -22,7 +22,7 @@ def keep_meeting() -> None:
 
 @contextlib.contextmanager
 def before_runtime(action: Callable[[], None]) -> Iterator[None]:
-    """What a job must do before TensorFlow's runtime is up, and need not do where nothing starts it.
+    """Run an action before TensorFlow's runtime starts, and only if something starts it.
 
     Args:
         action: Called before the first operation within, if there is one.

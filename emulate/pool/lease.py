@@ -1,4 +1,4 @@
-"""`Lease`: a warm cluster for as long as one caller needs it."""
+"""Define `Lease`: a warm cluster for as long as one caller needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 
 @final
 class Lease:
-    """A clean cluster. Made by `Pool.lease`; leaving it gives the cluster back.
+    """Give access to a clean cluster. `Pool.lease` makes it. Leaving it returns the cluster.
 
     Args:
         pool: Whose cluster it is.
@@ -55,7 +55,7 @@ class Lease:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the cluster was ended, or will be instead of being used again; `run` then takes another one."""
+        """Return whether the cluster was ended, or will not be used again. `run` then takes another one."""
         return self._cluster is None or bool(self._cluster.unfit)
 
     def run(
@@ -133,22 +133,22 @@ class Lease:
                 self._round = None
 
     def hurry(self) -> None:
-        """To be called from `on_event`: one host is done for, the others get only `grace` more seconds."""
+        """Give the other hosts only `grace` more seconds after one host has failed. Call it from `on_event`."""
         if self._round is not None:
             self._round.hurry()
 
     def allow(self, seconds: float) -> None:
-        """To be called from `on_event`: the job has so many seconds from now on, whatever its `timeout` was."""
+        """Give the job this many seconds from now, whatever its `timeout` was. Call it from `on_event`."""
         if self._round is not None:
             self._round.allow(seconds)
 
     def stacks(self) -> dict[str, str]:
-        """Where the hosts are, for who interrupted their job: the Python stack of each that is there, by its name."""
+        """Return the Python stack of each live host by name, for the caller that interrupted the job."""
         running = self._cluster.running if self._cluster is not None else None
         return {self.names[host]: stack for host, stack in running.stacks().items()} if running is not None else {}
 
     def _healthy(self, bare: bool) -> WarmCluster:
-        """The leased cluster, or another one where that is broken."""
+        """Return the leased cluster, or another one if it is broken."""
         if self._cluster is None:
             raise WrongUse(
                 f"A lease runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "

@@ -1,4 +1,4 @@
-"""The entry of a warm host: runs job after job on the main thread, and says after each whether it is as it was."""
+"""Run the loop of a warm host: job after job on the main thread, with a check after each that the host is unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emulate.pool.upstream import functions, runtime, state
 
 
 class WarmHost:
-    """The entry with which the hosts of a pool are launched."""
+    """Run jobs, as the entry of a pool's hosts."""
 
     def __call__(self, context: HostContext) -> NoReturn:
         """Run jobs until the host is ended.
@@ -61,7 +61,7 @@ def _watch_runtime(context: HostContext) -> None:
 
 
 def _write_both_streams_to(path: os.PathLike[str]) -> None:
-    """One file keeps the order in which a host writes to the two."""
+    """Write both streams to one file, so that their order is kept."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(fd, number)
@@ -102,7 +102,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _exit_code(code: Any) -> int:
-    """What a Python program that ends with `sys.exit(code)` leaves behind."""
+    """Return the exit code of a Python program that ends with `sys.exit(code)`."""
     if code is None or isinstance(code, int):
         return (code or 0) & 0xFF
     print(code, file=sys.stderr)

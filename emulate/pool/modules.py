@@ -1,4 +1,4 @@
-"""Stand-ins for modules that a job put into `sys.modules`."""
+"""Remove stand-ins for modules that a job put into `sys.modules`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OF_EXTENSIONS = ("_", "cython_runtime")  # what C code shares by such modules
 
 
 class Modules:
-    """The modules at one moment. Those that a job imports stay imported; those that it made up go."""
+    """Hold the modules at one moment. Modules that a job imports stay; stand-ins are removed."""
 
     def __init__(self) -> None:
         self._seen = set(sys.modules)
@@ -32,7 +32,7 @@ class Modules:
         return []
 
     def _hidden(self) -> dict[str, ModuleType]:
-        """Modules in whose places others stand that are none; one that was imported anew stays."""
+        """Return modules that were replaced by something that is no module. Modules that were re-imported stay."""
         if all(map(operator.is_, self._before.values(), map(sys.modules.get, self._before))):
             return {}
         changed = [name for name, was in self._before.items() if sys.modules.get(name) is not was]
@@ -44,7 +44,7 @@ class Modules:
 
 
 def _made_up(names: set[str]) -> set[str]:
-    """Those that no import has made: one leaves a spec with its name in each, but for what extensions have below them."""
+    """Return the modules that no import has made: an import leaves a spec with the module's name, except inside extensions."""
     found: set[str] = set()
     for name in sorted(names):  # parents first
         module = sys.modules.get(name)

@@ -1,4 +1,4 @@
-"""What all clusters of a pool have in common."""
+"""Hold the options of all clusters of a pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POSSIBLE = {
 
 @dataclass(frozen=True)
 class Options:
-    """What all clusters of a pool have in common.
+    """Hold the options of all clusters of a pool.
 
     Raises:
         WrongUse: For what cannot be meant.

@@ -1,4 +1,4 @@
-"""Functions and classes that a job exchanged for others: what tests call monkeypatching, when it is not undone."""
+"""Undo what tests call monkeypatching: functions and classes that a job replaced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _values = operator.methodcaller("values")
 
 
 class Holder:
-    """A module or a class, and what stood in it.
+    """Hold a module or a class, and its content.
 
     Args:
         name: What messages call it.
@@ -45,18 +45,18 @@ class Holder:
 
     @property
     def root(self) -> str:
-        """The topmost package that it is of."""
+        """Return its top-level package."""
         name = self.holder.__module__ if isinstance(self.holder, type) else self.holder.__name__
         return str(name).partition(".")[0]
 
     def is_as_it_was(self) -> bool:
-        """Whether it has the same functions and no more things than before; a class, the same things in the same order."""
+        """Return whether it has the same functions and nothing new; a class, the same things in the same order."""
         if len(self.space) != self._size:
             return False
         return all(map(operator.is_, self.values, self.space.values())) if self.values else self._is_unchanged()
 
     def changed(self) -> list[str]:
-        """The functions that are others now; of a class, those too that hide what it inherited."""
+        """Return the functions that were replaced; for a class, also those that hide inherited ones."""
         if self._is_unchanged():
             return []
         names = [key for key, was in self.functions.items() if self.space.get(key) is not was]
@@ -65,7 +65,7 @@ class Holder:
         return [f"{self._name}.{name}" for name in names]
 
     def _is_unchanged(self) -> bool:
-        """In most nothing at all has changed, which is seen without looking at names."""
+        """Return whether nothing has changed, without a look at the names."""
         if isinstance(self.holder, type) and len(self.space) != self._size:
             return False
         if self._all is None:
@@ -77,7 +77,7 @@ class Holder:
 
 
 class Patches:
-    """Which function or class stood where, in modules and in classes.
+    """Hold which function or class was where, in modules and in classes.
 
     Args:
         holders: Those to look at.
@@ -94,7 +94,7 @@ class Patches:
         self._values = list(chain.from_iterable(one.values for one in classes))
 
     def check(self) -> list[str]:
-        """What stands for something else now."""
+        """Return what was replaced."""
         if not self._are_steady():  # classes that keep count of something, above all: from now on one by one
             self._each += [one for one in self._steady if not one.is_as_it_was()]
             self._watch([one for one in self._steady if one.is_as_it_was()])
@@ -102,13 +102,13 @@ class Patches:
         return [f"it replaced {', '.join(sorted(changed))}"] if changed else []
 
     def _are_steady(self) -> bool:
-        """Nothing at all has changed in nearly all classes ever, which is seen in one go."""
+        """Return whether nothing has changed in nearly all classes, in one comparison."""
         now = chain.from_iterable(map(_values, self._spaces))
         return sum(map(len, self._spaces)) == len(self._values) and all(map(operator.is_, self._values, now))
 
 
 def watched(known: Iterable[Holder] = ()) -> list[Holder]:
-    """The modules and classes in which tests exchange functions.
+    """Return the modules and classes in which tests replace functions.
 
     Of the large libraries it is what they make public; of all other modules, what a program imports by name: those of Python
     with their classes, and the others' topmost.
@@ -130,7 +130,7 @@ def _again(known: Holder | None) -> Holder | None:
 
 
 def of_large_libraries(holders: Iterable[Holder]) -> Iterator[Holder]:
-    """Those among them that belong to TensorFlow, Keras and NumPy."""
+    """Yield those that belong to TensorFlow, Keras and NumPy."""
     return (one for one in holders if one.root in _LARGE)
 
 

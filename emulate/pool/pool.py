@@ -1,4 +1,4 @@
-"""`Pool`: warm clusters, one idle one for each shape that is in use."""
+"""Define `Pool`: warm clusters, with one idle cluster for each topology in use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from emulate.topology import Topology
 
 @dataclass
 class Statistics:
-    """What a pool did.
+    """Count what a pool did.
 
     Attributes:
         started: Clusters that were started.
@@ -39,11 +39,11 @@ class Statistics:
 
 @final
 class Pool:
-    """Keeps clusters warm between jobs, and gives out only such as are indistinguishable from fresh ones.
+    """Keep clusters warm between jobs, and lease only those that are indistinguishable from fresh ones.
 
-    Between jobs a host puts back what a job changed and looks for what cannot be put back; a cluster with a host that is not
-    as it was is replaced, not re-used, and `statistics` says why. State of modules that a job imported stays, as it does
-    between the tests of one pytest process.
+    Between jobs a host puts back what a job changed and looks for what cannot be put back; a cluster with a host that is not as
+    it was is replaced, not re-used, and `statistics` says why. State of modules that a job imported stays, as it does between
+    the tests of one pytest process.
 
     Args:
         max_hosts: Beyond so many processes, the idle clusters that were used least recently are ended.
@@ -97,7 +97,7 @@ class Pool:
         return {name: value for name, value in self._options.environment.items() if is_read_at_import(name)}
 
     def lease(self, topology: str | Topology, *, fresh: bool = False) -> Lease:
-        """A clean cluster of that shape, for one caller; started when none is idle.
+        """Return a lease of a clean cluster of that topology. A cluster is started if none is idle.
 
         Args:
             topology: `"2x2"` or a Topology.
@@ -113,7 +113,7 @@ class Pool:
         return Lease(self, Topology.parse(topology), fresh=fresh)
 
     def take(self, topology: Topology, *, fresh: bool = False, bare: bool = False) -> WarmCluster:
-        """A cluster for a lease; with `bare`, one whose hosts import TensorFlow themselves.
+        """Return a cluster for a lease. With `bare`, its hosts import TensorFlow themselves.
 
         Args:
             topology: Its shape.
@@ -166,7 +166,7 @@ class Pool:
         return None
 
     def _start(self, topology: Topology, bare: bool = False) -> WarmCluster:
-        """A new cluster; the lock is free while it waits for GPUs, which a lease of another thread may be giving back."""
+        """Start a new cluster. The lock is free while it waits for GPUs, which another thread's lease may return."""
         with self._lock:
             self._check_open()
             preload = self._bare_preload() if bare else self._preload
@@ -257,7 +257,7 @@ class Pool:
                     self._idle.append(cluster)
 
     def _end(self, cluster: WarmCluster) -> None:
-        """In the background: a killed host of several may take a moment."""
+        """End a cluster in the background: with several hosts it may take a moment."""
         thread = threading.Thread(target=cluster.end, name=f"end of {cluster.topology}", daemon=True)
         try:
             thread.start()

@@ -1,4 +1,4 @@
-"""What a job may leave behind that nobody can take back: threads, files, sockets, processes, memory."""
+"""Find what a job leaves behind and nobody can remove: threads, files, sockets, processes, memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MORE_DESCRIPTORS = 64
 
 
 class Resources:
-    """What a host holds at one moment."""
+    """Hold what a host holds at one moment."""
 
     def __init__(self) -> None:
         self._threads = set(threading.enumerate())
@@ -28,7 +28,7 @@ class Resources:
         self._memory = own_memory()
 
     def check(self) -> list[str]:
-        """What there is beyond that now, one sentence each."""
+        """Return what was added since then, one sentence each."""
         found = [self._threads_left(), self._files_left(), self._sockets_left(), self._children_left(), self._memory_grown()]
         return [one for one in found if one]
 
@@ -52,7 +52,7 @@ class Resources:
         return f"{more} more pipes or sockets are open than before" if more > _MORE_DESCRIPTORS else ""
 
     def _children_left(self) -> str:
-        """A host is forked without children, so that there being any at all is a change."""
+        """Return the text about child processes. A host starts without children, so any child is new."""
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -78,14 +78,14 @@ def end_resource_tracker() -> None:
 
 
 def own_memory() -> int:
-    """Bytes in memory that belong to no file."""
+    """Return the bytes in memory that belong to no file."""
     with open("/proc/self/statm", encoding="ascii") as file:
         fields = file.read().split()
     return (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _open_files() -> dict[str, int]:
-    """How often each path is open."""
+    """Return how often each path is open."""
     found: dict[str, int] = {}
     for target in _descriptors():
         if target.startswith("/") and not target.startswith(("/dev/", "/proc/", "/sys/", "/memfd:")):
@@ -94,7 +94,7 @@ def _open_files() -> dict[str, int]:
 
 
 def _count_others() -> tuple[int, int]:
-    """How many sockets are open, and how many pipes and other things without a path."""
+    """Return the number of open sockets, and of pipes and other things without a path."""
     targets = _descriptors()
     num_sockets = sum(target.startswith("socket:") for target in targets)
     return num_sockets, sum(not target.startswith("/") for target in targets) - num_sockets

@@ -1,4 +1,4 @@
-"""How a job went on one host."""
+"""Describe how a job ended on one host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emulate.cluster import RemoteError
 
 @dataclass
 class HostResult:
-    """How a job went on one host.
+    """Describe how a job ended on one host.
 
     Attributes:
         host: The host's number.

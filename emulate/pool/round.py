@@ -1,4 +1,4 @@
-"""One job on all hosts of a cluster, from the start to the last result."""
+"""Run one job on all hosts of a cluster, from the start to the last result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNFIT = {
 
 
 class NeedsOtherClusterError(Exception):
-    """The job has to run on a cluster that has run nothing; with `bare`, on one that has not imported TensorFlow."""
+    """Report that the job needs an unused cluster; with `bare`, one that has not imported TensorFlow."""
 
     def __init__(self, reason: str, host: int, *, bare: bool) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class NeedsOtherClusterError(Exception):
 
 
 class Round:
-    """Watches a job that was started on a cluster.
+    """Watch a job that was started on a cluster.
 
     Args:
         cluster: Where it runs.
@@ -65,11 +65,11 @@ class Round:
         self._stragglers = None if patience is None or with_servers else Stragglers(cluster.running, patience)
 
     def hurry(self, grace: float | None = None) -> None:
-        """The hosts that are not done get only so many seconds more; where all use them well, the cluster stays."""
+        """Give the unfinished hosts only this many more seconds. If all finish in time, the cluster stays."""
         self._shorten(self._grace if grace is None else min(grace, self._grace))
 
     def allow(self, seconds: float) -> None:
-        """The time of the job ends so many seconds from now."""
+        """End the job this many seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def _shorten(self, grace: float) -> None:

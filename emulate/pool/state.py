@@ -1,4 +1,4 @@
-"""What of a warm host belongs to the host itself, and what a job left there."""
+"""Separate what belongs to a warm host from what a job left there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from emulate.pool.variables import Variables
 
 
 class HostState:
-    """Puts a host back as it was before a job, and finds what cannot be put back.
+    """Restore a host's state from before a job, and find what cannot be restored.
 
     Args:
         context: The host's own.
@@ -41,7 +41,7 @@ class HostState:
         self.keep()
 
     def keep(self) -> None:
-        """What is there now is the host's own."""
+        """Take the present state as the host's own."""
         self._holders = watched(self._holders)
         self._interpreter = Interpreter()
         self._variables = Variables()
@@ -55,7 +55,7 @@ class HostState:
 
     @property
     def _folder(self) -> Path:
-        """The host's own temporary folder."""
+        """Return the host's own temporary folder."""
         folder = self._temporary / f"host-{self._context.host}"
         folder.mkdir(exist_ok=True)
         return folder
@@ -124,7 +124,7 @@ def _end_resource_tracker() -> list[str]:
 
 
 def _tried(action: Callable[[], list[str]]) -> list[str]:
-    """A job may leave things so that they cannot even be looked at."""
+    """Run an action that may fail: a job may leave objects that cannot even be read."""
     try:
         return action()
     except Exception as error:

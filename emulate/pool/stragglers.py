@@ -1,4 +1,4 @@
-"""Hosts that wait, without end, for one that is through with its job."""
+"""Detect hosts that wait forever for a host that has finished its job."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _ENDLESS = ("tensorflow", "lock")  # a thread in TensorFlow there is in any case
 
 
 class Watched(Protocol):
-    """What is asked of a cluster."""
+    """Define what the check asks a cluster."""
 
     def cpu_seconds(self, host: int) -> float:
         """Processor time that the host has used so far."""
 
     def is_runnable(self, host: int) -> bool:
-        """Whether a thread of it could do something."""
+        """Return whether a thread of the host can run."""
 
     def threads(self) -> dict[int, list[Thread]]:
-        """What each host's threads are in."""
+        """Return what the threads of each host do."""
 
 
 class Stragglers:
-    """Whether those hosts that are not done can never be, as they wait for some that are.
+    """Check whether unfinished hosts can never finish, because they wait for finished ones.
 
     Args:
         cluster: Whose hosts.
@@ -43,7 +43,7 @@ class Stragglers:
         self._used: list[float] = []
 
     def are_lost(self, pending: list[int], num_hosts: int) -> bool:
-        """To be asked several times a second.
+        """Return whether this is so now. Call it several times a second.
 
         Args:
             pending: The hosts that are not done.

@@ -1,4 +1,4 @@
-"""Switches in modules of Python itself: those that are set for the whole process, each with a way back."""
+"""Restore switches in Python's own modules that are set for the whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Switch = tuple[Callable[[], Any], Callable[[Any], object]]
 
 
 class Switches:
-    """How they were set at one moment."""
+    """Hold their settings at one moment."""
 
     def __init__(self) -> None:
         self._before = [(get, put, get()) for get, put in _switches()]
@@ -53,7 +53,7 @@ class Switches:
             now.update({**later, **self._reducers})
 
     def _is_of_later_import(self, function: Any) -> bool:
-        """Whether a module has set it that was imported since, and is not imported a second time."""
+        """Return whether a module set it that was imported since then, and is not imported again."""
         module = getattr(function, "__module__", None)
         return module not in self._modules and (module is None or module in sys.modules)
 
@@ -91,7 +91,7 @@ def _set_start_method(name: str | None) -> None:
 
 
 def _loop_policy() -> Any:
-    """The policy of asyncio; None for its own, which is made when something asks for it."""
+    """Return the policy of asyncio; None for its default, which is made on first use."""
     policy = getattr(sys.modules.get("asyncio.events"), "_event_loop_policy", None)
     return None if type(policy).__module__.startswith("asyncio.") else policy
 

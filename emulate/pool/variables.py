@@ -1,4 +1,4 @@
-"""Context variables that a job set on the main thread."""
+"""Restore context variables that a job set on the main thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOTHING = object()
 
 
 class Variables:
-    """The context variables at one moment."""
+    """Hold the context variables at one moment."""
 
     def __init__(self) -> None:
         self._before = contextvars.copy_context()

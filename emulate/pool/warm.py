@@ -1,4 +1,4 @@
-"""One warm cluster as the pool sees it: whether its hosts are idle, and whether they can be used again."""
+"""Track one warm cluster of the pool: whether its hosts are idle and reusable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 4 << 20  # bytes of a job's output that are kept
 
 
 class WarmCluster:
-    """A cluster whose hosts run job after job.
+    """Control a cluster whose hosts run job after job.
 
     Args:
         preload: What forks its hosts.
@@ -62,7 +62,7 @@ class WarmCluster:
 
     @property
     def hosts(self) -> range:
-        """The numbers of its hosts."""
+        """Return the numbers of its hosts."""
         return range(len(self.running.roles))
 
     def settle(self) -> str:
@@ -90,7 +90,7 @@ class WarmCluster:
             self.running.tell(host, pickle.dumps(message))
 
     def events(self, timeout: float) -> list[tuple[int, dict[str, Any]]]:
-        """As `RunningCluster.events`; what is about the cluster's own state is taken note of."""
+        """Return the events as `RunningCluster.events` does, after noting those about the cluster's state."""
         arrived = self.running.events(timeout)
         for host, event in arrived:
             self._take(host, event)
@@ -111,7 +111,7 @@ class WarmCluster:
             self.reject(f"{name}: its job sets {event['name']}, which TensorFlow reads when it is imported")
 
     def _take_failure(self, name: str, status: str) -> None:
-        """One host that raised is in its loop again; of several, nobody can say whether they still agree."""
+        """Handle a failed job: one host that raised is back in its loop; several hosts may no longer agree."""
         if status == "exited" or len(self.hosts) > 1:
             self.reject(f"a job {status} on {name}")
 
@@ -128,7 +128,7 @@ class WarmCluster:
         self._tell(Job(self.num_jobs, path, cwd, search_path))
 
     def output(self, host: int) -> str:
-        """What a host wrote during its job, the end of it where that is long."""
+        """Return a host's output during its job, or only its end if it is long."""
         with contextlib.suppress(OSError), (self._directory / f"host-{host}" / OUTPUT).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _SHOWN))
             return file.read().decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What is recorded while a program runs, and the trace it leaves."""
+"""Record a program while it runs, and write the trace."""
 
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths

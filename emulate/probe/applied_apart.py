@@ -1,4 +1,4 @@
-"""Gradients that are made in one run and applied in another: the step is the runs' whose gradients it applies."""
+"""Join gradients that one run makes to the run that applies them: they belong to that run's step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Run = dict[str, Any]
 
 
 class Taped:
-    """Runs in which gradients were taken and not applied: they belong to the step that applies them.
+    """Hold runs whose gradients were taken but not applied: they belong to the step that applies them.
 
     Several runs may be applied together (accumulation), and several optimizers may apply one run's gradients, each once.
     """
@@ -22,7 +22,7 @@ class Taped:
         self._takers: dict[int, set[str]] = {}
 
     def add(self, replica: int, run: Run, kept_by: str | None) -> None:
-        """A run made gradients, and kept them in variables if `kept_by` names the program's function that did."""
+        """Add a run that made gradients. `kept_by` names the program's function that stored them in variables."""
         if self._takers.pop(replica, None):
             self._runs.pop(replica)
         kept: dict[str, Any] = {name: run[name] for name in ("replica", "rows", "objective", "draws") if name in run}
@@ -31,12 +31,12 @@ class Taped:
         del self._runs[replica][:-MOST_RUNS]
 
     def take(self, optimizer: str, replicas: list[int] | None = None) -> list[Run]:
-        """The runs whose gradients an optimizer applies, replica after replica; all replicas' unless some are named."""
+        """Return the runs whose gradients an optimizer applies, replica after replica. Default: those of all replicas."""
         chosen = sorted(self._runs) if replicas is None else replicas
         return [run for replica in chosen for run in self._take(optimizer, replica, self._runs.get(replica, []))]
 
     def take_kept(self, optimizer: str, replica: int, kept_by: str) -> list[Run]:
-        """Those of a replica in which the same function of the program kept its gradients."""
+        """Return the runs of a replica in which the same function of the program stored its gradients."""
         return self._take(optimizer, replica, [run for run in self._runs.get(replica, []) if run["kept_by"] == kept_by])
 
     def _take(self, optimizer: str, replica: int, runs: list[Run]) -> list[Run]:
@@ -47,7 +47,7 @@ class Taped:
 
 
 def joined(runs: list[Run]) -> dict[str, Any]:
-    """The rows of several runs together, the sum of their objectives where all have one, and how many a replica made."""
+    """Return the examples of several runs together, the sum of their objectives if all have one, and the runs per replica."""
     if not runs:
         return {}
     found: dict[str, Any] = {"rows": [row for run in runs for row in run.get("rows", [])]}

@@ -1,4 +1,4 @@
-"""Variables that a step itself assigns, not its optimizer: averages of weights, counters, statistics."""
+"""Record variables that a step itself assigns, not its optimizer: averages of weights, counters, statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def install(probe: Probe) -> None:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """What is assigned in here is not the step's own."""
+    """Exclude assignments in this block from the step's own."""
     body = bodies.current()
     if body is None:
         yield
@@ -64,7 +64,7 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
 
 
 def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool:
-    """Of shares of a batch, one after the other, the last alone assigns what a step assigns once: it has the update made.
+    """Return whether only the last share of a batch assigns a variable, because it has the update made.
 
     Where tapes join the shares it has all gradients too. What layers and metrics count of their rows each share adds to.
     """
@@ -75,14 +75,14 @@ def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool
 
 
 def _is_number_of_first(variable: Any) -> bool:
-    """Whether it is one number, that of the first replica: it may be meant for no more (a loss to be shown)."""
+    """Return whether it is one number of the first replica, perhaps only a loss to display."""
     import tensorflow as tf
 
     return bool(variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA and variable.shape.rank == 0)
 
 
 def _is_shared_number(variable: Any) -> bool:
-    """Whether each replica has the same value: not of what each counts for itself (`ON_READ`, a metric)."""
+    """Return whether each replica holds the same value, unlike a count of each replica (`ON_READ`, a metric)."""
     import tensorflow as tf
 
     is_own = variable.synchronization == tf.VariableSynchronization.ON_READ

@@ -1,4 +1,4 @@
-"""What happens inside one replica's call of `Strategy.run`: its rows, its gradients, its random draws."""
+"""Record one replica's call in `Strategy.run`: its examples, its gradients, its random draws."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _current = threading.local()
 
 
 def current() -> Body | None:
-    """The body this thread is in."""
+    """Return the body that this thread runs, or None."""
     return getattr(_current, "body", None)
 
 
 @final
 class Body:
-    """One replica's call of the function given to `Strategy.run`.
+    """Record one replica's call of the function given to `Strategy.run`.
 
     In a graph it exists while the graph is built; in eager code at each step.
 
@@ -95,11 +95,11 @@ class Body:
 
     @property
     def kept_by(self) -> str | None:
-        """The program's function, where it keeps something in variables of its own."""
+        """Return the program's function if it stores something in its own variables, or None."""
         return self.label if self.keeps else None
 
     def is_here(self) -> bool:
-        """Whether the current graph is this body's own (so that tensors of one can be used in the other)."""
+        """Return whether the current graph is this body's own, so that its tensors can be used."""
         import tensorflow as tf
 
         if tf.executing_eagerly():
@@ -107,7 +107,7 @@ class Body:
         return self.graph is upstream.control_flow_root(tf.compat.v1.get_default_graph())
 
     def reachable(self, tensors: list[Any]) -> list[Any]:
-        """Those that can be used here: a tensor made inside a `while` or a `cond` stays there."""
+        """Return the tensors that can be used here: those made inside a `while` or a `cond` cannot leave it."""
         import tensorflow as tf
 
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -127,18 +127,18 @@ class Body:
             self.inputs += parts_of(position, value)
 
     def taken(self) -> dict[int, Any]:
-        """What tapes gave, by the id of the variable."""
+        """Return the tapes' gradients by the id of the variable."""
         pairs = (pair for gradients, variables in self.tape for pair in zip(gradients, variables, strict=True))
         return {id(upstream.tf_variable(variable)): gradient for gradient, variable in pairs}
 
     @property
     def positions(self) -> list[int]:
-        """Positions of the arguments that were recorded."""
+        """Return the positions of the recorded arguments."""
         return sorted({key[1] for key, _ in self.inputs})
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """Where the program's function stands."""
+    """Return where the program's function is defined."""
     function = inspect.unwrap(getattr(function, "python_function", function))
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)
@@ -150,7 +150,7 @@ def label_of(function: Callable[..., Any]) -> str:
 
 
 def static_int(value: Any) -> int:
-    """A replica's number: a constant in every strategy of one host or several."""
+    """Return a replica's number: a constant in every strategy of one or several hosts."""
     import tensorflow as tf
 
     static = tf.get_static_value(value)
@@ -158,7 +158,7 @@ def static_int(value: Any) -> int:
 
 
 def parts_of(position: int, value: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """The tensors of one argument: dense ones with a leading dimension, and the parts of ragged and sparse ones."""
+    """Return the tensors of one argument: dense ones with a leading dimension, and the parts of ragged and sparse ones."""
     import tensorflow as tf
 
     if isinstance(value, tf.RaggedTensor):
@@ -176,7 +176,7 @@ def parts_of(position: int, value: Any) -> list[tuple[tuple[Any, ...], Any]]:
 
 
 def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: str = "") -> Callable[..., Any]:
-    """The function that runs instead of the program's in each replica; it calls the program's.
+    """Return the function that runs in each replica in place of the program's, and calls it.
 
     Args:
         probe: What records.

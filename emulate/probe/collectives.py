@@ -1,7 +1,7 @@
-"""Which collective each replica is in: counted in the graph, read by a thread, told to the supervisor.
+"""Track which collective each replica is in: counted in the graph, read by a thread, sent to the supervisor.
 
-A host waits for ever in a collective that a peer never enters. Two counters a replica (entered, left) and the number
-of the collective entered last are enough to see it from outside, whatever the Python side is doing.
+A host waits for ever in a collective that a peer never enters. Two counters a replica (entered, left) and the number of the
+collective entered last are enough to see it from outside, whatever the Python side is doing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.25
 
 
 class Counters:
-    """Entered and left collectives of one replica."""
+    """Count the entered and left collectives of one replica."""
 
     def __init__(self, replica: int) -> None:
         import tensorflow as tf
@@ -36,7 +36,7 @@ class Counters:
                 self._handles.append(handle)
 
     def enter(self, site: int) -> list[Any]:
-        """Operations that count an entry."""
+        """Return the operations that count an entry."""
         import tensorflow as tf
 
         one = tf.ones([], tf.int64)
@@ -48,7 +48,7 @@ class Counters:
         return [operation for operation in operations if operation is not None]
 
     def leave(self) -> Any:
-        """The operation that counts an exit."""
+        """Return the operation that counts an exit."""
         import tensorflow as tf
 
         return self._ops.assign_add_variable_op(self._handles[2], tf.ones([], tf.int64))
@@ -67,7 +67,7 @@ def _to_nobody(event: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told.
+    """Define the receiver of the reports.
 
     Attributes:
         send: Sends an event to the supervisor.
@@ -81,7 +81,7 @@ class Listener:
 
 
 class Watch:
-    """Counts collectives and tells where each replica is."""
+    """Count collectives, and report where each replica is."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -112,7 +112,7 @@ class Watch:
             return self._counters[replica]
 
     def _site(self, name: str) -> int:
-        """Number a place that has a collective: in each graph anew, of those that run as they are called the first."""
+        """Assign a number to a place with a collective: from 0 in each graph, and by first use for eager code."""
         import tensorflow as tf
 
         with self._lock:
@@ -159,5 +159,5 @@ def _wrap(watch: Watch, cls: Any, method: str) -> None:
 
 
 def _number_in(device: str) -> int:
-    """The local device's number: `/job:worker/replica:0/task:1/device:CPU:3` is 3."""
+    """Return the local device's number: 3 for `/job:worker/replica:0/task:1/device:CPU:3`."""
     return int(str(device).rsplit(":", 1)[-1])

@@ -1,4 +1,4 @@
-"""Parameter servers: what a program schedules on workers is done one after the other, so that a run can be compared.
+"""Run what a program schedules on parameter-server workers one after the other, so that runs can be compared.
 
 TensorFlow gives a function to whichever worker is free. Here the workers have them in turn, and each waits until the one before
 is done: the updates are those that one worker would make with the same rows. Whether a program leaves the order to chance (it
@@ -29,7 +29,7 @@ _processing = threading.local()
 
 @final
 class Coordinated:
-    """What is known of the functions that a program has scheduled.
+    """Track the functions that a program has scheduled.
 
     Args:
         on_asynchronous: Called when an update is made while something scheduled before has not been waited for.
@@ -46,30 +46,30 @@ class Coordinated:
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def leave_order_to_chance(self) -> None:
-        """The program is asynchronous."""
+        """Note that the program is asynchronous."""
         if not self._is_asynchronous:
             self._is_asynchronous = True
             self._on_asynchronous()
 
     def see_update(self) -> None:
-        """An optimizer applies gradients here."""
+        """Note that an optimizer applies gradients here."""
         if not _mark(self._updating) and self._waiting:
             self.leave_order_to_chance()
 
     def see_tape(self) -> None:
-        """A gradient is taken here."""
+        """Note that a gradient is taken here."""
         _mark(self._taping)
 
     def see_run(self) -> None:
-        """A replica's function is called here: what enters it is recorded there."""
+        """Note that a replica's function is called here: it records its own inputs."""
         _mark(self._running)
 
     def makes_gradients_of_its_arguments(self, graph: Any) -> bool:
-        """Whether a scheduled function is what elsewhere a replica's function is, and its step the next to be made."""
+        """Return whether a scheduled function is the equivalent of a replica's function, and the next step to make."""
         return graph in self._taping and graph not in self._running and not self._is_asynchronous
 
     def scheduled(self, graph: Any) -> int:
-        """A function is scheduled; returns its number."""
+        """Note that a function is scheduled, and return its number."""
         if graph in self._updating and self._waiting:
             self.leave_order_to_chance()
         self._number += 1
@@ -77,7 +77,7 @@ class Coordinated:
         return self._number
 
     def waited_for(self, number: int | None = None) -> None:
-        """The program has seen the end of a function, or of all."""
+        """Note that the program has seen the end of a function, or of all."""
         if number is None:
             self._waiting.clear()
         elif not getattr(_processing, "here", False):
@@ -107,7 +107,7 @@ def install(probe: Probe) -> None:
 
 
 def _see_strategy(probe: Probe) -> None:
-    """A strategy with servers is the program's, whether or not this process ever runs a step under it."""
+    """Note that the program has a strategy with servers, even if this process never runs a step with it."""
     import tensorflow as tf
 
     cls = tf.distribute.ParameterServerStrategy
@@ -138,7 +138,7 @@ def _see_closures(probe: Probe, names: upstream.Coordination) -> None:
 
 
 def _record_rows(probe: Probe, closure: Any) -> None:
-    """The rows that the coordinator sends along; noise runs have them in another order."""
+    """Record the examples that the coordinator sends. Noise runs get them in another order."""
     import tensorflow as tf
 
     if probe.plan.permute:
@@ -237,7 +237,7 @@ def _take_turns(names: upstream.Coordination) -> None:
 
 @final
 class Turns:
-    """Whose turn it is; a worker that could not end its function misses its turns until it is back.
+    """Track whose turn it is. A worker that could not finish its function misses its turns until it is back.
 
     Args:
         number: How many workers there are.
@@ -252,13 +252,13 @@ class Turns:
         self.lost: set[int] = set()
 
     def is_of(self, worker: int | None) -> bool:
-        """Whether a worker that asks for work has the turn."""
+        """Return whether it is the turn of a worker that asks for work."""
         if worker is not None:
             self.lost.discard(worker)  # it asks for work
         return next((one for one in self._order() if one not in self.lost), None) == worker
 
     def taken(self) -> None:
-        """The worker whose turn it is has taken something."""
+        """Note that the worker whose turn it is has taken something."""
         self._next = next(one for one in self._order() if one not in self.lost) + 1
 
     def _order(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""What gpudist_core tells the probe: the losses that its steps return, and which of its random draws it shall not see."""
+"""Hook into gpudist_core: record the losses of its steps, and exclude some of its random draws."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _see_losses(probe: Probe) -> None:
 
 
 def _see_coordinated(probe: Probe) -> None:
-    """The losses of a training with parameter servers, and whether it leaves the order of its updates to chance."""
+    """Record the losses of a training with parameter servers, and whether the order of its updates varies."""
     cls = sys.modules[COORDINATED].CoordinatedTraining
     train, take = cls.train, cls._take
 
@@ -59,7 +59,7 @@ def _see_coordinated(probe: Probe) -> None:
 
 
 def _see_draws(*, keyed: bool) -> None:
-    """Draws that belong to the row's place would move when rows are permuted; untouched they are made for all rows at once."""
+    """Keep draws that depend on the example's index untouched: they would move when examples are permuted."""
     randomness: Any = sys.modules[RANDOMNESS]
     randomness.rows_are_keyed = keyed
     randomness.unwatched = draws.unwatched

@@ -1,4 +1,4 @@
-"""Random bits turned into draws of a distribution, element by element, where `draws.py` replaces those of TensorFlow."""
+"""Turn random bits into draws of a distribution, element by element, in place of TensorFlow's draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHOLE = {"integer", "poisson", "binomial"}
 
 
 def made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: Any) -> Any:
-    """Draws of a distribution.
+    """Return draws of a distribution.
 
     Args:
         bits: uint32, of the shape of what is drawn, with a last dimension more where `COLUMNS` says so.
@@ -57,7 +57,7 @@ def _inside(numbers: Any) -> Any:
 
 
 def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
-    """From minval to maxval - 1."""
+    """Return integers from minval to maxval - 1."""
     import tensorflow as tf
 
     low, high = (tf.cast(given[name], tf.int64) for name in ("minval", "maxval"))
@@ -104,7 +104,7 @@ def _binomial(numbers: Any, counts: Any, probs: Any) -> Any:
 
 
 def _by_sums(numbers: Any, first: Any, ratio: Any) -> Any:
-    """The smallest whole number up to which the probabilities add up to a uniform one: `first`, then times `ratio(k)`."""
+    """Return the smallest integer whose cumulative probability reaches a uniform number: `first`, then times `ratio(k)`."""
     import tensorflow as tf
 
     numbers = tf.stop_gradient(numbers)

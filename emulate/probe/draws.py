@@ -1,9 +1,9 @@
-"""Random draws inside a step: looked at in an untouched run, and made a function of the row in comparison runs.
+"""Observe random draws inside a step, and make them depend on the example in comparison runs.
 
-Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted
-nor a sharded batch would draw the same. With `keyed_draws` a draw of shape [rows, ...] depends on the seed, the place
-in the program and the contents of the row alone; a draw without the batch's leading dimension on seed and place. The
-bits come from MurmurHash3's 32-bit finaliser (Appleby, public domain) over row key, element number and place.
+Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
+sharded batch would draw the same. With `keyed_draws` a draw of shape [rows, ...] depends on the seed, the place in the program
+and the contents of the row alone; a draw without the batch's leading dimension on seed and place. The bits come from
+MurmurHash3's 32-bit finaliser (Appleby, public domain) over row key, element number and place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def install(probe: Probe) -> None:
 
 
 def _leave_creation_alone() -> None:
-    """A variable made in the first step draws its first value there, on one replica alone: that is no draw of the step."""
+    """Ignore the draw of a variable's initial value in the first step, on one replica: it is no draw of the step."""
     import tensorflow as tf
 
     kind = type(tf.Variable)
@@ -79,7 +79,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
 
 
 def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any]) -> None:
-    """What is drawn for a batch as a whole: in comparison runs another one, made of the operation and its arguments."""
+    """Replace what is drawn for a batch as a whole in comparison runs, by the operation and its arguments."""
     import tensorflow as tf
 
     original = getattr(module, name)
@@ -102,13 +102,13 @@ def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any
 
 
 def _seeded(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Candidates (of a sampled softmax, of noise contrastive estimation): the same ones on each replica in each step."""
+    """Draw the same candidates on each replica in each step (for a sampled softmax, noise contrastive estimation)."""
     del body
     return original(**{**given, "seed": (probe.plan.seed & 0x7FFFFFFF) + 1, "seed2": place + 1})
 
 
 def _shuffled(probe: Probe, body: bodies.Body, place: int, original: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Each row of the batch gives its place to the one with the next larger key: the same pairs in whatever order they come."""
+    """Shuffle by keys: each example moves to the place of the next larger key, so the pairs do not depend on the order."""
     import tensorflow as tf
 
     del original
@@ -130,7 +130,7 @@ def _shuffled(probe: Probe, body: bodies.Body, place: int, original: Callable[..
 
 
 def _count_rows(probe: Probe, body: bodies.Body, value: Any, place: int) -> None:
-    """Rows that a function draws by itself, as it is given none."""
+    """Count the examples that a function draws itself, because it gets none."""
     if body.inputs or not value.shape.rank or value.shape[0] is None or _is_of_a_weight(body, value, place):
         return
     probe.facts["drawn"][_named(body, place)] = int(value.shape[0])
@@ -142,7 +142,7 @@ def _named(body: bodies.Body, place: int) -> str:
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Draws that this thread makes meanwhile are neither looked at nor replaced."""
+    """Leave draws of this thread in the block unobserved and unchanged."""
     outer = getattr(_bypass, "on", False)
     _bypass.on = True
     try:
@@ -152,7 +152,7 @@ def unwatched() -> Iterator[None]:
 
 
 def _is_of_rows(body: bodies.Body, value: Any, place: int) -> bool:
-    """Whether a draw that is the same on two replicas says something of their rows.
+    """Return whether a draw that is equal on two replicas concerns their examples.
 
     A few whole numbers may be the same by chance, and what is drawn for a weight (the noise of a private gradient) is to be.
     """
@@ -160,7 +160,7 @@ def _is_of_rows(body: bodies.Body, value: Any, place: int) -> bool:
 
 
 def _is_of_a_weight(body: bodies.Body, value: Any, place: int) -> bool:
-    """Whether the step itself, no layer of a model, draws in the very shape of a weight that it trains.
+    """Return whether the step itself, and no layer, draws in the shape of a weight that it trains.
 
     A weight may have as many rows as the batch: then it is one where the gradients that a tape gave have that shape in turn.
     """
@@ -175,14 +175,14 @@ def _is_of_a_weight(body: bodies.Body, value: Any, place: int) -> bool:
 
 
 def _is_in_turn(body: bodies.Body, value: Any, place: int) -> bool:
-    """Whether draws for one gradient after the other come to this shape here."""
+    """Return whether draws for one gradient after the other reach this shape here."""
     variables, before = body.last_tape
     turn = place - before
     return turn < len(variables) and tuple(variables[turn].shape) == tuple(value.shape)
 
 
 def _sample(value: Any, owner: int | None) -> Any:
-    """Some of what was drawn; with an owner it is the same on no other replica."""
+    """Return a sample of what was drawn. With an owner it differs between replicas."""
     import tensorflow as tf
 
     sample = tf.reshape(value, [-1])[:SAMPLE]
@@ -225,7 +225,7 @@ def _sum(values: Any) -> Any:
 
 
 def _mix(bits: Any) -> Any:
-    """MurmurHash3's finaliser: every input bit reaches every output bit."""
+    """Apply MurmurHash3's finalizer: every input bit affects every output bit."""
     import tensorflow as tf
 
     bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
@@ -236,7 +236,7 @@ def _mix(bits: Any) -> Any:
 
 
 def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribution: str, given: dict[str, Any]) -> Any:
-    """A draw with the template's shape and type that depends on seed, place and row alone."""
+    """Draw with the template's shape and type, as a function of seed, place and example."""
     import tensorflow as tf
 
     for_rows = template.shape.rank != 0 and not _is_of_a_weight(body, template, place)
@@ -292,7 +292,7 @@ def _salt(probe: Probe, place: int) -> Any:
 
 
 def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
-    """Which part of what the replicas draw together is this one's; the first where each draws all."""
+    """Return which part of the replicas' common draw belongs to this replica; the first if each draws all."""
     import tensorflow as tf
 
     rows = probe.plan.drawn.get(_named(body, place))

@@ -1,4 +1,4 @@
-"""A run whose optimizers apply what those of another run have applied: its weights stay that run's, step after step.
+"""Run with the gradients of another run, so that the weights stay equal to that run's, step after step.
 
 Where rounding is amplified from step to step, two correct runs are soon so far apart that their gradients tell nothing. Here
 each step's gradients are taken at weights that are the other run's but for the rounding of one update: what differs differs in
@@ -23,7 +23,7 @@ _LARGE = 1 << 24
 
 
 class Following:
-    """Takes the other run's gradients, rounded as this run's are.
+    """Apply the other run's gradients, rounded as in this run.
 
     Args:
         plan: Whose gradients, and by how much they are off.
@@ -36,7 +36,7 @@ class Following:
         self._names = names
 
     def applied(self, optimizer: str, own: Pairs, recorded: Pairs) -> Pairs:
-        """What an optimizer is given.
+        """Return the gradients for an optimizer.
 
         Args:
             optimizer: The optimizer's name.
@@ -81,5 +81,5 @@ def _mean(locals_: list[Array]) -> Array:
 
 
 def _wide(array: Array) -> Any:
-    """In 16 bits sums would be rounded as no all-reduce rounds them."""
+    """Return a wide enough dtype: sums in 16 bits would be rounded unlike in any all-reduce."""
     return np.promote_types(array.dtype, np.float32)

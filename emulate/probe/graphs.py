@@ -1,4 +1,4 @@
-"""What a program builds into its graphs and pipelines: large constants, and random draws that a cache keeps."""
+"""Record what a program builds into its graphs and pipelines: large constants, and random draws that a cache keeps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _wrap_cache(probe: Probe) -> None:
 
 
 def _wrap_map(probe: Probe) -> None:
-    """Of each function that makes rows, what it computes with; if it draws from a generator of TensorFlow's, the seeds."""
+    """Record what each function that makes examples computes with, and the seeds if it draws from TensorFlow's generators."""
     cls = upstream.dataset_class()
     original = cls.map
 

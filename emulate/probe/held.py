@@ -1,4 +1,4 @@
-"""What a host computes with besides its rows and its variables: constants of graphs, and tensors and tables closed over.
+"""Record what a host computes with besides its examples and variables: constants, captured tensors and tables.
 
 Of its step, and of the functions that make its rows.
 """
@@ -36,7 +36,7 @@ TABLE = "table"
 
 
 def remember_constant(probe: Probe, tensor: Any) -> None:
-    """A constant of a graph was made: where it belongs to a replica's step, its value is kept."""
+    """Store the value of a new constant of a graph if it belongs to a replica's step."""
     body = bodies.current()
     if body is None or not _is_looked_at(probe, body) or not _may_be_data(tensor):
         return
@@ -48,7 +48,7 @@ def remember_constant(probe: Probe, tensor: Any) -> None:
 
 
 def remember_captured(probe: Probe, body: bodies.Body) -> bool:
-    """A replica's step is traced: the values of what it closes over are kept, but for variables.
+    """Store the values that a replica's step captures, except for variables.
 
     Args:
         probe: What records.
@@ -64,7 +64,7 @@ def remember_captured(probe: Probe, body: bodies.Body) -> bool:
 
 
 def remember_mapped(probe: Probe, dataset: Any) -> None:
-    """A function was given that makes rows: what it computes with is kept, but for variables.
+    """Store the values that a function which makes examples computes with, except for variables.
 
     Args:
         probe: What records.
@@ -84,7 +84,7 @@ def remember_mapped(probe: Probe, dataset: Any) -> None:
 
 
 def _line_of(function: Any) -> str:
-    """Where a function begins; nothing of an object that is called like one."""
+    """Return where a function is defined; empty for a callable object."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
@@ -100,7 +100,7 @@ def _remember_closed_over(known: dict[str, list[str]], graph: Any, where: str) -
 
 
 def _tables_of(graph: Any) -> Iterator[tuple[str, str]]:
-    """Of each table that a function looks up in and closes over, the types and what it has.
+    """Yield the types and the content of each table that a function captures for lookups.
 
     Of what types a table is only its lookups tell; to export it as another one ends the process (TensorFlow 2.21).
     """

@@ -1,4 +1,4 @@
-"""The weights that a run starts from, also those of layers that are built inside the first step; and those it ends with."""
+"""Record the weights at the start of a run (also of layers built in the first step) and at its end."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Started = tuple[str, int, list[tuple[Any, Any]]]
 
 
 class InitialWeights:
-    """Records each replica's weights before a step changes them for the first time.
+    """Record each replica's weights before a step changes them for the first time.
 
-    A variable that is made while a `tf.function` is traced gets its value after the trace and before the function runs: then
-    it is recorded. On several replicas TensorFlow (2.21) makes the values inside the function's first call, where they are not
+    A variable that is made while a `tf.function` is traced gets its value after the trace and before the function runs: then it
+    is recorded. On several replicas TensorFlow (2.21) makes the values inside the function's first call, where they are not
     seen: a copy's is made of the first one's.
 
     Args:
@@ -53,7 +53,7 @@ class InitialWeights:
         setattr(cls, name, initialize)
 
     def before_first(self, optimizer: str, replica: int, variables: list[Any]) -> None:
-        """A replica is about to change these."""
+        """Note that a replica is about to change these variables."""
         import tensorflow as tf
 
         if (optimizer, replica) in self._started:
@@ -71,13 +71,13 @@ class InitialWeights:
                 self._unborn.append(started)
 
     def note_unseen(self) -> None:
-        """At the end: say so where variables got their values in another way."""
+        """Note at the end whether variables got their values in another way."""
         if self._unborn:
             text = "variables are made inside the step; their first values were not seen"
             self._probe.note("initial-weights-unseen", text)
 
     def now(self) -> Iterator[Record]:
-        """The values of each replica's trained variables, as far as the program has not let go of them."""
+        """Yield the values of each replica's trained variables, as far as the program still holds them."""
         import tensorflow as tf
 
         for replica, held in self._held.items():

@@ -1,4 +1,4 @@
-"""Whether a trace that comes from elsewhere is as it was recorded: folders are copied, and cut off on the way."""
+"""Validate a trace that comes from elsewhere: a folder may be changed or cut off by copying."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What another run's replicas had as gradients, read step after step while this one runs."""
+"""Read the local gradients of another run's replicas, step after step, while this run runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulate.probe.trace import Array, Trace
 
 
 class LocalGradients:
-    """Reads them.
+    """Read another run's local gradients.
 
     Args:
         trace: The other run's trace.
@@ -25,7 +25,7 @@ class LocalGradients:
         self._lock = threading.Lock()
 
     def in_step(self, optimizer: str, tensor: str, otherwise: Any, join: Callable[[list[Array]], Array]) -> Any:
-        """What a step has, which counts itself: a tensor is asked for once in each.
+        """Return a tensor's value in this step. Steps are counted here: each tensor is read once in each.
 
         Args:
             optimizer: The optimizer's name.

@@ -1,4 +1,4 @@
-"""The second probe point: an optimizer's apply, where each replica's local gradients enter."""
+"""Hook into an optimizer's apply, the second probe point, which gets each replica's local gradients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _inside: set[tuple[int, int]] = set()  # (optimizer, replica): replicas' threads
 
 
 def install_tensorflow(probe: Probe) -> None:
-    """Optimizers of TensorFlow 1."""
+    """Wrap the optimizers of TensorFlow 1."""
     for cls, method in upstream.legacy_optimizers()[:1]:
         _watch_made(probe, cls)
         _wrap_apply_gradients(probe, cls, method)
 
 
 def install_keras(probe: Probe, package: str) -> None:
-    """Optimizers of Keras 3 or tf_keras."""
+    """Wrap the optimizers of Keras 3 or tf_keras."""
     if package == upstream.KERAS_3:
         for cls, method in upstream.keras_optimizers():
             _watch_made(probe, cls)
@@ -120,7 +120,7 @@ def _part(gradient: Any, parts: int) -> Any:
 
 
 def is_applying(replica: int) -> bool:
-    """Whether an optimizer is at work on a replica: what it assigns is its own."""
+    """Return whether an optimizer runs on a replica: what it assigns is its own."""
     return any(one == replica for _, one in _inside)
 
 
@@ -130,7 +130,7 @@ def _release(marked: set[tuple[int, int]]) -> None:
 
 
 def _where(probe: Probe, body: bodies.Body | None) -> tuple[int, bool]:
-    """The replica whose gradients these are, and whether they are already the sum over the replicas."""
+    """Return the replica of these gradients, and whether they are already summed over the replicas."""
     import tensorflow as tf
 
     if body is not None:

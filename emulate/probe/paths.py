@@ -1,4 +1,4 @@
-"""What a program writes where others can meet it: outside of the folders that each run has to itself, and its checkpoints.
+"""Record what a program writes in shared places: outside of each run's own folders, and its checkpoints.
 
 So is what it reads there that was written while the verification went on. What Python itself opens is seen by an audit hook,
 which cannot be taken away again; TensorFlow and HDF5 open files past Python, so that their doors are watched one by one.
@@ -27,7 +27,7 @@ MOST = 200
 
 
 class Paths:
-    """Tells each path once that this process writes or reads and that other runs can see, and each checkpoint or saved model.
+    """Report each shared path that this process writes or reads, and each checkpoint or saved model, once.
 
     Args:
         is_private: Whether a path is this run's own.
@@ -72,7 +72,7 @@ class Paths:
             self.seen(path)
 
     def seen(self, path: Any, *, checkpoint: bool = False) -> None:
-        """A path is about to be written, that of a checkpoint perhaps."""
+        """Note that a path, perhaps of a checkpoint, is about to be written."""
         if getattr(self._busy, "now", False) or os.getpid() != self._pid:
             return
         self._busy.now = True
@@ -93,7 +93,7 @@ class Paths:
             self._busy.now = False
 
     def seen_reading(self, path: Any) -> None:
-        """A path is about to be read: a file, or a checkpoint without the endings of its files."""
+        """Note that a path is about to be read: a file, or a checkpoint without the suffixes of its files."""
         if getattr(self._busy, "now", False) or os.getpid() != self._pid:
             return
         self._busy.now = True
@@ -137,13 +137,13 @@ class Paths:
 
 
 def _h5_path(modes: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The path of an HDF5 file that is opened in one of these modes."""
+    """Return the path of an HDF5 file opened in one of these modes, or None."""
     mode = kwargs.get("mode", args[2] if len(args) > 2 else "r")
     return (args[1] if len(args) > 1 else kwargs.get("name")) if mode in modes else None
 
 
 def _written_at(path: Any) -> float | None:
-    """When a file was written, or a checkpoint; None where there is none."""
+    """Return when a file or a checkpoint was written, or None."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         return None
     for name in (os.fsdecode(path), f"{os.fsdecode(path)}.index"):
@@ -154,7 +154,7 @@ def _written_at(path: Any) -> float | None:
 
 
 def _absolute(path: Any) -> str | None:
-    """The path without symbolic links, None for what is no file of interest."""
+    """Return the path without symbolic links, or None for a file without interest."""
     if isinstance(path, bytes):
         path = os.fsdecode(path)
     if not isinstance(path, (str, os.PathLike)) or "://" in os.fspath(path):
@@ -172,7 +172,7 @@ def _opened(args: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _reads(args: tuple[Any, ...]) -> bool:
-    """Whether what is opened is read as it is. Who makes it where it is not there wants to lock it, or to append to it."""
+    """Return whether the file is read. A caller that creates a missing file wants to lock it or to append to it."""
     path, _, flags = args
     if not isinstance(flags, int) or isinstance(path, int):
         return False

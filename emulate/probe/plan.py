@@ -1,4 +1,4 @@
-"""What a probe is asked to do in one run."""
+"""Describe what a probe does in one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Replay:
-    """Rows of another run that this run gets instead of its own.
+    """Describe the examples of another run that this run gets in place of its own.
 
     Attributes:
         trace: Folder of the trace whose rows are taken.
@@ -49,7 +49,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Follow:
-    """Gradients of another run that this run's optimizers apply in place of its own.
+    """Describe the gradients of another run that this run's optimizers apply in place of their own.
 
     Attributes:
         trace: Folder of the trace whose gradients are taken.
@@ -62,7 +62,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """How one run is recorded, and in what it differs from the program as it stands.
+    """Describe how one run is recorded, and how it differs from the unchanged program.
 
     Attributes:
         trace: The trace's folder; each host writes `host-<number>` in it.

@@ -1,4 +1,4 @@
-"""The probe: installed in a host before the program starts, it sees every training step without the program being edited."""
+"""Record every training step of a program. The probe is installed in a host before the program starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TRAIN_STEPS = "gpudist_core.steps.train"
 
 
 class Probe:
-    """Records one host's run of a program.
+    """Record one host's run of a program.
 
     Args:
         plan: What to record, and in what this run differs from the program as it stands.
@@ -171,7 +171,7 @@ class Probe:
         return steps
 
     def _leaves_order_to_chance(self) -> None:
-        """The program is asynchronous."""
+        """Note that the program is asynchronous."""
         self.facts["asynchronous"] = True
         self.write_facts()
 
@@ -182,7 +182,7 @@ class Probe:
         self.send(event)
 
     def note_once(self, code: str, text: str) -> None:
-        """The same, the first time only."""
+        """Note a text once for each code."""
         if code not in self._noted:
             self._noted.add(code)
             self.note(code, text)
@@ -202,7 +202,7 @@ class Probe:
     # What the wrappers call.
 
     def seeded(self, generator: str) -> None:
-        """The program has seeded one of the global generators itself."""
+        """Note that the program has seeded one of the global generators itself."""
         if self.streams is not None:
             self.streams.seeded(generator)
         self.recording.write({"event": "seeded", "generator": generator})
@@ -225,12 +225,12 @@ class Probe:
         self._replicas.add(replica)
 
     def takes_gradients(self, label: str) -> None:
-        """One of the program's functions does."""
+        """Note that one of the program's functions takes gradients."""
         self.facts["taping"] += [label] if label not in self.facts["taping"] else []
 
     @property
     def first_replica(self) -> int:
-        """The lowest number of this host's replicas, 0 before any ran."""
+        """Return the lowest number of this host's replicas, 0 before any ran."""
         return min(self._replicas, default=0)
 
     def call(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -241,7 +241,7 @@ class Probe:
         return self.call_once(body, function, args, kwargs)
 
     def call_once(self, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """One pass of the program's function over one batch."""
+        """Run the program's function once over one batch."""
         order = None
         if self.plan.permute and body.label not in self.plan.apply_only:
             args, kwargs, order = replay.in_another_order(self.plan.noise_seed, args, kwargs)
@@ -259,7 +259,7 @@ class Probe:
 
     @property
     def _is_joined_at_tapes(self) -> bool:
-        """Whether the last share of a step has all that the step makes of its gradients."""
+        """Return whether the last share of a step gets everything that the step makes of its gradients."""
         return self.plan.replay is not None and self.plan.replay.taped
 
     def _leave(self, body: Body) -> None:
@@ -277,7 +277,7 @@ class Probe:
             self.recorder.hand_over("run", about, tensors)
 
     def _state_left(self, body: Body) -> None:
-        """What the step has assigned itself, as it leaves it."""
+        """Record what the step has assigned itself, at its end."""
         known = self._assigned.setdefault(body.label, {})
         known |= body.assigned  # a function inside that is not traced again assigns them all the same
         self._by_hand |= body.by_hand
@@ -290,7 +290,7 @@ class Probe:
             self.recorder.hand_over("state", {"replica": body.replica}, tensors)
 
     def _note_shared(self, state: list[Any]) -> None:
-        """Which of what a step assigns is one variable for several replicas."""
+        """Note which assigned values belong to one variable for several replicas."""
         if self.recording.local_replicas == 1:
             return
         names = [self.names.of(variable) for variable in state if len(upstream.local_copies(variable)) == 1]
@@ -298,26 +298,26 @@ class Probe:
         self.write_facts()
 
     def _is_left_by(self, body: Body, variable: Any) -> bool:
-        """Whether nobody on this host assigns it after this replica: of one that all replicas share, the last leaves it."""
+        """Return whether no later replica of this host assigns the variable: the last one leaves a shared variable's value."""
         number = self.recording.local_replicas
         return len(upstream.local_copies(variable)) > 1 or body.replica % number == number - 1
 
     def tape_step(self, body: Body) -> None:
-        """A step of a loop without a known optimizer: what its tapes saw, and the variables afterwards."""
+        """Record a step of a loop without a known optimizer: its tapes' gradients, and the variables afterwards."""
         pairs = [pair for gradients, sources in body.tape for pair in zip(gradients, sources, strict=True)]
         about = {"tape": True, "outside": self._changed_outside(body, [variable for _, variable in pairs])}
         # Where there is an optimizer that has not applied yet, these may be the batches that it will take together.
         self.step_made("tape", body, body.replica, pairs, about | ({"free": True} if self.has_optimizer else {}))
 
     def _changed_outside(self, body: Body, variables: list[Any]) -> tuple[str, ...]:
-        """Names of those that a step itself does not assign: what they are after it the next one finds, when its tape runs."""
+        """Return the names of the variables that the step itself does not assign: the next step reads them at its tape."""
         known = {id(value) for value in body.reachable(list(body.at_tape.values()))}
         assigned = body.assigned | self._assigned.get(body.label, {})
         body.at_tape = {key: value for key, value in body.at_tape.items() if id(value) in known and key not in assigned}
         return tuple(dict.fromkeys(self.names.of(v) for v in variables if id(upstream.tf_variable(v)) in body.at_tape))
 
     def resume(self, name: str, optimizer: Any) -> None:
-        """Where a program may be started again: count its steps since its very first start from where its optimizer goes on."""
+        """Count steps from the program's very first start, where its optimizer continues."""
         import tensorflow as tf
 
         if self.plan.begun is None or name in self.recording.made_before:
@@ -371,12 +371,12 @@ class Probe:
             self.recorder.hold_if_reached()
 
     def shards(self, variables: list[Any]) -> dict[str, tuple[int, ...]]:
-        """Of variables of which each replica holds another slice, how."""
+        """Return the shards of the variables of which each replica holds another slice."""
         found = {self.names.of(variable): shard_of(variable) for variable in variables}
         return {name: tuple(shard) for name, shard in found.items() if shard is not None}
 
     def _taped_tensors(self, body: Body, pairs: list[tuple[Any, Any]]) -> list[tuple[tuple[Any, ...], Any]]:
-        """What tapes gave, where the step has added that up itself before the optimizer gets it."""
+        """Return the tapes' gradients if the step has summed them itself before the optimizer gets them."""
         if not body.reduces:
             return []
         body.reduces = False
@@ -416,7 +416,7 @@ class Probe:
 
 
 def _is_count_of_each(variable: Any) -> bool:
-    """Whether each replica counts for itself what is added up when it is read: the state of a metric in a model of Keras 2."""
+    """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
     import tensorflow as tf
 
     if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
@@ -425,7 +425,7 @@ def _is_count_of_each(variable: Any) -> bool:
 
 
 class _Same:
-    """A variable compared by identity (tf.Variables compare by value)."""
+    """Compare a variable by identity (tf.Variables compare by value)."""
 
     def __init__(self, item: Any) -> None:
         self.item = item

@@ -1,4 +1,4 @@
-"""What a supervisor wants to know of a host that is not recorded: its last step and its last collective.
+"""Report an unrecorded host's last step and last collective to the supervisor.
 
 Nothing is added to the program's steps but the counters of collectives; a thread looks at them, and at how many steps the
 optimizers say that they have made, a few times a second.
@@ -20,7 +20,7 @@ Send = Callable[[Mapping[str, Any]], None]
 
 
 class Pulse:
-    """Sends `progress`, `collective` and `site` events while a program runs.
+    """Send `progress`, `collective` and `site` events while a program runs.
 
     Args:
         send: Sends an event to the supervisor.

@@ -1,4 +1,4 @@
-"""Learning rates: what an optimizer starts with, and one that is made as many times as large as another run's."""
+"""Record learning rates, and multiply a rate by a factor in a comparison run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _enlarge(cls: Any, method: str, times: float) -> None:
 
 
 def settings_of(optimizer: Any) -> dict[str, float]:
-    """The numbers that an optimizer was made with, but for its learning rate: momentum, decay, clipping.
+    """Return an optimizer's settings except for its learning rate: momentum, decay, clipping.
 
     Args:
         optimizer: Of any Keras.
@@ -40,13 +40,13 @@ def settings_of(optimizer: Any) -> dict[str, float]:
 
 
 def is_scheduled(optimizer: Any) -> bool:
-    """Whether an optimizer's learning rate changes with its steps."""
+    """Return whether an optimizer's learning rate changes with its steps."""
     rate = upstream.rate_of(optimizer)
     return callable(rate) and not hasattr(rate, "assign")
 
 
 def first_rate(optimizer: Any) -> float | None:
-    """The learning rate that an optimizer starts with: of a schedule that of its second step, which a warm-up begins above 0.
+    """Return an optimizer's initial learning rate; for a schedule that of the second step, because a warm-up starts at 0.
 
     Args:
         optimizer: Of any Keras.

@@ -1,10 +1,10 @@
-"""From inside a running step to the trace: tensors are handed over by reference and written off the step's path.
+"""Pass tensors by reference from a running step to the trace, which is written off the step's path.
 
-A step puts its tensors, packed into one variant, on a queue; that costs a few operations and no copy, works in eager
-code, graphs, `cond` and `while`, and needs no Python callback. A thread takes them off and writes.
+A step puts its tensors, packed into one variant, on a queue; that costs a few operations and no copy, works in eager code,
+graphs, `cond` and `while`, and needs no Python callback. A thread takes them off and writes.
 
-The step after which the run ends is held by a gate: an operation at its end that waits for a permit which never comes,
-so that no code after it runs and all its effects are recorded.
+The step after which the run ends is held by a gate: an operation at its end that waits for a permit which never comes, so that
+no code after it runs and all its effects are recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_MORE = 64
 
 @dataclass(frozen=True)
 class Site:
-    """One place in the program's graphs that hands over tensors."""
+    """Describe one place in the program's graphs that passes tensors."""
 
     kind: str
     about: dict[str, Any]
@@ -43,7 +43,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Record:
-    """The tensors that one execution of a site handed over."""
+    """Hold the tensors of one execution of a site."""
 
     kind: str
     about: dict[str, Any]
@@ -51,7 +51,7 @@ class Record:
 
 
 class Recorder:
-    """Hands records from the program's threads to `handle`, in the order in which they happened on this host.
+    """Pass records from the program's threads to `handle`, in their order on this host.
 
     Args:
         steps: The gate holds a step with this number (counted from 1); None holds nothing.
@@ -196,7 +196,7 @@ class Recorder:
             return permits
 
     def hold_if_reached(self) -> None:
-        """The gate of eager code: waits for ever once a step with the last wanted number was made."""
+        """Stop eager code: wait forever after the step with the last wanted number."""
         with self._moved:
             self._moved.wait_for(lambda: self._steps is None or all(one < self._steps for one in self._eager_steps.values()))
 
@@ -229,5 +229,5 @@ class Recorder:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Bytes of a tensor as far as they are known before the graph runs."""
+    """Return the bytes of a tensor, as far as they are known before the graph runs."""
     return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size or 0)

@@ -1,4 +1,4 @@
-"""Turns records into the events of a trace: rows get their identity, arrays their place in the file."""
+"""Turn records into the events of a trace: examples get their identity, arrays their place in the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TABLE_ELEMENTS = 1 << 22
 
 
 class Recording:
-    """Writes one host's trace.
+    """Write one host's trace.
 
     Args:
         writer: The host's part of the trace.
@@ -72,13 +72,13 @@ class Recording:
 
     @property
     def num_steps(self) -> int:
-        """Steps that a replica of this host has made so far."""
+        """Return the number of steps that a replica of this host has made so far."""
         counted = [(name, count) for (name, _), count in self._counts.items() if not (self._is_taping and name == "tape")]
         return max((count + self.made_before.get(name, 0) for name, count in counted), default=0)
 
     @property
     def has_reached_last(self) -> bool:
-        """Whether the last wanted step was made: later ones are not recorded."""
+        """Return whether the last wanted step was made: later ones are not recorded."""
         return self._reached
 
     def handle(self, record: Record) -> None:
@@ -114,7 +114,7 @@ class Recording:
         self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
 
     def _settle(self, record: Record, names: Collection[str]) -> None:
-        """What became of variables after the last step, where it is not the step itself that changes them."""
+        """Record the variables after the last step, if the step itself does not change them."""
         replica = record.about["replica"]
         variables = {
             key[1]: self._variable((f"after {place[0]}", place[1], key[1]), value, record, trainable=key[2])
@@ -127,7 +127,7 @@ class Recording:
             self._last[replica] = last | {"weights": last["weights"] | variables}
 
     def _state(self, record: Record) -> None:
-        """What a step has assigned itself: it belongs to the last step that its replica has made."""
+        """Record what a step has assigned itself: it belongs to the last step of its replica."""
         replica = record.about["replica"]
         made = {name: count for (name, one), count in self._counts.items() if one == replica}
         made = {name: count for name, count in made.items() if name != "tape"} or made
@@ -142,7 +142,7 @@ class Recording:
         self.write({"event": "state", "optimizer": optimizer, "step": index, "replica": replica, "variables": variables})
 
     def _variable(self, place: tuple[str, int, str], value: Array, record: Record, *, trainable: bool) -> dict[str, Any]:
-        """The digest always; the elements once, and again of each copy that differs."""
+        """Return a variable's entry: always the digest; the elements once, and again for each differing copy."""
         shard = _shard(record, place[2])
         if shard is not None:
             array = self._part(_plain(value), shard, record, WEIGHT_ELEMENTS)
@@ -157,7 +157,7 @@ class Recording:
         return entry
 
     def _part(self, value: Array, shard: Shard, record: Record, most: int, rows: Array | None = None) -> dict[str, Any]:
-        """A slice, as the rows of the table that it is."""
+        """Return the entry of a slice, as rows of its table."""
         part = part_of(value, shard, record.about["replica"], most, rows)
         return self._writer.array(part.values, rows=part.rows) | part.entry(shard)
 
@@ -252,7 +252,7 @@ class Recording:
         return len(done) >= self.local_replicas or any(self._last[r].get("reduced") for r in done if r in self._last)
 
     def _waits(self, optimizer: str) -> bool:
-        """Whether the next step will find what becomes of variables after the last one."""
+        """Return whether the next step will record the variables after the last one."""
         return any(name == optimizer for name, _ in self._outside.values())
 
     def close(self, reason: str) -> None:
@@ -267,7 +267,7 @@ class Recording:
         self.write({"event": "end", "reason": reason})
 
     def _run(self, record: Record) -> None:
-        """A `Strategy.run` whose body had no apply: rows of a step made elsewhere, or an evaluation."""
+        """Process a `Strategy.run` without an apply: examples of a step made elsewhere, or an evaluation."""
         replica = record.about["replica"]
         run = self._inputs(record)
         rowless = self._rowless.pop(replica, None)
@@ -283,7 +283,7 @@ class Recording:
             self._pending.setdefault(replica, []).append(run)
 
     def _flush_evaluations(self, replica: int) -> None:
-        """Runs that no apply followed were evaluations."""
+        """Write runs without a following apply as evaluations."""
         for run in self._pending.pop(replica, []):
             self.write({"event": "evaluation", "replica": replica, "rows": run.get("rows", [])})
 
@@ -301,7 +301,7 @@ class Recording:
             self.write({"event": "report", "kind": kind, "name": name, **number})
 
     def shared(self, name: str) -> None:
-        """What is reported under a name is one replica's part of something that the program makes of several: no report."""
+        """Note that a reported name is one replica's part of a value that the program combines, so no report."""
         if name not in self._shared:
             self._shared.add(name)
             self.write({"event": "shared", "name": name})
@@ -346,7 +346,7 @@ class Recording:
 
 
 def _of_one_size(value: Array) -> Array | None:
-    """Numbers as they are, strings with as many bytes each; None for strings that would not be the same again."""
+    """Return numbers unchanged, and strings padded to the same size; None for strings that would change."""
     if value.dtype != object:
         return value
     if any(not isinstance(text, bytes) or text.endswith(b"\0") for text in value.flat):
@@ -355,7 +355,7 @@ def _of_one_size(value: Array) -> Array | None:
 
 
 def _without_inputs(event: dict[str, Any]) -> dict[str, Any]:
-    """Gradients entered, not rows."""
+    """Return an event without examples: only gradients entered."""
     return {"inputs": [], "row_inputs": []} if "inputs" in event else {}
 
 
@@ -369,7 +369,7 @@ def _draws(record: Record) -> list[str]:
 
 
 def _shard(record: Record, name: Any) -> Shard | None:
-    """How a variable's table lies over the replicas, None for a variable that is whole."""
+    """Return how a variable's table is split over the replicas; None for a whole variable."""
     found = record.about.get("shards", {}).get(name)
     return None if found is None else Shard(*found)
 
@@ -380,7 +380,7 @@ def _plain(value: Array) -> Array:
 
 
 def _combined(rows: Array, values: Array) -> tuple[Array, Array]:
-    """A sparse gradient with each row once, sorted (TensorFlow lists a row as often as it was looked up)."""
+    """Return a sparse gradient with each row once, sorted (TensorFlow repeats rows that were looked up repeatedly)."""
     unique, inverse = np.unique(rows, return_inverse=True)
     combined = np.zeros((len(unique), *values.shape[1:]), values.dtype)
     np.add.at(combined, inverse.reshape(-1), values)

@@ -1,4 +1,4 @@
-"""Runs that are to give the same mathematics: permuted rows, rows of another run."""
+"""Make runs with the same mathematics: permuted examples, or examples of another run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def permuted(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The same batch with its rows in another order, another one in each step."""
+    """Return the same batch with its examples in another order, which differs in each step."""
     return in_another_order(seed, args, kwargs)[:2]
 
 
 def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """The same, and that order; None where there are no rows."""
+    """Return the permuted batch and the order; None without examples."""
     import tensorflow as tf
 
     flat = tf.nest.flatten((args, kwargs))
@@ -47,7 +47,7 @@ def in_another_order(seed: int, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def put_back(body: Body, order: Any, result: Any) -> Any:
-    """What a step returns for each of its rows (predictions, states), in the order in which the program handed it the rows.
+    """Return a step's results for each example (predictions, states) in the program's order.
 
     The program may hand it to another step, beside rows that it knows in its own order. What has as many rows by chance stays
     as it is where it has the shape of a weight, as gradients have.
@@ -72,7 +72,7 @@ def _shapes_of_weights(body: Body) -> set[tuple[int | None, ...]]:
 
 
 def _in_place(value: Any, order: Any) -> Any:
-    """Rows as they were before they were put in an order; what has not as many stays as it is."""
+    """Return examples in their original order. Values with another length are unchanged."""
     import tensorflow as tf
 
     static = _static_rows(value), order.shape[0]
@@ -86,7 +86,7 @@ def _in_place(value: Any, order: Any) -> Any:
 
 
 def _step_seed(seed: int, value: Any) -> Any:
-    """A seed of the batch's own contents: it differs from step to step without a counter in the graph."""
+    """Return a seed from the batch's contents: it differs from step to step without a counter in the graph."""
     import tensorflow as tf
 
     flat = value.flat_values if isinstance(value, tf.RaggedTensor) else getattr(value, "values", value)
@@ -97,7 +97,7 @@ def _step_seed(seed: int, value: Any) -> Any:
 
 
 def _static_rows(value: Any) -> int | None:
-    """What tells inputs of different leading dimension apart while a graph is built; -1 where it is not known yet."""
+    """Return the static leading dimension of inputs; -1 if it is unknown while the graph is built."""
     import tensorflow as tf
 
     if isinstance(value, tf.RaggedTensor):
@@ -171,7 +171,7 @@ def _joined(gradients: list[Any], number: int) -> Any:
 
 
 def _joined_result(results: list[Any], *, summed: bool) -> Any:
-    """What the step returns: numbers as the mean over the shares, or their sum; everything else of the last share."""
+    """Return the step's result: numbers as the mean over the shares, or their sum; everything else from the last share."""
     import tensorflow as tf
 
     def joined(*values: Any) -> Any:
@@ -201,7 +201,7 @@ _NO_ROWS = "A replay needs the rows of each step, and none were seen: no step wa
 
 
 class Rows:
-    """The rows of another run's replicas, step after step."""
+    """Return the examples of another run's replicas, step after step."""
 
     def __init__(self, plan: Replay) -> None:
         trace = Trace(plan.trace)
@@ -220,7 +220,7 @@ class Rows:
         self._lock = threading.Lock()
 
     def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The program's function on the recorded rows: their union, or share after share."""
+        """Call the program's function on the recorded examples: on their union, or share after share."""
         if self._shares == 1:
             args, kwargs = self._replaced(args, kwargs, None)
             return probe.call_once(body, function, args, kwargs)
@@ -254,15 +254,15 @@ class Rows:
         return new_args, new_kwargs
 
     def _at(self, share: int | None) -> int:
-        """Which of the recorded calls is next; while a graph is built, the first that it is for."""
+        """Return the index of the next recorded call; while a graph is built, of the first one for it."""
         return min(self._calls.get(share, 0), len(self._steps) - 1)
 
     def _first_of(self, share: int) -> int:
-        """The number of a share's first replica."""
+        """Return the number of a share's first replica."""
         return share * (len(self._steps[0]) // self._shares)
 
     def _chosen(self, steps: list[Step], share: int | None) -> list[Step]:
-        """The replicas of one share: neighbours, as hosts and their devices are numbered."""
+        """Return the replicas of one share: neighbors, in the order of hosts and devices."""
         if share is None:
             return steps
         each = len(steps) // self._shares
@@ -285,14 +285,14 @@ class Rows:
         return np.split(dealt, np.cumsum(sizes)[:-1])[share]
 
     def _shape(self, like: Step, place: int, share: int | None) -> list[int | None]:
-        """The recorded static shape: the number of rows where it is the same in every step with such inputs."""
+        """Return the recorded static shape, with the batch size if it is the same in every step with such inputs."""
         alike = [steps for steps in self._steps if steps[0].row_inputs == like.row_inputs]
         rows = {sum(_shape(step, place)[0] for step in self._chosen(steps, share)) for steps in alike}
         return [rows.pop() if len(rows) == 1 else None, *_shape(like, place)[1:]]
 
 
 def _is_whole(step: Step) -> bool:
-    """Whether all rows that a step has were kept: of ragged and sparse inputs, and beyond the budget, they are not."""
+    """Return whether all examples of a step were kept: not for ragged and sparse inputs, and not beyond the budget."""
     kept = [step.inputs[place] for place in step.row_inputs]
     return all(array is not None and array.is_complete for array in kept)
 

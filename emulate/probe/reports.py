@@ -1,4 +1,4 @@
-"""The numbers a program reports itself: what it reduces over the replicas, Keras's logs, metrics."""
+"""Record the numbers that a program reports itself: what it reduces over the replicas, Keras's logs, metrics."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def install_reduce(probe: Probe) -> None:
 
 
 class _Places:
-    """Tells apart what functions of one name call for in several places: a loss and an accuracy, training and evaluation."""
+    """Distinguish calls of same-named functions in several places: a loss and an accuracy, training and evaluation."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[tuple[Any, ...], int]] = {}
 
     def name(self, name: str, caller: _Caller, line: str = "") -> str:
-        """The name with the place's number among those seen so far, from the second one on.
+        """Return the name, with the number of its place from the second place on.
 
         Args:
             name: Of the function and what it calls.
@@ -71,7 +71,7 @@ class _Places:
 
 
 def _line(result: Any, frame: Any) -> str:
-    """The line of the program that reduces; what autograph has made of it is told by the operation."""
+    """Return the program's line of a reduction. For code converted by autograph, the operation tells it."""
     import tensorflow as tf
 
     if tf.is_tensor(result) and not tf.executing_eagerly():
@@ -100,12 +100,12 @@ def install_local_results(probe: Probe) -> None:
 
 
 def _reads_logs(frame: Any) -> bool:
-    """Whether gpudist_core reads the logs of a `fit`, which a bar asks for by the clock: they are reported as the logs."""
+    """Return whether gpudist_core reads the logs of a `fit`, on the progress bar's schedule: the logs report them."""
     return str(frame.f_globals.get("__name__", "")).startswith("gpudist_core.keras_model.")
 
 
 class _OfReplicas(tuple[Any, ...]):  # noqa: SLOT001 (a tuple can have no slots that hold something)
-    """What each replica made. It tells which of them the program looks at: None for all."""
+    """Hold the replicas' results, with which of them the program reads: None for all."""
 
     looked_at: Callable[[int | None, Any], None] | None = None
 
@@ -142,7 +142,7 @@ _PASSING = ("tensorflow.python.autograph.", "tensorflow.python.distribute.one_de
 
 
 def _is_asked_by_the_program(frame: Any) -> bool:
-    """Whether a metric's result is read by the program itself: the bar of a `fit` reads it by the clock."""
+    """Return whether the program itself reads a metric's result: the bar of a `fit` reads it on its own schedule."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSING):
         frame = frame.f_back
     is_ours = frame is not None and frame.f_globals.get("__name__", "").startswith("gpudist_core.")
@@ -150,19 +150,19 @@ def _is_asked_by_the_program(frame: Any) -> bool:
 
 
 class _Caller(NamedTuple):
-    """The program's function that calls, and where: autograph may make a function anew, on other lines."""
+    """Describe the program's calling function, and where it calls: autograph may move it to other lines."""
 
     name: str
     place: tuple[int, int]
 
     @classmethod
     def of(cls, name: str, frame: Any) -> _Caller:
-        """A function of this name, where it stands."""
+        """Return the description of a function of this name at this frame."""
         return cls(name, (frame.f_lineno - frame.f_code.co_firstlineno, frame.f_lasti))
 
 
 def _caller(frame: Any) -> _Caller | None:
-    """The program's function that calls, `lambda` for one without a name that TensorFlow calls.
+    """Return the program's calling function; `lambda` for an unnamed one that TensorFlow calls.
 
     None where TensorFlow or Keras themselves do. Autograph may stand between.
     """
@@ -221,7 +221,7 @@ def _wrap_hook(probe: Probe, cls: Any, method: str, where: str) -> None:
 
 
 def _note_train_step(probe: Probe, model: Any) -> None:
-    """Whether the program has written the `train_step` that makes these logs."""
+    """Note whether the program has written the `train_step` of these logs."""
     theirs = (upstream.KERAS_3, upstream.LEGACY_KERAS, "gpudist_core.")
     owners = [cls for cls in type(model).__mro__ if "train_step" in vars(cls)]
     if "train_step" in vars(model) or any(not cls.__module__.startswith(theirs) for cls in owners):
@@ -230,7 +230,7 @@ def _note_train_step(probe: Probe, model: Any) -> None:
 
 
 def _report_so_far(probe: Probe, model: Any, logs: Mapping[str, Any], made: Counter[int]) -> None:
-    """What an epoch that ended before the run is held would log: of metrics, what they are over all replicas together.
+    """Report the logs of an epoch that ended before the run stops, with metrics over all replicas.
 
     In a batch's logs they are the mean of the replicas'.
     """
@@ -261,7 +261,7 @@ def _kind(name: str) -> str:
 
 
 def _wrap_result(probe: Probe, cls: Any) -> None:
-    """A metric's result asked for by the program outside of a step. Subclasses define `result`; Keras wraps it in each."""
+    """Report a metric's result that the program reads outside of a step. Keras wraps `result` in each subclass."""
     original = cls.__new__
 
     @functools.wraps(original)

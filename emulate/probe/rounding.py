@@ -1,4 +1,4 @@
-"""Gradients changed as if they had been summed in another order: what a run may differ by rounding alone."""
+"""Change gradients as if they had been summed in another order, to measure the effect of rounding."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Pairs = list[tuple[Any, Any]]
 
 
 class Rounding:
-    """Changes gradients by units in the last place.
+    """Change gradients by units in the last place.
 
-    In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place
-    of the whole sum is lost. No order of rows on one device shows that (it sums in 32 bits and rounds once), so elements
-    are moved by units of their tensor's root mean square besides; what is exactly 0 stays.
+    In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place of
+    the whole sum is lost. No order of rows on one device shows that (it sums in 32 bits and rounds once), so elements are moved
+    by units of their tensor's root mean square besides; what is exactly 0 stays.
 
     What cancels to nothing over the batch is rounding alone, and may be exactly 0 here and not on several replicas; an
-    optimizer that divides by its size (Adam) makes a step of it. Where the plan names the trace of such a run, each element
-    is moved by units of the largest local gradient that it has there, in the same step.
+    optimizer that divides by its size (Adam) makes a step of it. Where the plan names the trace of such a run, each element is
+    moved by units of the largest local gradient that it has there, in the same step.
 
     Args:
         plan: By how many units, and whose local gradients.
@@ -41,7 +41,7 @@ class Rounding:
         return None if self._plan.summands is None else LocalGradients(self._plan.summands)
 
     def changed(self, optimizer: str, pairs: Pairs) -> Pairs:
-        """The gradients, each changed by up to `plan.perturb` units.
+        """Return the gradients, each changed by up to `plan.perturb` units.
 
         Args:
             optimizer: The optimizer's name.
@@ -67,7 +67,7 @@ class Rounding:
         least = _OF_16_BITS.get(gradient.dtype.name, 0.0)  # less than a unit would be rounded away again
 
         def units(cycle: int, count: float = self._plan.perturb) -> Any:
-            """Numbers of up to so many units in the last place, the same for all elements that are a cycle apart."""
+            """Return numbers of up to this many units in the last place, repeated after each cycle."""
             steps = tf.constant(max(count * size, least) * generator.uniform(-1, 1, cycle), gradient.dtype)
             return tf.gather(steps, tf.range(tf.size(flat)) % cycle)
 

@@ -1,4 +1,4 @@
-"""Which inputs of a run are rows of the batch, and what a row is called: by its contents, wherever it is."""
+"""Find the inputs that hold the examples of the batch, and identify examples by their contents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Part = dict[str, Any]
 
 
 def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
-    """Which inputs are rows of the batch: those that share the most frequent leading dimension, the first of equals."""
+    """Return which inputs hold examples: those with the most frequent leading dimension, the first of equals."""
     counts = Counter(number for number in numbers.values() if number is not None)
     if not counts:
         return []
@@ -26,7 +26,7 @@ def row_positions(numbers: Mapping[int, int | None]) -> list[int]:
 
 
 def parts_of(values: Mapping[Key, Array]) -> list[Part]:
-    """The inputs of a run in their order: each dense, sparse (indices, values, shape) or ragged (values, splits)."""
+    """Return the inputs of a run in order: dense, sparse (indices, values, shape) or ragged (values, splits)."""
     parts: dict[int, dict[str, Any]] = {}
     for key, value in values.items():
         part = parts.setdefault(key[1], {})
@@ -38,7 +38,7 @@ def parts_of(values: Mapping[Key, Array]) -> list[Part]:
 
 
 def num_rows(part: Part) -> int | None:
-    """The leading dimension of an input, None for a scalar."""
+    """Return the leading dimension of an input, None for a scalar."""
     if "splits" in part:
         return len(part["splits"][0]) - 1
     if "indices" in part:
@@ -48,7 +48,7 @@ def num_rows(part: Part) -> int | None:
 
 
 def row_names(parts: list[Part]) -> list[str]:
-    """The identity of each row: a digest of what all inputs have in it."""
+    """Return the identity of each example: a digest of its part of all inputs."""
     number = num_rows(parts[0]) if parts else 0
     return [_row_name([_row_bytes(part, i) for part in parts]) for i in range(number or 0)]
 

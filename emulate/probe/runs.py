@@ -1,4 +1,4 @@
-"""The first probe point: `Strategy.run`, where each replica's rows enter."""
+"""Hook into `Strategy.run`, the first probe point, which gets each replica's examples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def install(probe: Probe) -> None:
 
 
 def _wrap_functions(probe: Probe) -> None:
-    """Of a program that calls `Strategy.run` on several devices alone: the rows of a step are what its tf.function is given."""
+    """Take the inputs of the tf.function as examples, for a program that calls `Strategy.run` only on several devices."""
     cls = graph_functions.function_class()
     original = cls.__call__
     clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -108,7 +108,7 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
 
 
 def _facts_of(probe: Probe, model: Any) -> None:
-    """Which layers of a model may make a difference between topologies."""
+    """Record which layers of a model may behave differently between topologies."""
     flatten = getattr(model, "_flatten_layers", None)
     probe.facts["compiled"] = probe.facts["compiled"] or upstream.has_compiled_loss(model)
     if hasattr(model, "_gpudist_draws"):

@@ -1,9 +1,9 @@
-"""Variables of which each replica holds another slice of one table: recorded as parts of the table, compared as the table.
+"""Record variables of which each replica holds a slice as parts of a table, and compare them as the table.
 
-Such a variable says so itself, by an attribute `_gpudist_shard` with `axis`, `rows` and `total_replicas`: replica r holds
-the rows from r * ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of
-its slice. A part is written like a sparse gradient: some rows, the axis first, with their numbers in the table.
-A table in one piece (`total_replicas` is 1) is one for all replicas, each with its part of the gradient, as of any variable.
+Such a variable says so itself, by an attribute `_gpudist_shard` with `axis`, `rows` and `total_replicas`: replica r holds the
+rows from r * ceil(rows / total_replicas) on, and what is beyond the last row is padding. Its local gradient is the total of its
+slice. A part is written like a sparse gradient: some rows, the axis first, with their numbers in the table. A table in one
+piece (`total_replicas` is 1) is one for all replicas, each with its part of the gradient, as of any variable.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Shard(NamedTuple):
-    """How a table lies over the replicas."""
+    """Describe how a table is split over the replicas."""
 
     axis: int
     rows: int
     total_replicas: int
 
     def span(self, replica: int) -> tuple[int, int]:
-        """The rows of a replica: the first, and the first after the last."""
+        """Return the rows of a replica: the first, and the first after the last."""
         if self.total_replicas == 1:
             return 0, self.rows
         height = -(-self.rows // self.total_replicas)
@@ -42,7 +42,7 @@ class Shard(NamedTuple):
 
 
 def shard_of(variable: Any) -> Shard | None:
-    """What a variable says of its slices, None for one that is whole."""
+    """Return a variable's shard, None for a whole variable."""
     for one in (variable, upstream.tf_variable(variable)):
         found = getattr(one, "_gpudist_shard", None)
         if found is not None:
@@ -51,7 +51,7 @@ def shard_of(variable: Any) -> Shard | None:
 
 
 class Part(NamedTuple):
-    """What is kept of one replica's slice.
+    """Hold what is kept of one replica's slice.
 
     Attributes:
         values: Some of its rows, the axis first.
@@ -66,12 +66,12 @@ class Part(NamedTuple):
     every: int
 
     def entry(self, shard: Shard) -> dict[str, Any]:
-        """What an event says of it besides the array."""
+        """Return the fields of an event besides the array."""
         return {"shape": list(self.shape), "slice": {"of": shard.total_replicas, "every": self.every}}
 
 
 def part_of(value: Array, shard: Shard, replica: int, most: int, rows: Array | None = None) -> Part:
-    """A replica's slice without its padding, as the part of the table that it is.
+    """Return a replica's slice without its padding, as a part of the table.
 
     Args:
         value: The slice, or the values of some of its rows.
@@ -94,7 +94,7 @@ def part_of(value: Array, shard: Shard, replica: int, most: int, rows: Array | N
 
 
 def local_slice(table: Array, shard: Shard, replica: int) -> Array:
-    """The other way: a replica's slice of a table that has the axis first, padded with zeros."""
+    """Return a replica's slice of a table with the split axis first, padded with zeros."""
     start, stop = shard.span(replica)
     height = -(-shard.rows // shard.total_replicas)
     padded = np.pad(table[start:stop], [(0, height - (stop - start)), *([(0, 0)] * (table.ndim - 1))])
@@ -102,7 +102,7 @@ def local_slice(table: Array, shard: Shard, replica: int) -> Array:
 
 
 def with_tables(variables: Mapping[Key, Mapping[str, Variable]]) -> dict[Key, dict[str, Variable]]:
-    """Every replica's variables, with the whole table in place of its slices; a table that is not all there is left out.
+    """Return every replica's variables, with whole tables in place of slices. Incomplete tables are left out.
 
     Args:
         variables: By replica, in the order of the replicas.
@@ -124,13 +124,13 @@ def with_tables(variables: Mapping[Key, Mapping[str, Variable]]) -> dict[Key, di
 
 
 def _tables(parts: Mapping[Key, StoredArray]) -> list[list[Key]]:
-    """Which replicas' parts make up a table: those of all, or where it is in one piece each one's alone."""
+    """Return which replicas' parts make up a table: all of them, or each alone if it is in one piece."""
     in_one_piece = any(part.slices == 1 for part in parts.values())
     return [[key] for key in parts] if in_one_piece else [list(parts)]
 
 
 def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[Key, dict[str, StoredArray]]:
-    """Every replica's gradients; of a table in several slices, on the first replica alone: it is the sum already.
+    """Return every replica's gradients. That of a table in slices is on the first replica only, because it is the sum.
 
     Args:
         gradients: By replica, in the order of the replicas.
@@ -149,7 +149,7 @@ def with_gradients(gradients: Mapping[Key, Mapping[str, StoredArray]]) -> dict[K
 
 
 def assembled(parts: Sequence[StoredArray]) -> StoredArray | None:
-    """The table that all its slices make up; None where one is missing."""
+    """Return the table that its slices make up; None if one is missing."""
     if not parts or len(parts) != parts[0].slices:
         return None
     norm = math.sqrt(sum(part.norm**2 for part in parts))

@@ -1,4 +1,4 @@
-"""Streams of random numbers outside of graphs: which a program seeds, with what, and whether it draws from them at each step.
+"""Follow random streams outside of graphs: which ones a program seeds, with what, and whether it draws in each step.
 
 Hosts that seed a stream alike and draw from it for each batch, each for rows of its own, draw the same numbers.
 """
@@ -23,7 +23,7 @@ _MOST = 32
 
 @dataclass
 class _Stream:
-    """One generator: what it was seeded with, and at how many of the steps looked at it had moved on."""
+    """Hold one generator: its seed, and in how many of the observed steps it had advanced."""
 
     seed: str
     state: Callable[[], str]
@@ -39,7 +39,7 @@ class _Stream:
 
 
 class Streams:
-    """Follows the generators of Python and NumPy that a program seeds.
+    """Follow the generators of Python and NumPy that a program seeds.
 
     Args:
         recording: What writes of them.
@@ -56,13 +56,13 @@ class Streams:
         self._recording.at_end.append(lambda: self._recording.write({"event": "streams", "streams": self.found}))
 
     def seeded(self, generator: str) -> None:
-        """The program has seeded Python's or NumPy's global generator."""
+        """Note that the program has seeded Python's or NumPy's global generator."""
         if generator in _GLOBAL:
             name, state = _GLOBAL[generator]
             self._known[name] = _Stream(state(), state)
 
     def look(self) -> None:
-        """A step was made."""
+        """Note that a step was made."""
         for stream in list(self._known.values()):
             stream.look()
 
@@ -89,7 +89,7 @@ class Streams:
 
 
 def _is_plain(seed: object) -> bool:
-    """Whether it is a number, or several."""
+    """Return whether it is a number, or several."""
     return isinstance(seed, int) or (isinstance(seed, (list, tuple)) and all(isinstance(one, int) for one in seed))
 
 

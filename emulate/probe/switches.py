@@ -1,4 +1,4 @@
-"""Suspects switched off in a re-run, so that a cause is confirmed by its absence; and XLA, where the probe cannot look."""
+"""Switch off suspected causes in a re-run, so that their absence confirms them; and XLA, which hides tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CLIPPING_ELSEWHERE = (".losses", ".metrics", ".layers", ".nn", ".activations", 
 
 
 def install(probe: Probe) -> None:
-    """The switches that are TensorFlow's: clipping functions, XLA."""
+    """Install TensorFlow's interventions: clipping functions, XLA."""
     _without_xla(probe)
     for name in CLIPS:
         _wrap_clip(probe, name)
@@ -30,7 +30,7 @@ def install(probe: Probe) -> None:
 
 
 def _without_xla(probe: Probe) -> None:
-    """A step compiled by XLA cannot hand tensors out; it runs uncompiled, and the supervisor is told."""
+    """Run a step without XLA, which cannot pass tensors out, and tell the supervisor."""
     cls = graph_functions.function_class()
     original = cls.__init__
 
@@ -45,7 +45,7 @@ def _without_xla(probe: Probe) -> None:
 
 
 def _is_a_step(frame: Any) -> bool:
-    """Whether the program or Keras's trainer compiles this; TensorFlow and Keras compile small functions of their own too."""
+    """Return whether the program or Keras's trainer compiles this: TensorFlow and Keras compile small functions, too."""
     while frame.f_globals.get("__name__", "").startswith("tensorflow."):
         frame = frame.f_back
     module = frame.f_globals.get("__name__", "")
@@ -71,7 +71,7 @@ def _wrap_clip(probe: Probe, name: str) -> None:
 
 
 def _is_of_a_loss(body: bodies.Body, value: Any) -> bool:
-    """Whether it is clipped on the way to a loss: while a tape records, and it is no gradient that was taken."""
+    """Return whether a value is clipped on the way to a loss: while a tape records, and not a gradient."""
     import tensorflow as tf
 
     if not upstream.is_recording():
@@ -81,7 +81,7 @@ def _is_of_a_loss(body: bodies.Body, value: Any) -> bool:
 
 
 def _is_keras_own(frame: Any) -> bool:
-    """Whether a loss, a metric or a layer of Keras clips (probabilities, say), not the program or an optimizer."""
+    """Return whether a loss, a metric or a layer of Keras clips (probabilities, for example)."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(("tensorflow.", "keras.", "tf_keras.")) or ".optimizers" in module:
@@ -93,7 +93,7 @@ def _is_keras_own(frame: Any) -> bool:
 
 
 def _see_gathers(probe: Probe) -> None:
-    """A step whose replicas see each other's rows has to know which of them are its own."""
+    """Record which examples are a replica's own, for a step whose replicas gather each other's."""
     import tensorflow as tf
 
     original = tf.distribute.ReplicaContext.all_gather
@@ -108,7 +108,7 @@ def _see_gathers(probe: Probe) -> None:
 
 
 def _see_reductions(probe: Probe) -> None:
-    """A step that adds up gradients by itself hands the optimizer the same on every replica: what a tape gave is kept too.
+    """Keep the tapes' gradients for a step that sums them itself and passes equal ones to the optimizer on every replica.
 
     What it adds up before it takes gradients may be what the loss is made of (statistics of all rows).
     """
@@ -130,12 +130,12 @@ def _see_reductions(probe: Probe) -> None:
 
 
 def _is_of_numbers(value: Any) -> bool:
-    """Whether it is more than a count or a sum of weights."""
+    """Return whether it is more than a count or a sum of weights."""
     return is_floating(value) and bool(value.shape.rank)
 
 
 def _see_casts(probe: Probe) -> None:
-    """A step that makes 16 bits of 32 is rounded so in all that its gradients pass."""
+    """Record casts from 32 to 16 bits: all gradients that pass them are rounded."""
     import tensorflow as tf
 
     original = tf.cast
@@ -163,7 +163,7 @@ def without_clipping(probe: Probe, optimizer: Any, inner: Any) -> None:
 
 
 def install_keras(probe: Probe, package: str) -> None:
-    """The switches that are Keras's: BatchNormalization, regularisation, 16 bits; its loss factor in float64."""
+    """Install Keras's interventions: BatchNormalization, regularization, 16 bits; its loss factor in float64."""
     if package == upstream.KERAS_3:
         _scale_exactly(probe)
     if "batchnorm-synchronized" in probe.plan.switches:
@@ -178,7 +178,7 @@ def install_keras(probe: Probe, package: str) -> None:
 
 
 def _scale_exactly(probe: Probe) -> None:
-    """Keras 3 makes 1 / replicas in float32 whatever the loss's type: a third is off by 3e-8, a million units of float64."""
+    """Compute 1 / replicas exactly: Keras 3 computes it in float32 for any loss, and 1/3 is off by 3e-8."""
     import tensorflow as tf
 
     module = upstream.keras_loss_module()
@@ -210,7 +210,7 @@ def _synchronize(cls: Any) -> None:
 
 
 def _compute_in_32_bits(cls: Any) -> None:
-    """A policy keeps its name, so that a loss is scaled as before."""
+    """Compute in 32 bits, and keep the policy's name, so that a loss is scaled as before."""
     original = cls._parse_name
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""Gradient tapes: what the gradient is taken of, and the steps of loops without a known optimizer."""
+"""Record gradient tapes: what the gradient is taken of, and the steps of loops without a known optimizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def install(probe: Probe) -> None:
 
 
 def _joined_over_shares(body: bodies.Body, probe: Probe, sources: Any, result: Any) -> Any:
-    """Where shares of another run's rows come one after the other and are joined here: with the last of them, all."""
+    """Join the gradients of shares of another run's examples, and return all of them with the last share."""
     import tensorflow as tf
 
     plan = probe.plan.replay
@@ -48,7 +48,7 @@ def _joined_over_shares(body: bodies.Body, probe: Probe, sources: Any, result: A
 
 
 def _joined_over_replicas(probe: Probe, sources: Any, result: Any) -> Any:
-    """Where a run is to put the replicas' gradients together at once: whatever is made of them is made of those of all."""
+    """Join the replicas' gradients at once: everything computed from them then uses those of all."""
     import tensorflow as tf
 
     asked = [how for how, switch in TAPES_JOINED.items() if switch in probe.plan.switches]

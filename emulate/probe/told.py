@@ -1,4 +1,4 @@
-"""What a program on one device is told when it asks for the number of replicas, or of workers, or for its replica's number."""
+"""Set what a program on one device reads as the numbers of replicas and workers, and as its replica's number."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def see_numbers(asked: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def numbered(number: int | None) -> Iterator[None]:
-    """While this thread makes a replica's step: the number that it is told, None for its own."""
+    """Set the number that this thread's replica step reads; None for its own."""
     outer = getattr(_number, "told", None)
     _number.told = number
     try:
@@ -73,7 +73,7 @@ def _as_tensor(number: int) -> Any:
 
 
 def _module_above() -> str:
-    """The module that reads the property that calls this."""
+    """Return the module that reads the calling property."""
     return str(sys._getframe(2).f_globals.get("__name__", ""))
 
 
@@ -108,7 +108,7 @@ def _tell_of_workers(number: int) -> None:
 
 
 def _module_that_asks() -> str:
-    """The module that reads the environment, through whatever of Python's own."""
+    """Return the module that reads the environment, also through Python's own modules."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
@@ -116,7 +116,7 @@ def _module_that_asks() -> str:
 
 
 def _refuse_workers_that_are_not_there() -> None:
-    """A program that makes a cluster of what it was told is to fail at once, and not to wait for it."""
+    """Make a program fail at once that builds a cluster from such a number, instead of waiting for it."""
     import tensorflow as tf
 
     cls: Any = tf.train.ClusterSpec
@@ -132,7 +132,7 @@ def _refuse_workers_that_are_not_there() -> None:
 
 
 class BatchOf:
-    """A number of replicas that makes a batch larger, and has nothing to add up.
+    """Represent a number of replicas that only enlarges a batch.
 
     A program asks for the number for two ends: what it multiplies grows with the batch (its rows, a learning rate), and what it
     divides makes up for the replicas that are added up. One device that has the rows of all needs the former alone. So this is

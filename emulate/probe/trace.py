@@ -1,4 +1,4 @@
-"""The trace: what one run of a program recorded, as files that outlive it and can be compared elsewhere.
+"""Read and write the trace: what one run of a program recorded, in files that can be compared elsewhere.
 
 A trace is a folder:
 
@@ -8,12 +8,11 @@ A trace is a folder:
 
 A host that is killed leaves every line written until then; a last line without its end is not read.
 
-An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4], "norm": 1.5}`. Where the budget did not
-allow all of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. `norm` is
-the L2 norm of the whole array. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside
-the values of those rows. A slice of a table (slices.py) is written like it, the split axis first, and has
-`"slice": {"of": number of slices, "every": k}`: every k-th row of the table is kept. Where all slices are there they are read
-as one table.
+An array in an event is `{"at": offset, "dtype": "float32", "shape": [3, 4], "norm": 1.5}`. Where the budget did not allow all
+of it, `"stride": k` is set and only the elements 0, k, 2k, ... of the flattened array are there. `norm` is the L2 norm of the
+whole array. A sparse gradient has `"rows"` (an array of row numbers, unique and sorted) beside the values of those rows. A
+slice of a table (slices.py) is written like it, the split axis first, and has `"slice": {"of": number of slices, "every": k}`:
+every k-th row of the table is kept. Where all slices are there they are read as one table.
 
 Events (every one has `event`):
 
@@ -59,7 +58,7 @@ Array = NDArray[Any]
 
 
 def digest(array: Array) -> str:
-    """A short name of an array's exact bits (64 bits of BLAKE2b over dtype, shape and bytes)."""
+    """Return a short hash of an array's exact bits (64 bits of BLAKE2b over dtype, shape and bytes)."""
     contents = np.ascontiguousarray(array)
     state = hashlib.blake2b(f"{contents.dtype.str}{contents.shape}".encode(), digest_size=8)
     # bfloat16, which NumPy lends no buffer of, is bytes like any other.
@@ -69,7 +68,7 @@ def digest(array: Array) -> str:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array of a trace, read when it is asked for.
+    """Hold an array of a trace, read on request.
 
     Attributes:
         shape: The shape of the whole array.
@@ -94,11 +93,11 @@ class StoredArray:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every element was kept."""
+        """Return whether every element was kept."""
         return self.stride == 1 and self.every == 1
 
     def read(self) -> Array:
-        """The elements that were kept: in the array's shape where all were, else flat. A sparse one is made dense."""
+        """Return the kept elements: in the array's shape if all were kept, else flat. A sparse array becomes dense."""
         if self.parts:
             whole = self.parts[0].read()
             for part in self.parts[1:]:
@@ -113,7 +112,7 @@ class StoredArray:
         return dense.reshape(-1)[:: self.stride] if self.stride > 1 else dense
 
     def read_rows(self) -> tuple[Array, Array]:
-        """Of a sparse array the numbers of its rows and the rows."""
+        """Return the row numbers and the rows of a sparse array."""
         assert self.rows is not None
         numbers = self.rows.read()
         return numbers, self._kept((len(numbers), *self.shape[1:]))
@@ -138,7 +137,7 @@ class StoredArray:
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable's value on one replica: its exact digest, and its elements as far as they were kept."""
+    """Hold one variable's value on one replica: its exact digest, and its elements as far as they were kept."""
 
     digest: str
     array: StoredArray | None
@@ -147,7 +146,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Step:
-    """What one replica did in one training step.
+    """Describe what one replica did in one training step.
 
     Attributes:
         rows: Identity of each row of the local batch, in order; None where the program's input was not seen.
@@ -186,7 +185,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Report:
-    """One number the program itself reported.
+    """Hold one number that the program itself reported.
 
     Attributes:
         step: How often this host had reported that number before.
@@ -207,7 +206,7 @@ class Report:
 
 
 class Trace:
-    """A trace, read from its folder.
+    """Read a trace from its folder.
 
     Args:
         directory: The folder with `trace.json`.
@@ -239,7 +238,7 @@ class Trace:
 
     @cached_property
     def events(self) -> list[tuple[int, dict[str, Any]]]:
-        """Every event with its host's number, host after host."""
+        """Return every event with its host's number, host after host."""
         return [(host, event) for host in range(self.num_hosts) for event in self._read_events(host)]
 
     def _read_events(self, host: int) -> Iterator[dict[str, Any]]:
@@ -252,12 +251,12 @@ class Trace:
                     yield _event(line, f"host-{host}/{path.name}, line {number}")
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
-        """The events of one kind with their host."""
+        """Return the events of one kind with their hosts."""
         return [(host, event) for host, event in self.events if event["event"] == kind]
 
     @cached_property
     def optimizers(self) -> list[str]:
-        """Names of the optimizers in the order of their first step; `tape` stands for a loop that has none."""
+        """Return the names of the optimizers in the order of their first step; `tape` for a loop without one."""
         names = list(dict.fromkeys(event["optimizer"] for _, event in self.of("step")))
         return [name for name in names if name != "tape"] or names
 
@@ -277,11 +276,11 @@ class Trace:
         return {name: [_with_tables(step) for step in steps] for name, steps in in_order.items()}
 
     def steps(self, optimizer: str) -> list[dict[int, Step]]:
-        """The steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
+        """Return the steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
         return self._steps.get(optimizer, [])
 
     def calls(self) -> list[dict[int, Step]]:
-        """The steps of all optimizers in the order in which they were made, of several in one call of `Strategy.run` the first.
+        """Return the steps of all optimizers in order; of several in one call of `Strategy.run` the first.
 
         Optimizers that are applied outside of it one after the other, to gradients of the same rows, have one call too.
         """
@@ -298,12 +297,12 @@ class Trace:
 
     @cached_property
     def follows(self) -> bool:
-        """Whether its optimizers applied another run's gradients."""
+        """Return whether its optimizers applied another run's gradients."""
         return any(event.get("follows") for _, event in self.of("program"))
 
     @cached_property
     def applies_sums(self) -> bool:
-        """Whether a step applied gradients that were the sum over the replicas, or workers, already."""
+        """Return whether a step applied gradients that were already summed over the replicas or workers."""
         return any(event.get("reduced") for _, event in self.of("step"))
 
     @cached_property
@@ -315,11 +314,14 @@ class Trace:
 
     @cached_property
     def replicas(self) -> list[int]:
-        """Numbers of the replicas that made a step."""
+        """Return the numbers of the replicas that made a step."""
         return sorted({replica for name in self.optimizers for step in self.steps(name) for replica in step})
 
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
-        """The variables `initial`, `final` or `left`, by (host, replica). Equal values keep their array on the first only."""
+        """Return the variables `initial`, `final` or `left`, by (host, replica).
+
+        Equal values keep their array on the first only.
+        """
         found: dict[tuple[int, int], dict[str, Variable]] = {}
         for host, event in self.of(when):
             known = found.setdefault((host, event["replica"]), {})
@@ -330,7 +332,7 @@ class Trace:
 
     @cached_property
     def reports(self) -> list[Report]:
-        """What the program reported, host after host; a value that is not finite is NaN or infinite here too."""
+        """Return what the program reported, host after host. Values that are not finite are NaN or infinite here, too."""
         shared = {event["name"] for _, event in self.of("shared")}
         return [
             Report(
@@ -404,14 +406,14 @@ def _event(line: str, where: str) -> dict[str, Any]:
 
 
 def _is_of_one_call(step: Step, before: Step) -> bool:
-    """Whether two optimizers were applied, outside of `Strategy.run`, to what one call of it has made."""
+    """Return whether two optimizers were applied, outside of `Strategy.run`, to the results of one call of it."""
     return step.reduced and before.reduced and step.optimizer != before.optimizer and step.rows == before.rows
 
 
 def _after_updates(
     steps: list[dict[int, Step]], after: Mapping[tuple[int, int], Mapping[str, Variable]]
 ) -> list[dict[int, Step]]:
-    """Steps with their variables as they are after the update: of what is updated outside of `Strategy.run` the next step's.
+    """Return steps with their variables after the update; for updates outside of `Strategy.run`, from the next step.
 
     What nobody saw after its last step has no value there.
     """
@@ -431,7 +433,7 @@ def _after_updates(
 
 
 def _with_tables(step: Mapping[int, Step]) -> dict[int, Step]:
-    """A step whose slices of tables are the tables."""
+    """Return a step with whole tables in place of slices."""
     ordered = dict(sorted(step.items()))
     weights = slices.with_tables({replica: one.weights for replica, one in ordered.items()})
     gradients = slices.with_gradients({replica: one.gradients for replica, one in ordered.items()})

@@ -1,4 +1,4 @@
-"""Writes a trace while the program runs: events as lines, arrays as bytes; what they look like stands in trace.py."""
+"""Write a trace while the program runs: events as lines, arrays as bytes. trace.py defines their form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emulate.probe.trace import Array
 
 
 class TraceWriter:
-    """Writes one host's part of a trace as the run goes on; from any thread.
+    """Write one host's part of a trace during the run, from any thread.
 
     Args:
         directory: The folder `host-<number>`, made if it is not there.

@@ -1,4 +1,4 @@
-"""The one place where the probe touches private names of TensorFlow, Keras and tf_keras.
+"""Collect the private names of TensorFlow, Keras and tf_keras for the probe.
 
 A test (`tests/emulate/probe/test_upstream.py`) fails when upstream changes one of them.
 """
@@ -20,12 +20,12 @@ LEGACY_KERAS = "tf_keras.src"
 
 
 def strategy_class() -> Any:
-    """The class behind every public strategy; its `run` sees each replica's input (TF 2.21)."""
+    """Return the class behind every public strategy, whose `run` gets each replica's input (TF 2.21)."""
     return load("tensorflow.python.distribute.distribute_lib").StrategyBase
 
 
 def num_local_replicas(strategy: Any) -> int:
-    """How many replicas a strategy has on this host; the default strategy has no devices to count and is one."""
+    """Return how many replicas a strategy has on this host. The default strategy counts as one."""
     try:
         return len(strategy.extended.worker_devices)
     except (RuntimeError, AttributeError):
@@ -33,19 +33,19 @@ def num_local_replicas(strategy: Any) -> int:
 
 
 def replica_counters() -> list[Any]:
-    """The classes that tell a program `num_replicas_in_sync` (TF 2.21)."""
+    """Return the classes with `num_replicas_in_sync` (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")
     return [lib.StrategyBase, lib.ReplicaContextBase]
 
 
 def numbered() -> Any:
-    """The class that tells a program `replica_id_in_sync_group` (TF 2.21)."""
+    """Return the class with `replica_id_in_sync_group` (TF 2.21)."""
     return load("tensorflow.python.distribute.distribute_lib").ReplicaContextBase
 
 
 @dataclass(frozen=True)
 class Coordination:
-    """The classes behind `ClusterCoordinator` (TF 2.21)."""
+    """Hold the classes behind `ClusterCoordinator` (TF 2.21)."""
 
     coordinator: Any
     cluster: Any
@@ -57,7 +57,7 @@ class Coordination:
 
 
 def coordination() -> Coordination:
-    """What a coordinator schedules goes through these."""
+    """Return the classes through which a coordinator schedules work."""
     module = load("tensorflow.python.distribute.coordinator.cluster_coordinator")
     values = load("tensorflow.python.distribute.coordinator.values")
     return Coordination(
@@ -86,7 +86,7 @@ def tape_class() -> Any:
 
 
 def is_recording() -> bool:
-    """Whether a gradient tape of this thread records."""
+    """Return whether a gradient tape of this thread records."""
     return bool(load("tensorflow.python.eager.record").could_possibly_record())
 
 
@@ -96,13 +96,13 @@ def pack(tensors: list[Any]) -> Any:
 
 
 def unpack(variant: Any, dtypes: list[Any]) -> list[Any]:
-    """The tensors of `pack`."""
+    """Return the tensors of `pack`."""
     ops = load("tensorflow.python.ops.gen_optional_ops")
     return list(ops.optional_get_value(variant, dtypes, [None] * len(dtypes)))
 
 
 def control_flow_root(graph: Any) -> Any:
-    """The function graph that a `cond` or `while` body belongs to: those are never called from elsewhere."""
+    """Return the function graph of a `cond` or `while` body, which is never called from elsewhere."""
     flow = load("tensorflow.python.ops.control_flow_v2_func_graphs")
     kinds = (flow.CondBranchFuncGraph, flow.WhileCondFuncGraph, flow.WhileBodyFuncGraph)
     while isinstance(graph, kinds):
@@ -120,7 +120,7 @@ def keras_optimizers() -> list[tuple[Any, str]]:
 
 
 def legacy_optimizers() -> list[tuple[Any, str]]:
-    """The same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
+    """Return the same for tf_keras and TensorFlow 1 optimizers: their `apply_gradients`."""
     found: list[tuple[Any, str]] = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
     if f"{LEGACY_KERAS}.optimizers.optimizer" in sys.modules:
         optimizer = load(f"{LEGACY_KERAS}.optimizers.optimizer")
@@ -132,12 +132,12 @@ def legacy_optimizers() -> list[tuple[Any, str]]:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """What a LossScaleOptimizer wraps, or None."""
+    """Return the optimizer inside a LossScaleOptimizer, or None."""
     return getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "_optimizer", None)
 
 
 def has_compiled_loss(model: Any) -> bool:
-    """Whether a Keras model, of Keras 3 or 2, was compiled with a loss."""
+    """Return whether a Keras model (Keras 3 or 2) was compiled with a loss."""
     of_keras_2 = getattr(model, "compiled_loss", None)  # in Keras 3 a method, that is always there
     return getattr(model, "_compile_loss", None) is not None or not (of_keras_2 is None or inspect.ismethod(of_keras_2))
 
@@ -149,41 +149,41 @@ def rate_makers() -> list[tuple[Any, str]]:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """The learning rate of an optimizer as it keeps it: a variable, a schedule, a number; None where it has none."""
+    """Return the learning rate as the optimizer stores it: a variable, a schedule or a number; None without one."""
     return getattr(inner_optimizer(optimizer) or optimizer, "_learning_rate", None)
 
 
 def steps_made(optimizer: Any) -> int:
-    """How many steps an optimizer says that it has made, those of the run that it was restored from included."""
+    """Return how many steps an optimizer counts, including those of a restored run."""
     count = getattr(inner_optimizer(optimizer) or optimizer, "_iterations", None)
     return 0 if count is None or isinstance(count, int) else int(count.numpy())
 
 
 def layer_classes() -> list[Any]:
-    """The Layer classes of the Keras that are imported."""
+    """Return the Layer classes of the imported Keras versions."""
     names = (f"{KERAS_3}.layers.layer", f"{LEGACY_KERAS}.engine.base_layer")
     return [load(name).Layer for name in names if name in sys.modules]
 
 
 def keras_loss_module() -> Any:
-    """Where Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`."""
+    """Return the module in which Keras 3 divides a loss by the number of replicas: `scale_loss_for_distribution`."""
     return load(f"{KERAS_3}.losses.loss")
 
 
 def metric_classes() -> list[Any]:
-    """The Metric classes of the Keras that are imported."""
+    """Return the Metric classes of the imported Keras versions."""
     names = (f"{KERAS_3}.metrics.metric", f"{LEGACY_KERAS}.metrics.base_metric")
     return [load(name).Metric for name in names if name in sys.modules]
 
 
 def callback_list_classes() -> list[Any]:
-    """The CallbackList classes of the Keras that are imported: every log of `fit` passes them."""
+    """Return the CallbackList classes of the imported Keras versions: every log of `fit` passes them."""
     names = (f"{KERAS_3}.callbacks.callback_list", f"{LEGACY_KERAS}.callbacks")
     return [load(name).CallbackList for name in names if name in sys.modules]
 
 
 def batchnorm_classes() -> list[Any]:
-    """The BatchNormalization classes of the Keras that are imported."""
+    """Return the BatchNormalization classes of the imported Keras versions."""
     found = []
     if f"{KERAS_3}.layers.normalization.batch_normalization" in sys.modules:
         found.append(load(f"{KERAS_3}.layers.normalization.batch_normalization").BatchNormalization)
@@ -193,7 +193,7 @@ def batchnorm_classes() -> list[Any]:
 
 
 def replicas_summed(optimizer: Any) -> int:
-    """Of how many replicas gpudist_core has summed the gradients that it gives to an optimizer's own `apply`; 1 for none."""
+    """Return over how many replicas gpudist_core has summed the gradients for an optimizer's own `apply`; 1 for none."""
     import tensorflow as tf
 
     ours = sys.modules.get("gpudist_core.upstream.optimizers")
@@ -204,23 +204,23 @@ def replicas_summed(optimizer: Any) -> int:
 
 
 def own_weights(layer: Any) -> list[Any]:
-    """The trainable variables of a layer without those of the layers in it."""
+    """Return the trainable variables of a layer without those of its sub-layers."""
     return list(getattr(layer, "_trainable_variables", ())) or list(getattr(layer, "_trainable_weights", ()))
 
 
 def policy_classes() -> list[Any]:
-    """The dtype policies of the Keras that are imported: `_parse_name` says what a layer computes in and keeps weights in."""
+    """Return the dtype policies of the imported Keras versions: `_parse_name` gives compute and variable dtypes."""
     names = {f"{KERAS_3}.dtype_policies.dtype_policy": "DTypePolicy", f"{LEGACY_KERAS}.mixed_precision.policy": "Policy"}
     return [getattr(load(module), name) for module, name in names.items() if module in sys.modules]
 
 
 def seed_module() -> Any:
-    """The module whose `get_seed` makes an operation's two seeds of the global one and its own (TF 2.21)."""
+    """Return the module whose `get_seed` combines the global seed and an operation's own (TF 2.21)."""
     return load("tensorflow.python.framework.random_seed")
 
 
 def random_ops() -> list[tuple[Any, str, str]]:
-    """(module, function, distribution) of the ops behind every draw of single numbers (TF 2.21)."""
+    """Return (module, function, distribution) of the ops behind every draw of single numbers (TF 2.21)."""
     plain = load("tensorflow.python.ops.gen_random_ops")
     stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
     stateless_1 = load("tensorflow.python.ops.gen_stateless_random_ops")
@@ -245,20 +245,20 @@ def random_ops() -> list[tuple[Any, str, str]]:
 
 
 def shuffles() -> list[tuple[Any, str]]:
-    """(module, function) of the ops that put the rows of a `value` into a random order (TF 2.21)."""
+    """Return (module, function) of the ops that shuffle the rows of a `value` (TF 2.21)."""
     stateless = load("tensorflow.python.ops.gen_stateless_random_ops_v2")
     return [(load("tensorflow.python.ops.gen_random_ops"), "random_shuffle"), (stateless, "stateless_shuffle")]
 
 
 def candidate_samplers() -> list[tuple[Any, str]]:
-    """(module, function) of the ops that draw classes for a whole batch, by a `seed` and a `seed2` (TF 2.21)."""
+    """Return (module, function) of the ops that draw classes for a whole batch, by a `seed` and a `seed2` (TF 2.21)."""
     module = load("tensorflow.python.ops.gen_candidate_sampling_ops")
     kinds = ("all", "fixed_unigram", "learned_unigram", "log_uniform", "thread_unsafe_unigram", "uniform")
     return [(module, f"{kind}_candidate_sampler") for kind in kinds]
 
 
 def local_copies(variable: Any) -> list[Any]:
-    """The plain tf.Variables behind a variable of Keras 3, tf_keras or tf.distribute: one for each local replica."""
+    """Return the plain tf.Variables of a Keras 3, tf_keras or tf.distribute variable: one for each local replica."""
     inner = getattr(variable, "_value", None) if type(variable).__module__.startswith(KERAS_3) else variable
     if type(inner).__name__ == "AutoCastDistributedVariable" or hasattr(inner, "_variable"):
         inner = getattr(inner, "_variable", inner)
@@ -267,14 +267,14 @@ def local_copies(variable: Any) -> list[Any]:
 
 
 def tf_variable(variable: Any) -> Any:
-    """The tf.Variable (or distributed variable) that a Keras 3 or auto-casting variable wraps."""
+    """Return the tf.Variable (or distributed variable) that a Keras 3 or auto-casting variable wraps."""
     if type(variable).__module__.startswith(KERAS_3):
         return getattr(variable, "_value", variable)
     return getattr(variable, "_variable", variable)
 
 
 def variable_classes() -> list[Any]:
-    """The classes that define how a variable is assigned: of one device, of several, of parameter devices (TF 2.21)."""
+    """Return the classes that define how a variable is assigned: on one device, on several, on parameter devices (TF 2.21)."""
     from tensorflow.python.distribute import ps_values, values
     from tensorflow.python.ops import resource_variable_ops
 
@@ -287,7 +287,7 @@ PathOf = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def file_writers() -> list[tuple[Any, str, PathOf]]:
-    """Where TensorFlow writes files: owner, name, and what of the arguments is the path, None where it is not known."""
+    """Return where TensorFlow writes files: owner, name, and a function for the path in the arguments (None if unknown)."""
     file_io = load("tensorflow.python.lib.io.file_io")
     summary = load("tensorflow.python.ops.gen_summary_ops")
     return [
@@ -298,13 +298,13 @@ def file_writers() -> list[tuple[Any, str, PathOf]]:
 
 
 def checkpoint_writer() -> tuple[Any, str, PathOf]:
-    """What writes every checkpoint of TensorFlow, in the same form."""
+    """Return what writes every TensorFlow checkpoint, in the same form."""
     saver = load("tensorflow.python.checkpoint.functional_saver").MultiDeviceSaver
     return saver, "save", lambda args, kwargs: _text_of(_argument(args, kwargs, 1, "file_prefix"))
 
 
 def file_readers() -> list[tuple[Any, str, PathOf]]:
-    """Where it reads files, and what reads every checkpoint, in the same form."""
+    """Return where TensorFlow reads files and checkpoints, in the same form."""
     file_io = load("tensorflow.python.lib.io.file_io")
     checkpoints = load("tensorflow.python.training.py_checkpoint_reader")
     return [
@@ -318,18 +318,18 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name
 
 
 def _text_of(path: Any) -> Any:
-    """A path that may be an eager tensor; None for one that only the graph knows."""
+    """Return a path that may be an eager tensor; None for one that only the graph knows."""
     value = getattr(path, "numpy", None)
     return path if value is None else value()
 
 
 def constant_maker() -> tuple[Any, str]:
-    """Where every constant of a graph is made: module and name (TF 2.21)."""
+    """Return where every constant of a graph is made: module and name (TF 2.21)."""
     return load("tensorflow.python.framework.ops"), "_create_graph_constant"
 
 
 def line_of(operation: Any) -> str:
-    """The innermost line of the program, outside of TensorFlow, Keras and the probe, that made an operation."""
+    """Return the innermost program line, outside of TensorFlow, Keras and the probe, that made an operation."""
     modules = [sys.modules[name] for name in ("tensorflow", "keras", "tf_keras", "emulate") if name in sys.modules]
     libraries = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in modules)
     frames = [frame for frame in operation.traceback if not frame.filename.startswith(libraries)]
@@ -337,7 +337,7 @@ def line_of(operation: Any) -> str:
 
 
 def dataset_class() -> Any:
-    """The class behind every `tf.data.Dataset`."""
+    """Return the class behind every `tf.data.Dataset`."""
     return load("tensorflow.python.data.ops.dataset_ops").DatasetV2
 
 
@@ -380,7 +380,7 @@ FIRST_NUMBER = "_gpudist_first_number"
 
 
 def random_stages(dataset: Any) -> list[str]:
-    """What draws random numbers anew in each epoch among the stages of a pipeline: `shuffle`, or a function that draws."""
+    """Return the stages of a pipeline that draw random numbers in each epoch: `shuffle`, or a function that draws."""
     found = [what for one in dataset._inputs() for what in random_stages(one)]
     if type(dataset).__name__ == "_ShuffleDataset" and getattr(dataset, "_reshuffle_each_iteration", None) is not False:
         found.append("shuffle")
@@ -389,7 +389,7 @@ def random_stages(dataset: Any) -> list[str]:
 
 
 def drawing_stage(dataset: Any) -> dict[str, Any] | None:
-    """The stage of a dataset whose own functions draw, None where none does.
+    """Return the stage of a dataset whose own functions draw, or None.
 
     Args:
         dataset: A `tf.data.Dataset`.
@@ -409,12 +409,12 @@ def drawing_stage(dataset: Any) -> dict[str, Any] | None:
 
 
 def functions_of(dataset: Any) -> list[tuple[Any, Any]]:
-    """The functions of a dataset's own stage, as the program wrote them, and the graph of each."""
+    """Return the functions of a dataset's own stage, as the program wrote them, with their graphs."""
     return [(function._func, function.function.graph) for function in dataset._functions()]
 
 
 def _digest_of(graph: Any, dataset: Any) -> str:
-    """Of a function, and of the first number of what it is given: `Dataset.enumerate` may begin elsewhere on each host."""
+    """Return a digest of a function and of its first input number: `Dataset.enumerate` may start elsewhere on each host."""
     state = hashlib.blake2b(graph.as_graph_def().SerializeToString(deterministic=True), digest_size=8)
     waiting = list(dataset._inputs())
     while waiting:

@@ -1,4 +1,4 @@
-"""Names and local values of variables, the same for Keras 3, tf_keras and plain tf.Variables."""
+"""Read names and local values of variables, in one way for Keras 3, tf_keras and plain tf.Variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from emulate.probe import upstream
 
 
 class Names:
-    """A stable, unique name for every variable: its path in the model, numbered where two share one."""
+    """Give every variable a stable, unique name: its path in the model, numbered if two share one."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, str] = {}
@@ -16,7 +16,7 @@ class Names:
         self._kept: list[Any] = []
 
     def of(self, variable: Any) -> str:
-        """The variable's name; asking again gives the same."""
+        """Return the variable's name, the same for each call."""
         inner = upstream.tf_variable(variable)
         key = id(variable if inner is None else inner)  # one that Keras has not made yet has none
         if key not in self._by_id:
@@ -38,18 +38,18 @@ def _path(variable: Any) -> str:
 
 
 def read_local(variable: Any) -> Any:
-    """A tensor with the value that the current replica sees (the first copy outside a replica)."""
+    """Return a tensor with the value for the current replica (the first copy outside of replicas)."""
     return upstream.tf_variable(variable).read_value()
 
 
 def copy_of(variable: Any, local: int) -> Any:
-    """The plain tf.Variable that a local replica uses."""
+    """Return the plain tf.Variable that a local replica uses."""
     copies = upstream.local_copies(variable)
     return copies[local % len(copies)]
 
 
 def is_floating(variable: Any) -> bool:
-    """Whether a variable, or a tensor, holds numbers that training changes; Keras's variables name their dtype by a string."""
+    """Return whether a variable or tensor holds numbers that training changes. Keras names dtypes by strings."""
     dtype = getattr(variable, "dtype", None)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", "")
     return name.startswith(("float", "bfloat"))

@@ -1,1 +1,1 @@
-"""The pytest plugin: tests that name topologies run there. `emulate.pytest_plugin.entry` is the entry point."""
+"""Run tests that name topologies there, as a pytest plugin. `emulate.pytest_plugin.entry` is the entry point."""

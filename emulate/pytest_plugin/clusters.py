@@ -1,4 +1,4 @@
-"""The warm clusters of one pytest process, and how many of them may work at once."""
+"""Manage the warm clusters of one pytest process, and limit how many of them work at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MODULES = (
 
 
 class Turns:
-    """Lets only so many clusters work at once, of all workers of a run of pytest-xdist.
+    """Limit how many clusters work at once, over all workers of a pytest-xdist run.
 
     A turn is a name among Linux's abstract sockets: it leaves no file, and is free again when its process ends, however.
 
@@ -76,7 +76,7 @@ class Turns:
 
 
 class Clusters:
-    """Starts what is needed when it is needed.
+    """Start clusters when they are needed.
 
     Args:
         settings: What the user asked for.
@@ -94,11 +94,11 @@ class Clusters:
         self._largest = 1
 
     def expect(self, topology: Topology) -> None:
-        """Some test will want this topology."""
+        """Note that a test will need this topology."""
         self._largest = max(self._largest, topology.num_hosts + (topology.num_ps and topology.num_ps + 1))
 
     def warm_up(self) -> Preload:
-        """The process that clusters are forked from; it starts and imports while the caller goes on."""
+        """Return the process that clusters are forked from. It starts and imports in the background."""
         if self._preload is None:
             from emulate.cluster import Preload
 
@@ -115,7 +115,7 @@ class Clusters:
 
     @contextlib.contextmanager
     def lease(self, topology: Topology) -> Iterator[Lease]:
-        """A clean cluster."""
+        """Lease a clean cluster."""
         with self._turns.one():
             if self._pool is None:
                 self._pool = self._new_pool()
@@ -137,7 +137,7 @@ class Clusters:
         return pool
 
     def history(self) -> list[str]:
-        """What became of the clusters of the pool, and why some were not used again."""
+        """Return what happened to the clusters of the pool, and why some were not used again."""
         if self._pool is None:
             return []
         return [str(self._pool.statistics), *(f"replaced {reason}" for reason in self._pool.statistics.reasons)]

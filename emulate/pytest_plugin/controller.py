@@ -1,4 +1,4 @@
-"""Beside the hosts: which tests run on them, with what, and what is told of it."""
+"""Control tests that run on hosts: which tests, with what, and what is reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _FINISH_SECONDS = 60.0
 
 
 def controller_of(config: pytest.Config) -> Controller:
-    """The one controller of this pytest process."""
+    """Return the one controller of this pytest process."""
     if CONTROLLER not in config.stash:
         config.stash[CONTROLLER] = Controller(config)
         config.pluginmanager.register(config.stash[CONTROLLER], "gpudist-controller")
@@ -41,7 +41,7 @@ def controller_of(config: pytest.Config) -> Controller:
 
 
 def expect_tests(config: pytest.Config) -> None:
-    """A test with a topology was found: what takes time can begin."""
+    """Note that a test with a topology was found, and start what takes time."""
     if HOST not in config.stash and CONTROLLER not in config.stash:
         controller = controller_of(config)
         if not config.getoption("collectonly"):
@@ -50,13 +50,13 @@ def expect_tests(config: pytest.Config) -> None:
 
 
 def runs_on_hosts(item: pytest.Item) -> bool:
-    """Whether the body of a test runs on every host, or once beside them."""
+    """Return whether the body of a test runs on every host, or once beside them."""
     names = set(getattr(item, "fixturenames", ()))
     return bool(names.intersection(_ON_HOSTS)) or not names.intersection(_BESIDE)
 
 
 class Controller:
-    """Runs the tests of hosts in the place of pytest's own protocol.
+    """Run the tests of hosts in place of pytest's own protocol.
 
     Args:
         config: Pytest's.
@@ -100,17 +100,17 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
-        """The limit of pytest-timeout is a deadline, of which hosts tell; its alarm here would say nothing of them."""
+        """Replace pytest-timeout's alarm by a deadline: hosts can report where they are, an alarm cannot."""
         return None if _hosts_of(item) is None else True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A mark that nothing has read must not be passed over."""
+        """Refuse a mark that was not read."""
         if not is_of_framework(item) and not upstream.is_doctest(item):
             check_places(item)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """What became of a test beside the hosts stands in its properties, as it does for those on hosts."""
+        """Record the outcome of a test beside the hosts in its properties, as for tests on hosts."""
         report = yield
         is_told = any(name == VERDICT for name, _ in item.user_properties)
         if topology_of(item) is not None and not is_told and (report.when == "call" or not report.passed):
@@ -178,7 +178,7 @@ class Controller:
         return watch.late_reports() + finished(reports, properties, self._note(reports))
 
     def _news(self, notes: list[str]) -> list[tuple[str, object]]:
-        """What the user should know of this machine and was not told yet."""
+        """Return what the user should know about this machine and was not told yet."""
         news = [note for note in dict.fromkeys(notes) if note not in self._told]
         self._told.update(news)
         return [(NOTE, note) for note in news]
@@ -189,7 +189,7 @@ class Controller:
         return ""
 
     def _obey(self, item: pytest.Item, runs: list[HostRun]) -> None:
-        """What a host wants of the whole run."""
+        """Follow a host's request that concerns the whole run."""
         for run in runs:
             if isinstance(ended := run.result.value, Ended):
                 if ended.exit_reason is not None:
@@ -217,7 +217,7 @@ class Controller:
         )
 
     def _following(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> pytest.Item | None:
-        """The next test of the same hosts; a worker of pytest-xdist knows one test ahead only."""
+        """Return the next test of the same hosts. A worker of pytest-xdist knows one test ahead only."""
         if self._is_worker:
             return nextitem if nextitem is not None and _hosts_of(nextitem) == topology else None
         if self._next is None:
@@ -258,7 +258,7 @@ class Controller:
 
     @contextlib.contextmanager
     def cluster(self, item: pytest.Item, topology: Topology) -> Iterator[Any]:
-        """A cluster for a test beside the hosts."""
+        """Provide a cluster for a test beside the hosts."""
         from emulate.cluster import Cluster
 
         with self._beside(item, topology) as preload:
@@ -269,7 +269,7 @@ class Controller:
                 item.user_properties += self._news(made.notes)
 
     def deadline_of(self, item: pytest.Item) -> float:
-        """The seconds that what a test does on hosts may take."""
+        """Return how many seconds a test may take on hosts."""
         wanted = wanted_by(item)
         return (wanted.deadline if wanted is not None else None) or self.settings.deadline
 
@@ -305,7 +305,7 @@ class Controller:
                         item.ihook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Where hosts were when they were interrupted; how the clusters fared, for who asks for details."""
+        """Print where hosts were when they were interrupted; with details on request, how the clusters fared."""
         if self._interrupted:
             terminalreporter.section("interrupted on hosts")
             terminalreporter.write_line(self._interrupted)
@@ -319,12 +319,12 @@ class Controller:
 
 
 def _hosts_of(item: pytest.Item) -> Topology | None:
-    """The topology on whose hosts a test runs; None where it does not."""
+    """Return the topology on whose hosts a test runs, or None."""
     topology = topology_of(item)
     return topology if topology is not None and runs_on_hosts(item) else None
 
 
 def _nodeid(item: pytest.Item) -> str:
-    """Without what pytest-xdist appends for its groups."""
+    """Return the node id without the group that pytest-xdist appends."""
     assert item.parent is not None
     return f"{item.parent.nodeid}::{item.name}"

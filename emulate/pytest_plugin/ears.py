@@ -1,4 +1,4 @@
-"""On a host: what its pytest reports and writes, told to the controller."""
+"""Forward what a host's pytest reports and writes to the controller."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listen(config: pytest.Config, host: Host) -> None:
 
 
 class Told(io.TextIOBase):
-    """A stream that tells the controller what is written, line by line.
+    """Forward what is written to a stream to the controller, line by line.
 
     Args:
         send: Sends an event.
@@ -63,7 +63,7 @@ class Told(io.TextIOBase):
 
 
 class _Terminal:
-    """What pytest writes to where there is no terminal: --setup-show, live logs."""
+    """Receive what pytest writes if there is no terminal: --setup-show, live logs."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._told = Told(send)
@@ -75,15 +75,15 @@ class _Terminal:
         self._told.write(content)
 
     def section(self, title: str, **_: Any) -> None:
-        """A heading."""
+        """Write a heading."""
         self._told.write(f"{title}\n")
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is held back."""
 
 
 class _Ears:
-    """Hears in the host's pytest what the controller must know."""
+    """Observe, in the host's pytest, what the controller must know."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -93,7 +93,7 @@ class _Ears:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, settings: Any) -> bool:
-        """The controller watches the time, on all hosts at once."""
+        """Leave the time limit to the controller, which watches all hosts at once."""
         self._host.send({"event": LIMIT, "seconds": settings.timeout})
         return True
 

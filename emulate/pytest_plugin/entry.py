@@ -1,4 +1,4 @@
-"""The entry point of the pytest plugin: options, the mark, fixtures. What is heavy is imported when a test has a mark."""
+"""Define the plugin's entry point: options, the mark, fixtures. Heavy modules are imported when a test has a mark."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _keep_marks_of_absl() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each topology."""
+    """Make one test for each topology."""
     if metafunc.definition.get_closest_marker(NAME) is not None:
         from emulate.pytest_plugin.controller import expect_tests
         from emulate.pytest_plugin.marks import parametrize
@@ -57,7 +57,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """One test for each topology in classes of unittest, where pytest would ignore the mark."""
+    """Make one test for each topology in unittest classes, in which pytest would ignore the mark."""
     report = yield
     if isinstance(collector, pytest.Class | pytest.Module) and report.passed:
         from emulate.pytest_plugin.testcases import multiply
@@ -83,13 +83,13 @@ def _topology(request: pytest.FixtureRequest) -> Topology:
 
 @pytest.fixture
 def topology(_gpudist_topology: Topology) -> Topology:
-    """The topology that this test runs on: `num_hosts`, `num_devices`, `num_ps`, `num_replicas`."""
+    """Provide the topology that this test runs on: `num_hosts`, `num_devices`, `num_ps`, `num_replicas`."""
     return _gpudist_topology
 
 
 @pytest.fixture
 def strategy(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Any:
-    """The tf.distribute.Strategy of this test's topology; the test runs on every host of it."""
+    """Provide the tf.distribute.Strategy of this test's topology. The test runs on every host of it."""
     from emulate.pytest_plugin.fixtures import make_strategy
 
     return make_strategy(request)
@@ -97,7 +97,7 @@ def strategy(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Any
 
 @pytest.fixture
 def devices(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> list[Any]:
-    """The logical devices of this host; the test runs on every host of its topology."""
+    """Provide the logical devices of this host. The test runs on every host of its topology."""
     from emulate.pytest_plugin.fixtures import logical_devices
 
     return logical_devices(request)
@@ -105,7 +105,7 @@ def devices(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> list
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Iterator[Any]:
-    """An `emulate.Cluster` of this test's topology; with `strategy`, the cluster that the test runs on, as its host sees it."""
+    """Provide an `emulate.Cluster` of this test's topology. With `strategy`: the cluster of the test, as its host sees it."""
     from emulate.pytest_plugin.fixtures import make_cluster
 
     with make_cluster(request, _gpudist_topology) as made:
@@ -114,7 +114,7 @@ def cluster(request: pytest.FixtureRequest, _gpudist_topology: Topology) -> Iter
 
 @pytest.fixture
 def shared_path(request: pytest.FixtureRequest) -> Path:
-    """A folder of this test that all its hosts share; `tmp_path` is each host's own."""
+    """Provide a folder that all hosts of this test share. `tmp_path` is each host's own."""
     from emulate.pytest_plugin.fixtures import shared_folder
 
     return shared_folder(request)
@@ -122,19 +122,19 @@ def shared_path(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def gpudist(request: pytest.FixtureRequest) -> Programs:
-    """Programs under test: `gpudist.verify(program)`, `gpudist.assert_equivalent(program)`, on this test's topology."""
+    """Provide `gpudist.verify(program)` and `gpudist.assert_equivalent(program)` on this test's topology."""
     from emulate.pytest_plugin.fixtures import programs
 
     return programs(request)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What is set up on hosts is torn down."""
+    """Tear down what is set up on hosts."""
     if CONTROLLER in session.config.stash:
         session.config.stash[CONTROLLER].finish(session)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing outlives the run."""
+    """End everything that belongs to the run."""
     if CONTROLLER in config.stash:
         config.stash[CONTROLLER].close()

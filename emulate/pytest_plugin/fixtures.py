@@ -1,4 +1,4 @@
-"""What the fixtures give: on a host from the host, beside the hosts from the controller."""
+"""Provide the fixtures' values: on a host from the host, beside the hosts from the controller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def topology_of_request(request: pytest.FixtureRequest) -> Topology:
-    """The topology of the test that asks."""
+    """Return the topology of the requesting test."""
     found = getattr(request, "param", None) or topology_of(request.node)
     if not isinstance(found, Topology):
         pytest.fail(
@@ -31,7 +31,7 @@ def topology_of_request(request: pytest.FixtureRequest) -> Topology:
 
 
 def _host(request: pytest.FixtureRequest, name: str) -> Host:
-    """The host that the test runs on."""
+    """Return the host that the test runs on."""
     if HOST not in request.config.stash:
         pytest.fail(
             f"A test that uses {name} runs on hosts, which must be known before it starts. Received: a fixture or a "

@@ -1,4 +1,4 @@
-"""On a host: one pytest session that lives as long as the host, and runs the tests it is told to."""
+"""Run one pytest session for the life of a host, and the tests that the controller sends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _serve() -> NoReturn:
 
 
 class Host:
-    """This process as pytest in it sees it.
+    """Hold this process as its pytest sees it.
 
     Args:
         context: The host's own.
@@ -97,7 +97,7 @@ class Host:
         self._settle()
 
     def _settle(self) -> None:
-        """What is there now belongs to the session, and stays."""
+        """Assign everything present to the session, so that it stays."""
         upstream.stop_capturing(self._config)
         keep_state()
         self._changed = False
@@ -132,7 +132,7 @@ class Host:
         return Ended(stop=str(self._session.shouldstop or ""))
 
     def _leave(self, reason: str, code: int | None) -> Ended:
-        """The whole run is to end, and the other hosts with it."""
+        """End the whole run, together with the other hosts."""
         self.send({"event": LEAVING})
         return Ended(exit_reason=reason, exit_code=code)
 
@@ -157,11 +157,11 @@ class Host:
             find_each_other()
 
     def _meeting_first(self) -> contextlib.AbstractContextManager[None]:
-        """A tensor that conftest.py makes starts TensorFlow's runtime, and finding each other comes before that."""
+        """Let the hosts find each other before conftest.py makes a tensor, which starts TensorFlow's runtime."""
         return before_runtime(self._find_each_other)
 
     def _tear_down_before(self, item: pytest.Item) -> None:
-        """What earlier tests left set up because nobody knew which test would follow."""
+        """Tear down what earlier tests left set up because the next test was unknown."""
         last = self._last
         if last is not None:
             self._tear_down(last, item)
@@ -172,7 +172,7 @@ class Host:
             self.send_report(report)
 
     def _following(self, plan: TestPlan, item: pytest.Item) -> Any:
-        """The next test, or what stands for one: what it needs stays set up."""
+        """Return the next test, or a stand-in: what it needs stays set up."""
         if plan.is_last:
             return None
         if plan.next_path is None or plan.next_nodeid is None:
@@ -199,11 +199,11 @@ class Host:
         self._context.send(event)
 
     def has_changed(self) -> None:
-        """A fixture that outlives its test is set up, or was torn down: what it changes is the session's."""
+        """Note that a fixture that outlives its test was set up or torn down: its changes belong to the session."""
         self._changed = True
 
     def own_part_begins(self, item: pytest.Item) -> None:
-        """What a test changes from now on, fixtures of its own and its body, does not stay."""
+        """Note that changes from now on (the test's own fixtures and its body) are undone."""
         if self._is_own:
             return
         self._is_own = True
@@ -214,7 +214,7 @@ class Host:
         item.addfinalizer(functools.partial(self._own_part_ends, item))  # the first, so that it is called after all others
 
     def _own_part_ends(self, item: pytest.Item) -> None:
-        """Before fixtures that outlive the test are torn down, whose changes stay: undo the test's own.
+        """Undo the test's own changes before fixtures that outlive the test are torn down, whose changes stay.
 
         A fixture that a test asked for in its own part (`getfixturevalue`) cannot be told from it: then all stays.
         """
@@ -223,7 +223,7 @@ class Host:
                 restore_state()
 
     def make_strategy(self, item: pytest.Item) -> Any:
-        """The strategy that the test's mark asks for."""
+        """Return the strategy that the test's mark asks for."""
         import gpudist_core
 
         kind = (self._plan.strategy if self._plan is not None else None) or "auto"
@@ -234,7 +234,7 @@ class Host:
         return gpudist_core.make_strategy(kind)
 
     def logical_devices(self) -> list[Any]:
-        """The devices that a program sees on this host."""
+        """Return the devices that a program sees on this host."""
         import tensorflow as tf
 
         self._find_each_other()  # to list them starts TensorFlow's runtime
@@ -249,16 +249,16 @@ class Host:
         return []
 
     def shared_folder(self) -> Path:
-        """A folder that all hosts of this test share."""
+        """Return a folder that all hosts of this test share."""
         return self._cluster.shared_path
 
     def cluster(self) -> HostCluster:
-        """The cluster as this host sees it."""
+        """Return the cluster as this host sees it."""
         return self._cluster
 
 
 class _Following:
-    """Stands for a test that is not collected yet, where pytest asks what it will need."""
+    """Stand in for a test that is not collected yet, when pytest asks what it will need."""
 
     def __init__(self, chain: list[Any]) -> None:
         self._chain = chain
@@ -269,5 +269,5 @@ class _Following:
 
 
 def _is_on(device: str, host: int) -> bool:
-    """Whether a device is of this host: TensorFlow lists those of a whole cluster of workers."""
+    """Return whether a device is on this host: TensorFlow lists those of a whole cluster."""
     return "/task:" not in device or f"/task:{host}/" in device

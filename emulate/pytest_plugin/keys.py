@@ -1,4 +1,4 @@
-"""What every part of the plugin names: the mark, what is in pytest's config, the properties of tests."""
+"""Define the names that all parts of the plugin use: the mark, keys of pytest's config, properties of tests."""
 
 from __future__ import annotations
 

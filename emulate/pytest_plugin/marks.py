@@ -1,4 +1,4 @@
-"""`@pytest.mark.topology(...)`: which topologies a test names, and what it wants there."""
+"""Read `@pytest.mark.topology(...)`: the topologies of a test, and its options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXAMPLE = '@pytest.mark.topology("1x4", "2x2")'
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the marks of a test say.
+    """Hold what the marks of a test say.
 
     Attributes:
         topologies: Where it runs.
@@ -33,7 +33,7 @@ class Wanted:
 
 
 def wanted_by(node: pytest.Item) -> Wanted | None:
-    """What the marks nearest to a test say: its own, else those of its class, else those of its module.
+    """Return what the nearest marks of a test say: its own, else those of its class, else those of its module.
 
     Args:
         node: The test, or the definition from which tests are generated.
@@ -120,12 +120,12 @@ def check_places(item: pytest.Item) -> None:
 
 
 def is_of_framework(item: pytest.Item) -> bool:
-    """Whether a test is one that TensorFlow's own classes bring along (`test_session`, which skips itself)."""
+    """Return whether a test comes from TensorFlow's own classes (`test_session`, which skips itself)."""
     return str(getattr(getattr(item, "obj", None), "__module__", "")).startswith("tensorflow.")
 
 
 def topology_of(item: pytest.Item) -> Topology | None:
-    """The topology that a test was generated for."""
+    """Return the topology that a test was generated for."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get(PARAMETER) if callspec is not None else getattr(item, "gpudist_topology", None)
     return found if isinstance(found, Topology) else None

@@ -1,4 +1,4 @@
-"""Coverage of what runs on hosts, where pytest-cov measures a run: in files beside its own, which it takes in at the end."""
+"""Measure the coverage of code on hosts if pytest-cov measures the run, in files that pytest-cov combines at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Measured:
-    """How pytest-cov measures.
+    """Describe how pytest-cov measures.
 
     Attributes:
         source: Packages and folders; None for all that is beneath the working directory.
@@ -32,7 +32,7 @@ class Measured:
 
     @classmethod
     def by(cls, config: pytest.Config) -> Measured | None:
-        """How this run is measured; None where it is not."""
+        """Return how this run is measured, or None."""
         plugin = config.pluginmanager.get_plugin("_cov")
         measuring = getattr(getattr(plugin, "cov_controller", None), "cov", None)
         if measuring is None:
@@ -48,7 +48,7 @@ class Measured:
 
 
 class Measuring:
-    """Measures in this process.
+    """Measure coverage in this process.
 
     Args:
         plan: How; None for not at all.

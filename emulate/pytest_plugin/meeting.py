@@ -1,4 +1,4 @@
-"""The cluster as a test on one of its hosts sees it: who it is, and where the hosts meet.
+"""Show a test the cluster from one of its hosts: which host it is, and where the hosts meet.
 
 Functions are imported by name: a test may put others in their place while hosts meet.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HostCluster:
-    """The cluster that a test runs on, seen from one of its hosts.
+    """Describe the cluster of a test, seen from one of its hosts.
 
     Args:
         context: The host's own.
@@ -50,7 +50,7 @@ class HostCluster:
 
     @property
     def shared_path(self) -> Path:
-        """A folder that all hosts of this test share."""
+        """Return a folder that all hosts of this test share."""
         path = self._folder / "shared"
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -113,7 +113,7 @@ class HostCluster:
 
 
 def say_done(cluster: HostCluster) -> None:
-    """Its host is done with the test: who waits there for it is told."""
+    """Tell the other hosts of a cluster that this host has finished the test."""
     if cluster.num_hosts > 1:
         cluster._folder.mkdir(parents=True, exist_ok=True)
         (cluster._folder / f"left-{cluster.host}").touch()

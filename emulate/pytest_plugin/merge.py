@@ -1,4 +1,4 @@
-"""The reports of all hosts as those of one test."""
+"""Merge the reports of all hosts to those of one test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Failure = tuple[list[str], Any, str]
 
 @dataclass
 class HostRun:
-    """One test on one host.
+    """Describe one test on one host.
 
     Attributes:
         host: The host's number.
@@ -53,28 +53,28 @@ class HostRun:
     phases: tuple[str, ...] = PHASES
 
     def report(self, phase: str) -> pytest.TestReport | None:
-        """What it reported of a phase."""
+        """Return its report of a phase."""
         return next((one for one in self.reports if one.when == phase), None)
 
     def stop_of(self, phase: str) -> float:
-        """When a phase was over."""
+        """Return when a phase was over."""
         report = self.report(phase)
         return float("inf") if report is None else report.stop
 
     @property
     def is_passed(self) -> bool:
-        """Whether nothing went wrong here."""
+        """Return whether nothing failed here."""
         return self.result.status == "returned" and all(one.passed for one in [*self.reports, *self.subtests])
 
     @property
     def is_cause(self) -> bool:
-        """Whether something happened here for which the other hosts were ended."""
+        """Return whether the other hosts were ended because of this one."""
         raised = any(one.failed or (one.skipped and hasattr(one, "wasxfail")) for one in self.reports)
         return raised or (self.unfinished is not None and self.result.status != "ended")
 
     @property
     def unfinished(self) -> str | None:
-        """The phase in which the host left or was ended; None where it was done."""
+        """Return the phase in which the host left or was ended; None if it finished."""
         if self.result.status == "returned":
             return None
         seen = {one.when for one in self.reports}
@@ -86,7 +86,7 @@ class HostRun:
 def merge(
     item: pytest.Item, runs: list[HostRun], deadline: float, patience: float, started: float | None = None
 ) -> list[pytest.TestReport]:
-    """One report for each phase, and for each subtest.
+    """Return one report for each phase, and for each subtest.
 
     Args:
         item: The test.
@@ -110,7 +110,7 @@ def merge(
 
 
 def interrupted(item: pytest.Item, stacks: dict[str, str]) -> str:
-    """What is told of a test that the user interrupted.
+    """Return the text about a test that the user interrupted.
 
     Args:
         item: The test.
@@ -135,7 +135,7 @@ class _Merger:
         self._told: list[HostRun] = []
 
     def phase(self, phase: str) -> pytest.TestReport:
-        """The report of one phase."""
+        """Return the report of one phase."""
         reports = [(run, report) for run in self._runs if (report := run.report(phase)) is not None]
         merged = self._whole(phase, [report for _, report in reports])
         failing = [run for run, report in reports if report.failed]
@@ -155,7 +155,7 @@ class _Merger:
         return merged
 
     def subtests(self) -> list[pytest.TestReport]:
-        """The reports of the subtests; one that a test has several times is told apart by its number."""
+        """Return the reports of the subtests. A repeated one gets a number."""
         found: dict[tuple[str | None, int], list[tuple[HostRun, pytest.TestReport]]] = {}
         for run in self._runs:
             seen: Counter[str | None] = Counter()
@@ -180,7 +180,7 @@ class _Merger:
         return merged
 
     def _sections(self, phase: str, reports: list[tuple[HostRun, pytest.TestReport]]) -> list[tuple[str, str, str]]:
-        """What each host wrote: its name, the title and the text."""
+        """Return what each host wrote: its name, the title and the text."""
         found = [(run.name, title, text) for run, report in reports for title, text in report.sections]
         if self._has_failed:
             for run in self._runs:
@@ -190,7 +190,7 @@ class _Merger:
         return found
 
     def _whole(self, phase: str, reports: list[pytest.TestReport]) -> pytest.TestReport:
-        """The phase as a passed one, as long as its slowest host took."""
+        """Return the phase as passed, with the duration of its slowest host."""
         if not reports:
             return _empty(self._item, phase)
         slowest = max(reports, key=lambda report: report.duration)
@@ -204,7 +204,7 @@ class _Merger:
         return merged
 
     def _agree(self, merged: pytest.TestReport, reports: list[tuple[HostRun, pytest.TestReport]]) -> None:
-        """All hosts passed, or all skipped, or all failed as expected; else that is the failure."""
+        """Check that all hosts passed, or all skipped, or all failed as expected; otherwise report that as the failure."""
         kinds = {_kind(report) for _, report in reports}
         first = reports[0][1]
         if len(kinds) == 1 and first.outcome in ("passed", "skipped"):
@@ -242,7 +242,7 @@ class _Merger:
         merged.outcome, merged.longrepr = "failed", longrepr
 
     def _groups(self, phase: str, failing: list[HostRun], broken: list[HostRun]) -> list[_Failure]:
-        """Those that left by themselves first, else who failed first."""
+        """Return the groups of failures: hosts that left by themselves first, then who failed first."""
         left = [run for run in broken if run.result.status not in ("ended", "timeout")]
         late = [run for run in broken if run.result.status == "timeout"]
         ended = [run for run in broken if run.result.status == "ended"]
@@ -254,7 +254,7 @@ class _Merger:
         return _by_failure(shown)
 
     def _left(self, run: HostRun, phase: str) -> str:
-        """How a host ended that did not report."""
+        """Return how a host ended that did not report."""
         status, code, while_ = run.result.status, run.result.code, _WORDS[phase]
         if status == "killed":
             text = f"The host was killed by {_signal(code)} while {while_}."
@@ -278,12 +278,12 @@ class _Merger:
         return text + (f"\nIts last output:\n{said}" if said else "")
 
     def _done(self) -> str:
-        """Who was through with the test while others waited."""
+        """Return which hosts had finished the test while others waited."""
         names = [run.name for run in self._runs if run.result.status == "returned"]
         return _names(names, len(self._runs))
 
     def _rest(self, phase: str, involved: list[str]) -> str:
-        """What the hosts did that had no part in it."""
+        """Return what the other hosts did."""
         lines: dict[str, list[str]] = {}
         for run in self._runs:
             if run.name not in involved:
@@ -301,7 +301,7 @@ class _Merger:
 
 
 def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
-    """Hosts with the same failure together."""
+    """Group hosts with the same failure."""
     found: dict[str, _Failure] = {}
     for run, longrepr in shown:
         message = getattr(getattr(longrepr, "reprcrash", None), "message", None) or _essence(str(longrepr))
@@ -310,7 +310,7 @@ def _by_failure(shown: list[tuple[HostRun, Any]]) -> list[_Failure]:
 
 
 def _essence(text: str) -> str:
-    """The line that tells most: of a traceback its last."""
+    """Return the most important line: of a traceback the last one."""
     lines = text.strip().splitlines()
     return lines[-1 if lines[0].startswith("Traceback ") else 0]
 
@@ -349,7 +349,7 @@ def _names(names: list[str], number: int) -> str:
 
 
 def _alike(text: str) -> str:
-    """A failure without what differs from process to process."""
+    """Return a failure without what differs between processes."""
     return re.sub(r"0x[0-9a-f]+|[\w-]+-host\d+-\w+|\bhost[- ]\d+|task:\d+", "*", text)
 
 
@@ -362,7 +362,7 @@ def _signal(code: int | None) -> str:
 
 
 def _stack(run: HostRun) -> str:
-    """Where the host was, without the frames of pytest."""
+    """Return where the host was, without the frames of pytest."""
     return _without_machinery(run.result.stack)
 
 
@@ -373,7 +373,7 @@ def _without_machinery(stack: str) -> str:
 
 
 def _tail(output: str) -> str:
-    """The end of what a host wrote beside pytest, without TensorFlow's reports that all is well; of Python's dump the head."""
+    """Return the end of a host's output, without TensorFlow's routine messages; of Python's crash dump the start."""
     at = output.find("Fatal Python error:")
     if at >= 0:
         return "\n".join([line for line in telling(output[at:], len(output)) if not _OURS.match(line)][:20])
@@ -381,7 +381,7 @@ def _tail(output: str) -> str:
 
 
 def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[tuple[str, str]]:
-    """What hosts wrote, the same text once."""
+    """Return the hosts' output, the same text once."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, title, text in written:
         found.setdefault((title, text), []).append(name)
@@ -391,7 +391,7 @@ def _shared_sections(written: list[tuple[str, str, str]], number: int) -> list[t
 
 
 def _shared_properties(runs: list[HostRun], reports: list[pytest.TestReport]) -> list[tuple[str, object]]:
-    """What tests record, once where all hosts record the same, else under the host's name."""
+    """Return what tests record: once if all hosts record the same, else under the host's name."""
     found: dict[str, list[object]] = {}
     for report in reports:
         for name, value in report.user_properties:

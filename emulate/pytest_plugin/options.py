@@ -1,4 +1,4 @@
-"""The plugin's options, each on the command line, as an ini setting, or left at its default."""
+"""Read the plugin's options: from the command line, from an ini setting, or the default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_PATIENCE = 10.0
 
 
 def _of(flag: str, name: str, convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
-    """A parser for one option that says what the option must be."""
+    """Return a parser for one option, whose error says what the option must be."""
 
     def parse(text: str) -> Any:
         try:
@@ -94,7 +94,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for.
+    """Hold the user's settings.
 
     Attributes:
         device: `auto`, `cpu` or `gpu`.
@@ -131,7 +131,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def settings(config: pytest.Config) -> Settings:
-    """What the user asked for: on the command line, else in the ini file, else nothing.
+    """Return the user's settings: from the command line, else from the ini file, else the defaults.
 
     Args:
         config: Pytest's.

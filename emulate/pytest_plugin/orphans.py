@@ -1,4 +1,4 @@
-"""A worker of pytest-xdist whose pytest was killed ends at once, and its hosts with it."""
+"""End a worker of pytest-xdist and its hosts when its pytest was killed."""
 
 from __future__ import annotations
 

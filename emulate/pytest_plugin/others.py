@@ -1,4 +1,4 @@
-"""Other plugins of pytest: what they are told on hosts, and which have no part there."""
+"""Handle other plugins of pytest: what they learn on hosts, and which of them do not run there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def keep_off(config: pytest.Config, markers: list[str]) -> None:
 
 
 def worker_input(config: pytest.Config) -> dict[str, Any]:
-    """What makes a host's pytest look like a worker of pytest-xdist to other plugins, and what those tell their workers.
+    """Return what makes a host's pytest look like a worker of pytest-xdist to other plugins, with their own worker data.
 
     Args:
         config: The controller's, which may be a worker itself.
@@ -80,7 +80,7 @@ def worker_input(config: pytest.Config) -> dict[str, Any]:
 
 
 def sendable(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what cannot be sent to another process."""
+    """Return the values that can be sent to another process."""
     found = {}
     for name, value in values.items():
         with contextlib.suppress(Exception):  # what cannot be sent to pytest-xdist's workers either

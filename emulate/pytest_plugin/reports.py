@@ -1,4 +1,4 @@
-"""Reports that the controller makes itself."""
+"""Make the controller's own reports."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ Properties = list[tuple[str, object]]
 
 
 def skipped_report(item: pytest.Item, started: float, reason: str, properties: Properties) -> list[pytest.TestReport]:
-    """A test that could not run here."""
+    """Return the reports of a test that could not run here."""
     path, line, _ = item.location
     setup = _report(item, "setup", "skipped", started, (path, line or 0, f"Skipped: {reason}"))
     return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
 
 
 def error_report(item: pytest.Item, started: float, message: str, properties: Properties) -> list[pytest.TestReport]:
-    """A test that cannot be meant."""
+    """Return the reports of a test with a usage error."""
     path, line, _ = item.location
     setup = _report(item, "setup", "failed", started, upstream.failure(message, path, line or 0, message))
     return finished([setup, _report(item, "teardown", "passed", time.time())], properties)
 
 
 def finished(reports: list[pytest.TestReport], properties: Properties, note: str = "") -> list[pytest.TestReport]:
-    """The reports of a test with what is noted of it."""
+    """Return the reports of a test with its notes."""
     for report in reports:
         report.user_properties = [*report.user_properties, *properties]
         if note:

@@ -1,4 +1,4 @@
-"""How many tests ran where, said at the end; and the strict run, which fails when it was not on real devices."""
+"""Report how many tests ran where, and fail a strict run that was not on real devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMN = 2  # of pytest-html's table, after the test's name
 
 
 class Summary:
-    """Counts the tests with a topology as their reports arrive.
+    """Count the tests with a topology as their reports arrive.
 
     Args:
         settings: What the user asked for.
@@ -36,13 +36,13 @@ class Summary:
                 self._tests.setdefault(report.nodeid, {}).update(found)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A file that skips itself may hold tests with topologies."""
+        """Note a file that skips itself: it may hold tests with topologies."""
         if report.skipped:
             self._skipped_files.append(report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A strict run fails when something was skipped or emulated."""
+        """Fail a strict run if something was skipped or emulated."""
         if (
             self._strict
             and self._objections()
@@ -51,7 +51,7 @@ class Summary:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The line at the end."""
+        """Print the line at the end."""
         if self._tests:
             terminalreporter.write_line(f"gpudist: {self._line()}")
         for note in self._notes:

@@ -1,4 +1,4 @@
-"""On a host: what surrounds a test there, and is not as in a pytest that a user started."""
+"""Prepare a host's pytest where it differs from one that a user starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulate.pytest_plugin.wire import SessionPlan
 
 
 def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
-    """The user's options, without those that are about the run as a whole."""
+    """Return the user's options, without those that concern the run as a whole."""
     options = {
         **plan.options,
         "basetemp": folder,
@@ -46,7 +46,7 @@ def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
 
 
 def refuse_debugger(*args: Any, **kwargs: Any) -> None:
-    """Stands for `breakpoint` and `pdb.set_trace`."""
+    """Replace `breakpoint` and `pdb.set_trace`."""
     __tracebackhide__ = True
     raise WrongUse(
         "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "

@@ -1,4 +1,4 @@
-"""Tests of unittest: pytest parametrizes none, so one test for each topology is made here."""
+"""Make one test for each topology from unittest classes, which pytest does not parametrize."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _per_topology(test: Any) -> list[Any]:
 
 
 def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
-    """A decorator that returns nothing (parameterized.expand) leaves a mark above it where a test should be."""
+    """Refuse a lost mark: a decorator that returns nothing (parameterized.expand) leaves it in place of a test."""
     for name, value in list(vars(getattr(collector, "obj", None) or object).items()):
         if isinstance(value, pytest.MarkDecorator) and value.name == NAME and collector.funcnamefilter(name):
             raise WrongUse(
@@ -65,7 +65,7 @@ def _class() -> Any:
     from emulate.pytest_plugin import upstream
 
     class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]
-        """A test of unittest on one topology, which the test finds in `self.topology`, on hosts with `self.strategy`."""
+        """Run a unittest test on one topology: `self.topology` and, on hosts, `self.strategy`."""
 
         def __init__(self, *, method: str, topology: Topology, wanted: Wanted, **more: Any) -> None:
             self._method = method

@@ -1,4 +1,4 @@
-"""The private names of pytest that the plugin rests on; tests say when they change."""
+"""Collect the private names of pytest for the plugin. Tests cover each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emulate.errors import WrongUse
 
 
 def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Path]) -> pytest.Config:
-    """A config for a process that another pytest directs, as pytest-xdist makes one for its workers.
+    """Return a config for a process that another pytest directs, as pytest-xdist makes one for its workers.
 
     Args:
         options: The values of all options.
@@ -48,7 +48,7 @@ def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Pat
 
 
 def start_session(config: pytest.Config) -> pytest.Session:
-    """What pytest does before it collects."""
+    """Do what pytest does before it collects."""
     from _pytest import assertion
 
     config._do_configure()
@@ -59,20 +59,20 @@ def start_session(config: pytest.Config) -> pytest.Session:
 
 
 def end_session(session: pytest.Session) -> None:
-    """What pytest does at the end."""
+    """Do what pytest does at the end."""
     session.exitstatus = pytest.ExitCode.OK  # plugins read it there
     session.config.hook.pytest_sessionfinish(session=session, exitstatus=session.exitstatus)
     session.config._ensure_unconfigure()
 
 
 def collectors(session: pytest.Session, files: Sequence[Path]) -> dict[Path, pytest.Collector]:
-    """The collectors of test files, which are not imported yet."""
+    """Return the collectors of test files, which are not imported yet."""
     nodes = session.perform_collect([str(file) for file in files], genitems=False)
     return {node.path: node for node in nodes if isinstance(node, pytest.Collector)}
 
 
 def items_of(session: pytest.Session, collector: pytest.Collector) -> list[pytest.Item]:
-    """The tests of a file, after the hooks that may change them."""
+    """Return the tests of a file, after the hooks that may change them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the process that directs this one has collected the file too, and shown them
         items = list(session.genitems(collector))
@@ -94,7 +94,7 @@ def tear_down(item: pytest.Item, keep: pytest.Item | None) -> pytest.TestReport 
 
 
 def is_torn_down(session: pytest.Session) -> bool:
-    """Whether nothing is set up."""
+    """Return whether nothing is set up."""
     return not session._setupstate.stack
 
 
@@ -106,7 +106,7 @@ def stop_capturing(config: pytest.Config) -> None:
 
 
 class Quiet:
-    """The process as it is outside of a test, to look at in the midst of one.
+    """Restore the process to its state outside of a test, to look at it during one.
 
     Args:
         config: Of this process's pytest, which runs no test yet.
@@ -119,7 +119,7 @@ class Quiet:
 
     @contextlib.contextmanager
     def now(self) -> Iterator[None]:
-        """Without what pytest sets for a phase of a test and takes away after it: streams, handlers, warnings, its variable."""
+        """Remove, in the block, what pytest sets for a phase of a test: streams, handlers, warnings, its variable."""
         from _pytest.logging import LogCaptureHandler
 
         capture, own = (self._config.pluginmanager.getplugin(name) for name in ("capturemanager", "logging-plugin"))
@@ -158,20 +158,20 @@ def _set_warnings(filters: list[Any], show: Any, show_message: Any) -> None:
 
 
 def is_harmless(fixture: Any) -> bool:
-    """Whether a fixture is one of pytest's own, which change nothing; `setup_module` and the like are run by such ones too."""
+    """Return whether a fixture is one of pytest's own, which change nothing (unlike those for `setup_module` and the like)."""
     own = fixture.func.__module__.startswith(("_pytest.", "xdist."))
     return own and not fixture.argname.startswith(("_xunit_", "_unittest_"))
 
 
 def terminal_writer(stream: Any) -> Any:
-    """What pytest writes to terminals with."""
+    """Return pytest's writer for terminals."""
     from _pytest._io import TerminalWriter
 
     return TerminalWriter(stream)
 
 
 def base_folder(config: pytest.Config) -> Path:
-    """Where the temporary folders of this run lie."""
+    """Return the folder of this run's temporary folders."""
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is None:
         raise WrongUse(
@@ -182,12 +182,12 @@ def base_folder(config: pytest.Config) -> Path:
 
 
 def fixture_request(item: pytest.Item) -> Any:
-    """The request of a test that is being set up."""
+    """Return the request of a test during its setup."""
     return item._request  # type: ignore[attr-defined]
 
 
 def failure(text: str, path: str, line: int, message: str) -> Any:
-    """A failure without a Python traceback, in the form that survives serialisation with its message."""
+    """Return a failure without a Python traceback, in a form that keeps its message when it is serialized."""
     from _pytest._code.code import ReprExceptionInfo, ReprFileLocation, ReprTracebackNative
 
     return ReprExceptionInfo(
@@ -196,27 +196,27 @@ def failure(text: str, path: str, line: int, message: str) -> Any:
 
 
 def subtest_name(report: pytest.TestReport) -> str | None:
-    """What identifies a subtest (unittest's `subTest`, the fixture `subtests`) within its test; None for a phase of a test."""
+    """Return what identifies a subtest (unittest's `subTest`, the fixture `subtests`) in its test; None for a phase."""
     context = getattr(report, "context", None)
     return None if context is None else f"{context.msg} {sorted(context.kwargs.items())}"
 
 
 def is_doctest(item: pytest.Item) -> bool:
-    """Whether it is an example in a docstring: it asks for no strategy, whatever mark its module has."""
+    """Return whether a test is an example in a docstring, which asks for no strategy, whatever its module's mark."""
     from _pytest.doctest import DoctestItem
 
     return isinstance(item, DoctestItem)
 
 
 def is_test_case(collector: pytest.Collector) -> bool:
-    """Whether a collector is a class of unittest."""
+    """Return whether a collector is a unittest class."""
     from _pytest.unittest import UnitTestCase
 
     return isinstance(collector, UnitTestCase)
 
 
 def test_case_function() -> Any:
-    """The class of a test of unittest."""
+    """Return the class of a unittest test."""
     from _pytest.unittest import TestCaseFunction
 
     return TestCaseFunction
@@ -235,7 +235,7 @@ def refuse_debugger(refuse: Callable[..., Any]) -> None:
 
 
 def keep_marks_of_absl() -> None:
-    """A mark above absl's `@parameterized.parameters` reaches the tests it makes: absl loses what stands on its iterator."""
+    """Keep a mark above absl's `@parameterized.parameters`: absl loses what is set on its iterator."""
     from absl.testing import parameterized
 
     iterator = getattr(parameterized, "_ParameterizedTestIter", None)

@@ -1,4 +1,4 @@
-"""What hosts say while they run a test."""
+"""Process what hosts report while they run a test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START_SECONDS = 60.0
 
 
 class Watch:
-    """Takes the events of one test.
+    """Receive the events of one test.
 
     Args:
         config: Pytest's.
@@ -59,7 +59,7 @@ class Watch:
         self.received = [Received() for _ in self._lease.names]
 
     def take(self, host: int, event: dict[str, Any]) -> None:
-        """To be called with each event."""
+        """Process an event. Call it for each event."""
         kind = event["event"]
         if kind == "restarted":
             self._reset()
@@ -79,12 +79,12 @@ class Watch:
             self._show(host, event["text"])
 
     def _take_ready(self, host: int) -> None:
-        """The time of a test counts from when every host that runs it has started pytest and found it."""
+        """Start the time of a test when every host that runs it has started pytest and found it."""
         self._ready.add(host)
         self._allow()
 
     def _take_limit(self, seconds: float) -> None:
-        """What pytest-timeout gives the test."""
+        """Set the time that pytest-timeout gives the test."""
         self.deadline = min(self.deadline, seconds)
         self._allow()
 
@@ -104,7 +104,7 @@ class Watch:
             self._hurry()
 
     def _hurry(self) -> None:
-        """The others may wait for ever for a host that has failed, or leaves."""
+        """Give the other hosts a short time after one has failed or left: they may wait for it forever."""
         if len(self.received) > 1:
             self._lease.hurry()
 
@@ -125,14 +125,14 @@ class Watch:
         print("".join(f"[{self._lease.names[host]}] {line}\n" for line in text.splitlines()), end="", flush=True)
 
     def run_of(self, host: int, result: HostResult) -> HostRun:
-        """How the test went on one host."""
+        """Return how the test ended on one host."""
         said = self.received[host]
         phases = tuple(one for one in PHASES if one != "call" or not self._config.getoption("setuponly", False))
         captured = self._captured(host, result)
         return HostRun(host, self._lease.names[host], said.reports, result, captured, said.subtests, phases)
 
     def _captured(self, host: int, result: HostResult) -> list[tuple[str, str]]:
-        """What a host that was not done had written in its last phase, as sections of a report."""
+        """Return what an unfinished host had written in its last phase, as sections of a report."""
         if result.status == "returned":
             return []
         names = [f"Captured {path.suffix.removeprefix('.')}" for path in self.received[host].captured]
@@ -140,7 +140,7 @@ class Watch:
         return [(name, text) for name, text in zip(names, texts, strict=True) if text]
 
     def late_reports(self, *, everything: bool = False) -> list[pytest.TestReport]:
-        """What went wrong when earlier tests were torn down, each once."""
+        """Return the failures of later teardowns of earlier tests, each once."""
         found: dict[str, pytest.TestReport] = {}
         for name, received in zip(self._lease.names, self.received, strict=True):
             for report in received.late + (received.reports if everything else []):

@@ -1,4 +1,4 @@
-"""What hosts and the controller tell each other, as JSON and as values that pickle."""
+"""Define the messages between hosts and the controller, as JSON and as values that pickle supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAVING = "gpudist-leaving"
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What a host needs to start a pytest like the one that directs it.
+    """Hold what a host needs to start a pytest like the directing one.
 
     Attributes:
         options: The values of all options.
@@ -49,7 +49,7 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class TestPlan:
-    """One test, as every host of a topology gets it.
+    """Describe one test, as every host of a topology gets it.
 
     Attributes:
         session: For a host that has no pytest yet.
@@ -78,7 +78,7 @@ class TestPlan:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a host returns after a test.
+    """Hold what a host returns after a test.
 
     Attributes:
         exit_reason: What `pytest.exit` was called with, or that Ctrl-C was raised; None where neither was.
@@ -93,7 +93,7 @@ class Ended:
 
 @dataclass
 class Received:
-    """What arrived from one host.
+    """Hold what arrived from one host.
 
     Attributes:
         reports: The reports of the test's phases, in order.
@@ -109,13 +109,13 @@ class Received:
 
 
 def dump_report(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
-    """A report as an event."""
+    """Return a report as an event."""
     data = config.hook.pytest_report_to_serializable(config=config, report=report)
     return {"event": REPORT, "report": dumps(data, default=repr)}
 
 
 def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestReport:
-    """The report in an event; JSON knows no tuples."""
+    """Return the report in an event. JSON has no tuples."""
     data = loads(event["report"])
     data["location"] = tuple(data["location"])
     data["sections"] = [tuple(one) for one in data["sections"]]
@@ -127,7 +127,7 @@ def load_report(config: pytest.Config, event: Mapping[str, Any]) -> pytest.TestR
 
 
 def dump_warning(message: warnings.WarningMessage, when: str, nodeid: str, location: Any) -> dict[str, Any]:
-    """A recorded warning as an event."""
+    """Return a recorded warning as an event."""
     return {
         "event": WARNING,
         "module": message.category.__module__,
@@ -142,7 +142,7 @@ def dump_warning(message: warnings.WarningMessage, when: str, nodeid: str, locat
 
 
 def load_warning(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `pytest_warning_recorded`."""
+    """Return the arguments of `pytest_warning_recorded`."""
     category = _category(event["module"], event["kind"])
     message = warnings.WarningMessage(
         message=category(event["text"]), category=category, filename=event["filename"], lineno=event["lineno"]

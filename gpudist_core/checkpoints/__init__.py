@@ -1,4 +1,4 @@
-"""Checkpoints that are saved on one topology and restored on another."""
+"""Save checkpoints on one topology and restore them on another."""
 
 from gpudist_core.checkpoints.checkpoints import Checkpoints, Restored
 from gpudist_core.checkpoints.errors import CheckpointRefused, FolderInUse, HostMissing, Preempted, SaveFailed

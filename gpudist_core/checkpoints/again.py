@@ -1,6 +1,6 @@
-"""Bringing data that `fit` reads without a position to where a run was interrupted: what was read then is read over.
+"""Move data without a position to where a run was interrupted, by reading it again.
 
-The order of a shuffle, a generator and a sequence that shuffles itself depend on how often they were gone through.
+The order of a shuffle, a generator or a sequence that shuffles itself depends on how often it was read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Epochs(Protocol):
-    """What the `fit` of a distributed model iterates: `keras_model.epochs.Epochs`."""
+    """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.epochs.Epochs`."""
 
     source: Any
     steps_per_epoch: int | None
@@ -21,12 +21,12 @@ class Epochs(Protocol):
 
 
 def read_over(epochs: Epochs, number: int, name: str) -> None:
-    """Go on after some epochs, as if they had been read here.
+    """Read some epochs again, so that the data continue after them.
 
     Args:
-        epochs: What `fit` iterates, before its first epoch.
-        number: Epochs that were read.
-        name: That of the checkpoint, for messages.
+        epochs: The epochs of `fit`, before the first one.
+        number: Number of epochs that were read.
+        name: The name of the checkpoint, for messages.
     """
     from gpudist_core.upstream import iterations
 
@@ -39,8 +39,8 @@ def read_over(epochs: Epochs, number: int, name: str) -> None:
             iter(dataset)
         return
     warnings.warn(
-        f"Data without a position are read over up to where {name} was saved. Received: epochs={number}. If that takes too "
-        "long, give fit a gd.Pipeline, which goes there at once.",
+        f"gpudist reads data without a position again, up to where {name} was saved. Received: epochs={number}. If that takes "
+        "too long, pass fit a gd.Pipeline, which continues there at once.",
         stacklevel=2,
     )
     for _ in range(number):
@@ -51,16 +51,16 @@ def read_over(epochs: Epochs, number: int, name: str) -> None:
 
 
 def _warns_of_chance(epochs: Epochs, name: str) -> bool:
-    """Epochs of some batches of an order that is left to chance: which rows they had cannot be told."""
+    """Warn of epochs with a part of the batches in an unseeded order: nobody knows which examples they had."""
     from gpudist_core.upstream import datasets, trainer
 
     dataset, seed = getattr(epochs.source, "dataset", None), getattr(epochs.source, "seed", None)
     by_chance = seed is not None and trainer.seed() is None
     if by_chance or (_is_dataset(dataset) and "unseeded" in datasets.shuffles_that_vary(dataset)):
         warnings.warn(
-            "Where an epoch has a part of the data, its order must have a seed to go on with the rest. Received: "
-            f"checkpoint={name!r}, steps_per_epoch={epochs.steps_per_epoch}, shuffle='without a seed'. The data begin anew: "
-            "some rows come once more, others later. Give fit a gd.Pipeline, or the shuffle a seed.",
+            "If an epoch has a part of the data, the order must have a seed to continue with the rest. Received: "
+            f"checkpoint={name!r}, steps_per_epoch={epochs.steps_per_epoch}, shuffle='without a seed'. The data start again: "
+            "some examples come twice, others later. Pass fit a gd.Pipeline, or give the shuffle a seed.",
             stacklevel=3,
         )
         return True
@@ -74,15 +74,15 @@ def _is_dataset(value: Any) -> bool:
 
 
 def warn_of_unknown(name: str, epoch: int) -> None:
-    """Say that a `fit` of Keras alone has begun its data anew.
+    """Warn that Keras's own `fit` has started its data again.
 
     Args:
-        name: That of the checkpoint.
-        epoch: The epoch that comes next, from 0.
+        name: The name of the checkpoint.
+        epoch: The next epoch, from 0.
     """
     warnings.warn(
-        "Data go on where they were only in fit of a gd.distributed model. Received: "
-        f"checkpoint={name!r}, epoch={epoch}. The data begin anew: a shuffle has the order of the first epoch, and a set that "
-        "epochs share (steps_per_epoch) its first rows. Train gd.distributed(model).",
+        "Only the fit of a gd.distributed model continues its data where they were. Received: "
+        f"checkpoint={name!r}, epoch={epoch}. The data start again: a shuffle repeats the order of the first epoch, and data "
+        "shared between epochs (steps_per_epoch) start at the first example. Train gd.distributed(model).",
         stacklevel=2,
     )

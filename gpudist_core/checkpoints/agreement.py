@@ -1,9 +1,9 @@
-"""At which step all hosts stop when one of them is told to leave.
+"""Agree on the step at which all hosts stop when one of them gets a signal.
 
-A host may be ahead of another: by one step where each step has a collective operation, by more where it has none. So nobody
-decides alone. The host that was told wakes a thread on every host; each thread tells the next call at which its training can
-still stop, and from then on the training waits there until the others' numbers are known. All stop at the highest: no one has
-passed it, and on the way there everyone takes part in everything.
+One host may be ahead of another: by one step if each step has a collective, by more otherwise. So no host decides alone. The
+host with the signal wakes a thread on every host. Each thread reports the next call at which its training can still stop. From
+then on the training waits there until all numbers are known. All hosts stop at the highest number. No host has passed it, and
+until then every host takes part in all collectives.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _ENDED = "ended"
 
 
 class Agreement:
-    """One host's part in it.
+    """Take part in the agreement for one host.
 
     Args:
-        store: What all hosts see.
-        prefix: Begins the keys; the same on all hosts, used once in a job.
+        store: The key-value store of all hosts.
+        prefix: The prefix of the keys, equal on all hosts and used once in a job.
         host: This host's number.
-        num_hosts: Hosts in all.
+        num_hosts: Number of hosts.
         timeout: How long to wait for the other hosts' numbers, in seconds.
     """
 
@@ -42,21 +42,21 @@ class Agreement:
         self._thread.start()
 
     def ask(self) -> None:
-        """Tell all hosts that this one has to leave. Returns before they have agreed."""
+        """Tell all hosts that this host must stop. It returns before they have agreed."""
         for host in range(self._num_hosts):
             self._store.put(self._key("wake", host), str(self._host))
 
     def is_time(self, call: int) -> bool:
-        """Whether the hosts stop here; waits while they are agreeing.
+        """Return whether the hosts stop here. It waits while they agree.
 
         Args:
-            call: How many times the training has asked, this time included; 1, 2, 3, ... on every host.
+            call: The number of this call: 1, 2, 3, ... on every host.
 
         Returns:
-            Whether to save and leave now, the same on all hosts.
+            Whether to save and stop now, equal on all hosts.
 
         Raises:
-            HostMissing: When the hosts could not agree.
+            HostMissing: If the hosts could not agree.
         """
         with self._changed:
             if self._told:
@@ -67,7 +67,7 @@ class Agreement:
             return self._stop_at is not None and call >= self._stop_at
 
     def close(self) -> None:
-        """The training of this host is over; the others need not wait for it."""
+        """Report that the training of this host is over, so that the others do not wait for it."""
         with self._changed:
             self._over = True
         quietly(lambda: self._store.put(self._key("wake", self._host), _ENDED))
@@ -93,13 +93,13 @@ class Agreement:
             self._changed.notify_all()
 
     def _hear(self) -> int | None:
-        """The highest of all hosts' numbers; None when the training of one is over, so that all just end."""
+        """Return the highest number of all hosts, or None if the training of one host is over and no stop is needed."""
         values = [self._store.get(self._key("next", host), self._timeout) for host in range(self._num_hosts)]
         missing = [host for host, value in enumerate(values) if value is None]
         if missing:
             raise HostMissing(
-                f"Every host must take part in agreeing on a step to stop at. Received: missing hosts={missing} after "
-                f"{self._timeout:g} s. See in their logs why they do not answer."
+                f"Every host must agree on a step to stop at. Received: missing hosts={missing} after "
+                f"{self._timeout:g} s. Their logs may say why they do not answer."
             )
         return None if _ENDED in values else max(int(value or 0) for value in values)
 
@@ -108,7 +108,7 @@ class Agreement:
 
 
 def quietly(act: Callable[[], Any]) -> None:
-    """Do what is a courtesy to the other hosts; they may be gone."""
+    """Run an action that only helps the other hosts, which may be gone."""
     try:
         act()
     except Exception:  # whatever a lost connection raises

@@ -1,8 +1,7 @@
-"""Arrays in a data file: raw little-endian values in C order, one array after the other, with a checksum for each block.
+"""Store arrays in a data file: raw little-endian values in C order, with a checksum for each block.
 
 Blocks of 4 MiB are counted from where an array begins, so that some rows of a large table can be read and checked without the
-rest.
-`numpy.memmap(file, dtype, "r", offset, shape)` reads one without this module; bfloat16 is the upper half of a float32.
+rest. `numpy.memmap(file, dtype, "r", offset, shape)` reads one without this module; bfloat16 is the upper half of a float32.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ _ALIGNED_TO = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """Where an array, or some of its rows, are kept.
+    """Describe where an array, or some of its rows, are stored.
 
     Attributes:
         file: The data file's name.
-        offset: Where the values begin, in bytes.
-        size: How many bytes they take.
+        offset: The start of the values, in bytes.
+        size: The size of the values, in bytes.
         crc32: The checksum of each block.
-        start: The first row that is in the piece, along the array's axis; 0 for a whole array.
-        stop: The row after the last one.
+        start: The first row in the piece, along the array's axis; 0 for a whole array.
+        stop: The first row after the piece.
     """
 
     file: str
@@ -52,10 +51,10 @@ class Piece:
 
 
 class DataFile:
-    """A data file that is being written.
+    """Write a data file.
 
     Args:
-        path: Where; it must not exist.
+        path: The path; the file must not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,12 +65,12 @@ class DataFile:
         """Append an array.
 
         Args:
-            values: Of any shape and any dtype of numbers.
-            start: The first row that it holds of a larger array.
-            stop: The row after the last one.
+            values: An array of any shape and any numeric dtype.
+            start: The first row, if it is a part of a larger array.
+            stop: The first row after the part.
 
         Returns:
-            Where it is.
+            Where the array is stored.
         """
         offset = self._file.tell()
         self._file.write(b"\0" * (-offset % _ALIGNED_TO))
@@ -84,7 +83,7 @@ class DataFile:
         return Piece(self._path.name, offset, len(data), tuple(crc32), start, stop)
 
     def close(self) -> int:
-        """Bring everything to the disk; returns the file's size in bytes."""
+        """Flush everything to the disk, and return the file's size in bytes."""
         self._file.flush()
         os.fsync(self._file.fileno())
         size = self._file.tell()
@@ -92,7 +91,7 @@ class DataFile:
         return size
 
     def abandon(self) -> None:
-        """Leave the file as it is."""
+        """Close the file in its present state."""
         with contextlib.suppress(OSError):  # what could not be written before cannot be written now either
             self._file.close()
 
@@ -108,12 +107,12 @@ def check(folder: Path, name: str, piece: Piece, first: int = 0, last: int | Non
     Args:
         folder: The checkpoint's folder.
         name: The array's name, for the message.
-        piece: Where it is kept.
-        first: The first byte of interest, counted from the piece's beginning.
+        piece: Where it is stored.
+        first: The first byte of interest, relative to the piece.
         last: The byte after the last one; None for the end.
 
     Raises:
-        Damaged: When one differs, or the file is too short or missing.
+        Damaged: If a checksum differs, or the file is too short or missing.
     """
     last = piece.size if last is None else last
     try:
@@ -125,19 +124,19 @@ def check(folder: Path, name: str, piece: Piece, first: int = 0, last: int | Non
                 if len(data) != size:
                     raise Damaged(f"{piece.file} is cut off in {name}")
                 if zlib.crc32(data) != piece.crc32[block]:
-                    raise Damaged(f"{piece.file} has other bytes than were written, in {name}")
+                    raise Damaged(f"{piece.file} was changed after it was written, in {name}")
     except FileNotFoundError:
         raise Damaged(f"{piece.file} is missing") from None
 
 
 def load(folder: Path, piece: Piece, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """A piece as an array that is read when it is used.
+    """Return a piece as an array that is read on use.
 
     Args:
         folder: The checkpoint's folder.
-        piece: Where it is kept.
+        piece: Where it is stored.
         dtype: The dtype's name.
-        shape: The shape of what the piece holds.
+        shape: The shape of the piece.
 
     Returns:
         The array, read-only.
@@ -149,7 +148,7 @@ def load(folder: Path, piece: Piece, dtype: str, shape: tuple[int, ...]) -> np.n
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype by its name, those of TensorFlow (bfloat16, float8_e5m2, int4) included."""
+    """Return a NumPy dtype by its name, including those of TensorFlow (bfloat16, float8_e5m2, int4)."""
     try:
         return np.dtype(name)
     except TypeError:

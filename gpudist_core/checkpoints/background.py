@@ -1,4 +1,4 @@
-"""Writing beside the training: one checkpoint at a time, its failure told at the next opportunity."""
+"""Write in the background: one checkpoint at a time, with its failure reported at the next call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class Background:
-    """A thread that does one thing at a time."""
+    """Run one action at a time in a thread."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     def start(self, act: Callable[[], Any]) -> None:
-        """Begin; what was begun before must be over (`join`)."""
+        """Start an action. The previous one must be over (`join`)."""
         assert self._thread is None
 
         def run() -> None:
@@ -30,11 +30,11 @@ class Background:
 
     @property
     def is_over(self) -> bool:
-        """Whether something was begun and has ended."""
+        """Return whether an action was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
     def join(self) -> BaseException | None:
-        """Wait for what was begun; returns how it failed, once."""
+        """Wait for the action, and return its exception once."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,4 +1,4 @@
-"""`Checkpoints`: save a run on one topology, go on with it on another."""
+"""Define `Checkpoints`: save a run on one topology, continue it on another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gpudist_core.checkpoints.hosts import Hosts
 from gpudist_core.checkpoints.lock import IN_USE
 from gpudist_core.checkpoints.preemption import Notice
 from gpudist_core.checkpoints.run import Run
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What a run goes on from.
+    """Describe the checkpoint that a run continues from.
 
     Attributes:
         step: The step after which it was saved.
-        path: The checkpoint.
-        refused: Newer checkpoints that could not be used, and why, by name.
-        info: The topology and the versions that it was saved with, the time and the reason.
+        path: The checkpoint's folder.
+        refused: Newer checkpoints that could not be used, with the reason, by name.
+        info: The topology, the versions, the time and the reason of the save.
     """
 
     step: int
@@ -43,24 +43,26 @@ class Restored:
 
 @final
 class Checkpoints(CallbackMethods):
-    """Saves a run so that it goes on after an interruption as if there had been none, on the same topology or another.
+    """Save a run so that it continues after an interruption as if there had been none, on the same or another topology.
 
-    A checkpoint has the model's variables, the optimizer's slots and counters, moving averages, the loss scale, random states,
-    the position in the pipeline and what a TrainStep has accumulated. Mirrored values are kept once; of sums that replicas hold
-    parts of, the total; sharded tables as slices, written by the hosts that hold them. It is written beside the training,
-    appears under its name only when all hosts have written all of it, and carries a checksum for every block.
+    A checkpoint holds the model's variables, the optimizer's slots and counters, moving averages, the loss scale, random
+    states, the position in the pipeline and the sums that a TrainStep has accumulated. Mirrored values are stored once. Sums
+    that are spread over replicas are stored as totals. Sharded tables are stored as slices by the hosts that hold them. A
+    checkpoint is written in the background. It gets its name only when all hosts have written all of it. Every block has a
+    checksum.
 
-    In a loop of one's own, `restore` first and `after_step` after each step. In Keras's `fit`, it is a callback and does both
-    by itself; it saves at the end of each epoch, or every so many batches where `fit` was given a Pipeline, whose position it
-    can keep. Other data are gone through again, in `fit` of a `gd.distributed` model: one seeded shuffle at once, generators,
-    sequences and epochs of `steps_per_epoch` by reading over what was read. Where that is not possible, it warns.
+    In a custom loop, call `restore` first and `after_step` after each step. In Keras's `fit`, pass the object as a callback: it
+    does both. It then saves at the end of each epoch. With `every` it saves after so many batches, which needs a Pipeline,
+    because only the position of a Pipeline can be saved. With other data, the `fit` of a `gd.distributed` model reads them
+    again to the same place: one seeded shuffle at once; generators, sequences and epochs with `steps_per_epoch` batch by batch.
+    If that is not possible, it warns.
 
-    Of the other callbacks it keeps what Keras's have from epoch to epoch (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint,
-    SwapEMAWeights) and the state of those with `state()` and `restore(state)`, as it is on the first host; it warns of others
-    that had one. A `History` begins where `fit` goes on. A `fit` that a callback has stopped is not trained on.
+    Of other callbacks it saves the state of Keras's own (EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, SwapEMAWeights) and
+    of those with `state()` and `restore(state)`, as it is on the first host. It warns of other callbacks with a state. A
+    `History` starts where `fit` continues. If a callback has stopped `fit`, the training does not continue.
 
-    When the process is sent SIGTERM on any host, all hosts save after the same step and raise `Preempted`, which ends the
-    process with exit code 75. A second signal, later than five seconds after the first, ends the process at once.
+    If a process on any host gets SIGTERM, all hosts save after the same step and raise `Preempted`. That ends the process with
+    exit code 75. A second signal, more than five seconds after the first, ends the process at once.
 
     Example:
         >>> import keras, tempfile, gpudist_core as gd
@@ -74,22 +76,22 @@ class Checkpoints(CallbackMethods):
         ['step-00000030', 'step-00000020']
 
     Args:
-        folder: Where; hosts need one that they share. One run at a time writes into it.
-        keep: How many checkpoints to leave.
-        every: Save after every so many steps; None leaves it to `save`, in `fit` to the end of each epoch.
-        model: A Keras model, or anything with `variables`.
-        optimizer: A Keras optimizer; not needed with `step`.
-        pipeline: A Pipeline, or anything with `state()` and `restore(state)`.
+        folder: The folder. Several hosts need a shared one. One run at a time writes into it.
+        keep: Number of checkpoints to keep.
+        every: Save after every this many steps. Default: `save` decides; in `fit`, the end of each epoch.
+        model: A Keras model, or an object with `variables`.
+        optimizer: A Keras optimizer. Not needed with `step`.
+        pipeline: A Pipeline, or an object with `state()` and `restore(state)`.
         step: A TrainStep.
-        extra: More to keep, by names: variables, metrics, random generators, lists of them, objects with `state()` and
+        extra: More to save, by name: variables, metrics, random generators, lists of them, objects with `state()` and
             `restore(state)`.
-        strategy: Where the variables were made; found by itself where there is a model.
-        signals: Which signals mean that the run has to leave, as `SIGTERM` or `SIGUSR1`.
-        synchronous: Let the training wait until each checkpoint is written.
+        strategy: The strategy of the variables. Default: the strategy of the model.
+        signals: The signals that stop the run, for example `SIGTERM` or `SIGUSR1`.
+        synchronous: Whether the training waits until each checkpoint is written.
         timeout: How long to wait for another host, in seconds.
 
     Raises:
-        WrongUse: For numbers that cannot be, a folder that is none, and what is no model, optimizer, pipeline or step.
+        UsageError: If an argument is not valid.
     """
 
     def __init__(
@@ -127,22 +129,23 @@ class Checkpoints(CallbackMethods):
         self._fit: Fit | None = None
 
     def saved(self) -> list[Path]:
-        """The checkpoints in the folder, the newest first."""
+        """Return the paths of the checkpoints in the folder, the newest first."""
         return [self._folder.of(step) for step in self._folder.steps()]
 
     def restore(self, *, required: bool = False) -> Restored | None:
-        """Go on from the newest checkpoint that is whole and of this model; all hosts call it, with their variables made.
+        """Continue from the newest checkpoint that is complete and belongs to this model.
 
-        A checkpoint that cannot be used is named in a warning, and the one before it is tried.
+        All hosts must call it, after the model is built. If a checkpoint cannot be used, a warning names it and the one before
+        it is tried.
 
         Args:
-            required: Raise where there is none to go on from.
+            required: Whether to raise if the folder has no checkpoint.
 
         Returns:
-            What was restored; None where the folder has no checkpoint.
+            The restored checkpoint, or None if the folder has no checkpoint.
 
         Raises:
-            CheckpointRefused: Where there are some and none can be used, or none and one is required.
+            CheckpointRefused: If there are checkpoints but none can be used, or there is none and `required` is True.
         """
         return self._restore(required, 3)
 
@@ -164,25 +167,26 @@ class Checkpoints(CallbackMethods):
             raise CheckpointRefused(refusal(self._folder.path, refused))
         if required:
             raise CheckpointRefused(
-                f"There must be a checkpoint to go on from. Received: folder={str(self._folder.path)!r}, none in it. "
-                "Name the folder of the run, or leave required out to start from scratch."
+                f"There must be a checkpoint to continue from. Received: folder={str(self._folder.path)!r}, no checkpoint in "
+                "it. "
+                "Pass the folder of the run, or leave required out to start from scratch."
             )
         return None
 
     def save(self, step: int, *, synchronous: bool | None = None) -> None:
-        """Save after a step; all hosts call it after the same one.
+        """Save after a step. All hosts must call it after the same step.
 
         Args:
             step: The step's number, which orders the checkpoints.
-            synchronous: Wait until it is written; as the constructor says unless given.
+            synchronous: Whether to wait until it is written. Default: the constructor's `synchronous`.
 
         Raises:
-            SaveFailed: When waiting, and it could not be written on some host.
+            SaveFailed: If it waits and some host could not write.
         """
         self._save(_checked(step), "asked for", self._synchronous if synchronous is None else synchronous)
 
     def after_step(self, step: int) -> bool:
-        """Save when it is time to, and leave when some host was told to; all hosts call it after each step.
+        """Save if a save is due, and stop if some host got a signal. All hosts must call it after each step.
 
         Args:
             step: The step's number, larger than the last one's.
@@ -191,7 +195,7 @@ class Checkpoints(CallbackMethods):
             Whether a checkpoint was saved, or is being written.
 
         Raises:
-            Preempted: After saving, where some host was told to leave.
+            Preempted: After saving, if some host got a signal.
         """
         step = _checked(step)
         if self._is_time_to_leave():
@@ -212,9 +216,9 @@ class Checkpoints(CallbackMethods):
             self._save(step, "end of an epoch", self._synchronous)
 
     def _save_rest(self, step: int) -> None:
-        """Save the end of a `fit` that no checkpoint has yet.
+        """Save the end of a `fit` that no checkpoint holds yet.
 
-        All hosts must decide alike: what is in the folder one may see while another is still writing.
+        All hosts must decide the same. So the folder is not read: one host may see what another is still writing.
         """
         self._settle()
         if self._every is not None and step != self._saved:
@@ -222,23 +226,23 @@ class Checkpoints(CallbackMethods):
 
     def _begin_fit(self, has_position: bool) -> None:
         if self._every is not None and not has_position:
-            raise WrongUse(
-                "Saving in the middle of an epoch needs a position in the data to go on from",
-                "Give fit a gpudist_core.Pipeline, or leave every out to save at the end of each epoch.",
+            raise UsageError(
+                "Saving in the middle of an epoch needs data with a position",
+                "Pass fit a gpudist_core.Pipeline, or leave every out to save at the end of each epoch.",
                 every=self._every,
             )
         self._restore(required=False, stacklevel=2)
         self._claim()
 
     def _is_time_to_leave(self) -> bool:
-        """Whether all hosts have agreed to stop here; each call counts as the end of one step."""
+        """Return whether all hosts have agreed to stop here. Each call counts as the end of one step."""
         self._claim()
         assert self._notice is not None
         self._calls += 1
         return self._notice.is_time(self._calls)
 
     def _leave(self, step: int, save: bool = True) -> NoReturn:
-        """Save, if what is there now can be gone on from, give everything back and raise."""
+        """Save if the present state can be continued, release everything, and raise."""
         try:
             if save:
                 self._save(step, "preempted", True)
@@ -248,17 +252,17 @@ class Checkpoints(CallbackMethods):
             self.close()
         path = self._folder.of(step) if save else next(iter(self.saved()), None)
         raise Preempted(
-            f"This run was told to leave after step {step}. "
-            + (f"Start it again to go on from {path}." if path else "Nothing was saved yet: it will start from scratch."),
+            f"This run was told to stop after step {step}. "
+            + (f"Start it again to continue from {path}." if path else "Nothing was saved yet: it will start from scratch."),
             step=step,
             path=path,
         )
 
     def wait(self) -> None:
-        """Wait until what is being saved is written.
+        """Wait until the current save is written.
 
         Raises:
-            SaveFailed: When the last checkpoint could not be written.
+            SaveFailed: If the last checkpoint could not be written.
         """
         self._settle(warn=False)
         if self._failure is not None:
@@ -266,10 +270,10 @@ class Checkpoints(CallbackMethods):
             raise failure
 
     def close(self) -> None:
-        """Wait for what is being saved, give the signals and the folder back.
+        """Wait for the current save, and release the signals and the folder.
 
         Raises:
-            SaveFailed: When the last checkpoint could not be written.
+            SaveFailed: If the last checkpoint could not be written.
         """
         hosts, self._hosts = self._hosts, None
         notice, self._notice = self._notice, None
@@ -305,10 +309,10 @@ class Checkpoints(CallbackMethods):
         self._in_fit().begin()
 
     def all_begun(self, callbacks: list[Any]) -> None:
-        """Told by the list of callbacks once each has had its `on_train_begin`.
+        """Receive the list of callbacks after each has had its `on_train_begin`.
 
         Args:
-            callbacks: All of them, this one included.
+            callbacks: All callbacks, including this one.
         """
         self._in_fit().all_begun(callbacks)
 
@@ -329,7 +333,7 @@ class Checkpoints(CallbackMethods):
         self._fit = None
 
     def abandon(self) -> None:
-        """Leave a `fit` that ended by an exception: what was begun is written, the folder and the signals are given back."""
+        """Clean up after a `fit` that ended with an exception: finish the current save, release the folder and the signals."""
         fit, self._fit = self._fit, None
         if fit is not None:
             fit.leave_model()
@@ -343,7 +347,7 @@ class Checkpoints(CallbackMethods):
         return self._fit
 
     def _open(self) -> Hosts:
-        """Meet the other hosts, once."""
+        """Contact the other hosts, once."""
         if self._hosts is None:
             self._run.complete()
             replicas = self._run.replicas()
@@ -357,16 +361,16 @@ class Checkpoints(CallbackMethods):
         return self._hosts
 
     def _claim(self) -> Hosts:
-        """Become the one run that writes into the folder, once."""
+        """Claim the folder for this run, once."""
         hosts = self._open()
         if not self._is_writer:
             self._take_over(hosts)
             hosts.claim()
             there = hosts.training.all_gather("looking for checkpoints", self._folder.steps())[0]
             if there and not self._has_looked:
-                raise WrongUse(
-                    "A run must go on from the checkpoints that its folder has, or have a folder of its own",
-                    "Call restore() before the first step, or name another folder.",
+                raise UsageError(
+                    "A run must continue from the checkpoints in its folder, or use another folder",
+                    "Call restore() before the first step, or pass another folder.",
                     folder=str(self._folder.path),
                     newest=self._folder.of(there[0]).name,
                 )
@@ -375,9 +379,9 @@ class Checkpoints(CallbackMethods):
         return hosts
 
     def _take_over(self, hosts: Hosts) -> None:
-        """Become the one of this process that writes into the folder.
+        """Become the only `Checkpoints` of this process that writes into the folder.
 
-        Another that does is not in the way where this one goes on from what that has saved.
+        Another one gives way if this one continues from what it has saved.
         """
         other = self._other_writer()
         if other is not None:
@@ -385,14 +389,14 @@ class Checkpoints(CallbackMethods):
             if there and self._saved != there[0]:
                 raise FolderInUse(
                     f"{IN_USE}. Received: folder={str(self._folder.path)!r}, in use by another gd.Checkpoints of this process. "
-                    "Give this one a folder of its own, or keep both models with one: extra={...}."
+                    "Give this one another folder, or save both models with one: extra={...}."
                 )
             with contextlib.suppress(SaveFailed):
                 other.close()
         _writers[self._folder.path.resolve()] = self
 
     def _other_writer(self) -> Checkpoints | None:
-        """Who else of this process writes into the folder, once what it has begun is written."""
+        """Return the other writer of this process, if any, after its current save is written."""
         other = _writers.get(self._folder.path.resolve())
         if other is None or other is self:
             return None
@@ -401,7 +405,7 @@ class Checkpoints(CallbackMethods):
         return other
 
     def _try(self, step: int, items: list[Any]) -> tuple[restoring.Opened | None, str]:
-        """Open a checkpoint on all hosts; one that cannot be used on one host is not used on any."""
+        """Open a checkpoint on all hosts. If one host cannot use it, no host does."""
         opened, reason = None, ""
         try:
             opened = restoring.open_checked(
@@ -423,9 +427,7 @@ class Checkpoints(CallbackMethods):
             self._fit.taken(opened)
         if refused:
             names = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-            warnings.warn(
-                f"Restored {opened.path.name}, because newer checkpoints cannot be used. {names}.", stacklevel=stacklevel
-            )
+            warnings.warn(f"Restored {opened.path.name}: newer checkpoints cannot be used. {names}.", stacklevel=stacklevel)
         return Restored(opened.manifest.step, opened.path, dict(refused), opened.manifest.info)
 
     def _save(self, step: int, reason: str, synchronous: bool) -> None:
@@ -441,7 +443,7 @@ class Checkpoints(CallbackMethods):
             self.wait()
 
     def _settle(self, warn: bool = True) -> None:
-        """Wait for the writer and take note of how it ended."""
+        """Wait for the writer, and remember how it ended."""
         over = self._background.join()
         if over is not None and not isinstance(over, SaveFailed):
             raise over
@@ -453,12 +455,12 @@ class Checkpoints(CallbackMethods):
 
 
 _writers: dict[Path, Checkpoints] = {}
-"""By folder who of this process writes into it."""
+"""The Checkpoints of this process that writes into each folder."""
 
 
 def _checked(step: Any) -> int:
-    """The number of a step: it orders the checkpoints and names their folders."""
+    """Return the number of a step, which orders the checkpoints and names their folders."""
     number = step.numpy() if hasattr(step, "numpy") else step
     if not is_whole(number, 0):
-        raise WrongUse("A step must be a whole number, 0 or more", "Count the steps that were made.", step=step)
+        raise UsageError("step must be an integer >= 0", "Pass the number of steps that were made.", step=step)
     return int(number)

@@ -1,4 +1,4 @@
-"""The items of a run: all variables of its model, optimizer, metrics and whatever else it names."""
+"""List the items of a run: all variables of its model, optimizer and metrics, and everything else it names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from gpudist_core.checkpoints import names
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.replicas import Replicas
 
 
 class Collector:
-    """Makes items of variables.
+    """Make items from variables.
 
     Args:
-        strategy: That of the run.
+        strategy: The strategy of the run.
         replicas: Its replicas.
     """
 
@@ -24,13 +24,13 @@ class Collector:
         self._strategy, self._replicas = strategy, replicas
 
     def of_model(self, model: Any) -> list[Item]:
-        """The items of a model."""
+        """Return the items of a model."""
         variables = list(_unique(getattr(model, "variables", ())))
         named = [*zip(names.of_variables(variables, names.Numbered()), variables, strict=True), *_attributes(model, variables)]
         return [self.item(f"model/{name}", variable) for name, variable in named]
 
     def of_optimizer(self, group: str, optimizer: Any, model: Any) -> list[Item]:
-        """The items of an optimizer, whose slots are called after the variables of the model."""
+        """Return the items of an optimizer. Its slots are named after the variables of the model."""
         from gpudist_core.upstream import optimizers
 
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
@@ -44,24 +44,24 @@ class Collector:
         return [self.item(f"{group}/{name}", slot, owner) for name, slot, owner in zip(called, slots, owners, strict=True)]
 
     def of_metrics(self, model: Any) -> list[Item]:
-        """The items of the metrics that a Keras model was compiled with."""
+        """Return the items of the metrics that a Keras model was compiled with."""
         variables = list(_unique(getattr(model, "metrics_variables", ())))
         called = names.of_variables(variables, names.Numbered())
         return [self.item(f"metrics/{name}", variable) for name, variable in zip(called, variables, strict=True)]
 
     def of_others(self, group: str, variables: Iterable[Any]) -> list[Item]:
-        """The items of variables, metrics, layers or random generators that the run names itself."""
+        """Return the items of variables, metrics, layers or random generators that the run names itself."""
         kept = [variable for value in variables for variable in _variables_of(value)]
         called = names.of_variables(kept, names.Numbered())
         return [self.item(f"{group}/{name}", variable) for name, variable in zip(called, kept, strict=True)]
 
     def item(self, name: str, variable: Any, owner: Any = None) -> Item:
-        """One item.
+        """Return one item.
 
         Args:
             name: Its name.
             variable: A Keras or TensorFlow variable, or the state of a random generator.
-            owner: How the table lies over the replicas that the variable is an optimizer's slot of, if it is one.
+            owner: The `ShardInfo` of the table whose optimizer slot the variable is, if it is one.
 
         Returns:
             The item.
@@ -89,14 +89,14 @@ class Collector:
 
 
 class _State:
-    """The state of a random generator, which each replica advances by itself."""
+    """Hold the state of a random generator, which each replica advances by itself."""
 
     def __init__(self, name: str, variable: Any) -> None:
         self.name, self.variable = name, variable
 
 
 def _variables_of(value: Any) -> list[Any]:
-    """The variables in what a user calls worth keeping."""
+    """Return the variables of an object in `extra`."""
     import tensorflow as tf
 
     from gpudist_core.static import ShardedTable
@@ -113,25 +113,25 @@ def _variables_of(value: Any) -> list[Any]:
         return [value.variable]
     variables = getattr(value, "variables", None)
     if variables is None and not (hasattr(value, "assign") and hasattr(value, "dtype")):
-        raise WrongUse(
-            "What is kept is a variable, a metric, a random generator, or has state() and restore(state)",
-            "Keep a number in a tf.Variable, or in an object with state() and restore(state).",
+        raise UsageError(
+            "A value in extra must be a variable, a metric or a random generator, or have state() and restore(state)",
+            "Put a number into a tf.Variable, or into an object with state() and restore(state).",
             value=value,
         )
     return [value] if variables is None else list(variables)
 
 
 def _shard_of(variable: Any) -> Any:
-    """How the table lies over the replicas that a variable holds the slices of; None for another variable."""
+    """Return the `ShardInfo` of a variable that holds slices of a table; None for another variable."""
     from gpudist_core.upstream import models
 
     return getattr(variable, "_gpudist_shard", None) or getattr(models.plain(variable), "_gpudist_shard", None)
 
 
 def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
-    """Of each slot how the table lies over the replicas that it is one of; None for those of other variables.
+    """Return, for each slot, the `ShardInfo` of its table; None for slots of other variables.
 
-    Tables may have one name: the optimizer makes their slots in the order of its variables.
+    Several tables may have the same name: the optimizer makes their slots in the order of its variables.
     """
     shards: dict[str, list[Any]] = {}
     for variable in variables:
@@ -155,7 +155,7 @@ def _unique(variables: Iterable[Any]) -> Iterator[Any]:
 
 
 def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Plain tf.Variables and random generators in the attributes of layers, which Keras 3 does not count as variables."""
+    """Return plain tf.Variables and random generators in the attributes of layers. Keras 3 does not list them as variables."""
     import tensorflow as tf
 
     from gpudist_core.upstream import models, run_state

@@ -1,4 +1,4 @@
-"""How saving and restoring can fail, and how a preempted run ends."""
+"""Define how saving and restoring can fail, and how a preempted run ends."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ EXIT_CODE = 75
 
 
 class SaveFailed(RuntimeError):
-    """A checkpoint could not be written; nothing of it is left, the ones before are intact, and training may go on."""
+    """Report that a checkpoint could not be written.
+
+    Nothing of it is left, earlier ones are intact, and training may continue.
+    """
 
 
 class CheckpointRefused(RuntimeError):
-    """There are checkpoints and none can be used; the text says of each why."""
+    """Report that there are checkpoints, but none can be used. The text gives the reason for each."""
 
 
 class FolderInUse(RuntimeError):
-    """Another run writes its checkpoints into the folder."""
+    """Report that another run writes its checkpoints into the folder."""
 
 
 class HostMissing(RuntimeError):
-    """A host did not take part in time in what all hosts must do together; the text names it."""
+    """Report that a host did not take part in time in something that all hosts must do together. The text names the host."""
 
 
 class Preempted(SystemExit):
-    """The run was told to leave, has saved its state on all hosts at the same step, and ends with exit code 75.
+    """End a run that got a signal: its state is saved on all hosts at the same step, and the exit code is 75.
 
-    It is a `SystemExit`: uncaught, it ends the process with that code (`EX_TEMPFAIL`, "try again"), and no
-    `except Exception` swallows it.
+    It is a `SystemExit`. Uncaught, it ends the process with that code (`EX_TEMPFAIL`, "try again"). `except Exception` does not
+    catch it.
 
     Args:
-        text: What is said.
+        text: The message.
         step: The step at which every host stopped.
-        path: The checkpoint to go on from, None where there is none.
+        path: The checkpoint to continue from, or None.
     """
 
     def __init__(self, text: str, *, step: int, path: Path | None) -> None:
@@ -48,29 +51,29 @@ class Preempted(SystemExit):
 
 
 class Damaged(Exception):
-    """One checkpoint's files are not what was written."""
+    """Report that the files of a checkpoint are not what was written."""
 
 
 class Foreign(Exception):
-    """One checkpoint is whole, and that of something else."""
+    """Report that a checkpoint is complete, but belongs to another run."""
 
 
 def refusal(folder: Path, reasons: Mapping[str, str]) -> str:
-    """What is said when no checkpoint can be used.
+    """Return the message for a folder in which no checkpoint can be used.
 
     Args:
-        folder: Where they are.
-        reasons: Why each was refused, by its name, the newest first.
+        folder: The folder.
+        reasons: The reason for each checkpoint, by name, the newest first.
 
     Returns:
         The text.
     """
     return (
-        f"A checkpoint must be whole and that of this model. Received: folder={str(folder)!r}, {listed(reasons)}. "
-        "Mend the cause, or name another folder to start from scratch."
+        f"A checkpoint must be complete and belong to this model. Received: folder={str(folder)!r}, {listed(reasons)}. "
+        "Fix the cause, or use another folder to start from scratch."
     )
 
 
 def listed(reasons: Mapping[str, Any]) -> str:
-    """Names and reasons in one line."""
+    """Return names and reasons in one line."""
     return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())

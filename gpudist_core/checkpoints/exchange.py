@@ -1,4 +1,4 @@
-"""Small texts that every host tells every other: agreement without a collective operation, so also beside the training."""
+"""Exchange small texts between all hosts without a collective, so that it also works beside the training."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from gpudist_core.errors import Unavailable
 
 
 class Store(Protocol):
-    """Texts under keys that all hosts see."""
+    """Store texts under keys that all hosts see."""
 
     def put(self, key: str, value: str) -> bool:
-        """Store a value unless the key is taken; whether it was free."""
+        """Store a value unless the key is in use, and return whether it was free."""
 
     def get(self, key: str, seconds: float | None) -> str | None:
-        """The value, once there is one; None when there was none in time."""
+        """Return the value as soon as there is one, or None after the time limit."""
 
     def delete(self, key: str) -> None:
-        """Forget a key."""
+        """Delete a key."""
 
 
 def store_of_job(num_hosts: int) -> Store | None:
-    """The store that TensorFlow keeps for this job.
+    """Return the store that TensorFlow runs for this job.
 
     Args:
-        num_hosts: Hosts in all.
+        num_hosts: Number of hosts.
 
     Returns:
-        The store, None where there is one host.
+        The store; None with one host.
 
     Raises:
-        Unavailable: Where several hosts have none.
+        Unavailable: If several hosts have no store.
     """
     from gpudist_core.upstream import key_value
 
@@ -41,22 +41,23 @@ def store_of_job(num_hosts: int) -> Store | None:
         return None
     if not key_value.is_available():
         raise Unavailable(
-            f"Several hosts need TensorFlow's coordination service to agree on checkpoints. Received: hosts={num_hosts}, none. "
+            f"Several hosts need TensorFlow's coordination service to agree on checkpoints. Received: hosts={num_hosts}, no "
+            "service. "
             "Make the strategy with tf.distribute.MultiWorkerMirroredStrategy, which starts it."
         )
     return key_value
 
 
 class Exchange:
-    """Rounds in which each host tells one text and hears that of each other.
+    """Exchange one text between all hosts in each round.
 
-    All hosts must make the same rounds in the same order. Threads each need an exchange of their own.
+    All hosts must make the same rounds in the same order. Each thread needs its own exchange.
 
     Args:
-        store: What all hosts see; None where there is one host.
-        prefix: Begins the keys; the same on all hosts and used once in a job.
+        store: The key-value store of all hosts; None with one host.
+        prefix: The prefix of the keys, equal on all hosts and used once in a job.
         host: This host's number.
-        num_hosts: Hosts in all.
+        num_hosts: Number of hosts.
         timeout: How long to wait for a host, in seconds.
     """
 
@@ -65,17 +66,17 @@ class Exchange:
         self._round = 0
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
-        """Tell a value and hear those of all hosts.
+        """Send a value, and return the values of all hosts.
 
         Args:
             what: What the hosts are doing, for the message.
-            value: Anything that JSON can hold.
+            value: Any value that JSON supports.
 
         Returns:
             One value per host, in host order.
 
         Raises:
-            HostMissing: When a host did not tell its own in time.
+            HostMissing: If a host did not send its value in time.
         """
         if self._store is None:
             return [value]
@@ -95,7 +96,7 @@ class Exchange:
         if missing:
             raise HostMissing(
                 f"Every host must take part in {what}. Received: missing hosts={missing} after {self._timeout:g} s, "
-                f"hosts={self.num_hosts}. See in their logs why they do not come, or give them more time (timeout=...)."
+                f"hosts={self.num_hosts}. Their logs may say why they do not answer. Or allow more time (timeout=...)."
             )
         return [json.loads(text or "") for text in texts]
 

@@ -1,4 +1,4 @@
-"""`Checkpoints` as a callback of Keras's `fit`, without importing Keras: it has the methods of `keras.callbacks.Callback`."""
+"""Use `Checkpoints` as a callback of Keras's `fit` by the methods of `keras.callbacks.Callback`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from gpudist_core.checkpoints import again
 from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.run import Run
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 if TYPE_CHECKING:
     from gpudist_core.checkpoints.checkpoints import Checkpoints
 
 
 class CallbackMethods:
-    """What Keras calls on every callback and this one does nothing in."""
+    """Provide the callback methods in which `Checkpoints` does nothing."""
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None: ...
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
@@ -33,16 +33,16 @@ class CallbackMethods:
 
 
 class Fit:
-    """One `fit` and where it stands.
+    """Follow one `fit`.
 
     Args:
-        checkpoints: What saves and restores.
-        run: What belongs to the run; filled in from the model where the user did not say.
+        checkpoints: The object that saves and restores.
+        run: The parts of the run, completed from the model.
         model: The model that is trained.
 
     Attributes:
-        batches: How many an epoch has, as far as Keras knows.
-        epochs: How many `fit` was asked for.
+        batches: Number of batches in an epoch, as far as Keras knows.
+        epochs: Number of epochs that `fit` was asked for.
     """
 
     def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
@@ -58,10 +58,10 @@ class Fit:
         self._others = Others([])
 
     def position(self) -> dict[str, Any]:
-        """Where `fit` stands: the epoch that is under way, after how many of its batches, or the one that comes next.
+        """Return the position of `fit`: the current epoch and the number of its finished batches, or the next epoch.
 
-        After the last batch of an epoch the next one is meant, as the pipeline means it: what `fit` does at the end of an epoch
-        (its validation, its line in the history) is then not done again.
+        After the last batch of an epoch, the next epoch is returned, as the pipeline does. Then the end of the epoch
+        (validation, history) is not repeated.
         """
         if self._in_epoch and self.batches is not None and self._batch >= self.batches:
             return {"epoch": self._epoch + 1, "in_epoch": False, "batch": 0, "left_at_end": True}
@@ -74,11 +74,11 @@ class Fit:
         }
 
     def others(self) -> dict[str, Any]:
-        """What the other callbacks keep."""
+        """Return the state of the other callbacks."""
         return self._others.state()
 
     def read_over(self, opened: Opened) -> None:
-        """Bring data without a position to where a checkpoint was saved; before its random states are restored."""
+        """Read data without a position again, up to the checkpoint, before its random states are restored."""
         kept = opened.state("fit")
         epoch = int(kept["epoch"])
         self._read = int(kept.get("epochs_read", epoch))
@@ -91,7 +91,7 @@ class Fit:
             again.read_over(epochs, self._read, opened.path.name)
 
     def taken(self, opened: Opened) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         from gpudist_core.upstream import run_state
 
         kept = opened.state("fit")
@@ -101,14 +101,14 @@ class Fit:
         run_state.begin_at(self._model, max(self._epoch, self.epochs or 0) if has_stopped else self._epoch)
         if has_stopped and self._epoch < (self.epochs or 0):
             warnings.warn(
-                f"fit was stopped by a callback, and its end alone is made again. Received: checkpoint={opened.path.name!r}, "
-                f"epochs made={self._epoch}, epochs={self.epochs}. To train on, name another folder.",
+                f"A callback has stopped fit, so only its end is repeated. Received: checkpoint={opened.path.name!r}, "
+                f"epochs made={self._epoch}, epochs={self.epochs}. To train further, use another folder.",
                 stacklevel=2,
             )
         if kept.get("left_at_end"):
             warnings.warn(
-                "What fit does at the end of an epoch was not done: the run was told to leave right before. Received: "
-                f"checkpoint={opened.path.name!r}, epoch={self._epoch - 1}. Callbacks miss its validation and its logs.",
+                "The end of an epoch was not run: the run was stopped right before it. Received: "
+                f"checkpoint={opened.path.name!r}, epoch={self._epoch - 1}. Callbacks do not get its validation and its logs.",
                 stacklevel=2,
             )
         epochs = getattr(self._model, "_gpudist_epochs", None)
@@ -127,18 +127,18 @@ class Fit:
         run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
         for one in run.others:
             if not one.built:
-                raise WrongUse(
-                    "An optimizer that a model keeps for a step of its own must have its variables before they are saved",
+                raise UsageError(
+                    "An optimizer that a model keeps for a custom step must be built before it is saved",
                     "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables).",
                     optimizer=one.name,
                 )
         self._checkpoints._begin_fit(run.pipeline is not None)
 
     def all_begun(self, callbacks: list[Any]) -> None:
-        """All callbacks have begun the training, which resets some: what they keep is put back.
+        """Restore what callbacks keep, after all have started the training, which resets some.
 
         Args:
-            callbacks: The list of them; what others do at the end of an epoch comes first from now on.
+            callbacks: The list of callbacks. From now on, the others run first at the end of an epoch.
         """
         callbacks.sort(key=lambda callback: callback is self._checkpoints)
         self._others = Others([callback for callback in callbacks if callback is not self._checkpoints])
@@ -180,18 +180,18 @@ class Fit:
         self._checkpoints.close()
 
     def leave_model(self) -> None:
-        """The next `fit` begins with the epoch that it is told."""
+        """Let the next `fit` start with the epoch that it is given."""
         from gpudist_core.upstream import run_state
 
         run_state.begin_at(self._model, None)
 
     def _restore_metrics(self, opened: Opened) -> None:
-        """Keras has just reset them; what they had counted of this epoch is put back."""
+        """Restore what metrics had counted in this epoch: Keras has just reset them."""
         items = self._run.metrics()
         kept = {name for name in opened.manifest.entries if name.startswith("metrics/")}
         if {item.name for item in items} != kept:
             warnings.warn(
-                f"The metrics begin anew in the middle of epoch {self._epoch + 1}: {opened.path.name} has others.",
+                f"The metrics start again in the middle of epoch {self._epoch + 1}: {opened.path.name} has other metrics.",
                 stacklevel=2,
             )
             return

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints: names, what is whole, what was left over."""
+"""Manage the folder of a run's checkpoints: names, complete checkpoints and leftovers."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ _OWN = re.compile(rf"({re.escape(_BEGUN)}|{re.escape(_REPLACED)})(\d{{8,}})")
 
 
 class Folder:
-    """A folder with one sub-folder for each checkpoint.
+    """Manage a folder with one sub-folder for each checkpoint.
 
     Args:
-        path: Where; it is made when the first checkpoint is saved.
+        path: The path. It is created with the first checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def steps(self) -> list[int]:
-        """The steps of the checkpoints in it, the newest first."""
+        """Return the steps of its checkpoints, the newest first."""
         if not self.path.is_dir():
             return []
         found = (_WHOLE.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def of(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """Return the path of the checkpoint of a step."""
         return self.path / f"step-{step:08}"
 
     def begun(self, step: int) -> Path:
-        """Where the checkpoint of a step is while it is written."""
+        """Return the path of the checkpoint of a step while it is written."""
         return self.path / f"{_BEGUN}{step:08}"
 
     def begin(self, step: int) -> Path:
-        """Make an empty folder to write a checkpoint into; what could not be removed of one that failed goes first."""
+        """Make an empty folder for a new checkpoint. Leftovers of a failed one are removed first."""
         self.clean()
         path = self.begun(step)
         path.mkdir(parents=True)
         return path
 
     def commit(self, step: int) -> Path:
-        """Give a checkpoint that was written its name; one of the same step is replaced."""
+        """Rename a written checkpoint to its final name. A checkpoint of the same step is replaced."""
         final, replaced = self.of(step), self.path / f"{_REPLACED}{step:08}"
         sync(self.begun(step))
         if final.exists() or final.is_symlink():
@@ -57,11 +57,11 @@ class Folder:
         return final
 
     def abandon(self, step: int) -> None:
-        """Remove what was written of a checkpoint."""
+        """Remove the files of a checkpoint that was not finished."""
         _remove(self.begun(step))
 
     def clean(self) -> None:
-        """Remove what a run that was killed left half done, and give back what it was about to replace."""
+        """Remove what a killed run left unfinished, and restore what it was about to replace."""
         if not self.path.is_dir():
             return
         for entry in list(self.path.iterdir()):
@@ -76,7 +76,7 @@ class Folder:
                 _remove(entry)
 
     def set_aside(self, step: int) -> None:
-        """Rename the checkpoint of a step that the run has not come from, so that no later start takes it for the newest."""
+        """Rename the checkpoint of a step that the run does not continue from: no later start must take it for the newest."""
         target = self.path / f"{self.of(step).name}{_ASIDE}"
         if target.exists():
             target = target.with_name(f"{target.name}-{time.time_ns()}")
@@ -93,7 +93,7 @@ class Folder:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; of one that is a link the link alone."""
+    """Remove a folder; of a symbolic link, only the link."""
     if folder.is_symlink():
         folder.unlink(missing_ok=True)
     else:
@@ -101,7 +101,7 @@ def _remove(folder: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring a folder's list of names to the disk."""
+    """Flush a folder's list of names to the disk."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

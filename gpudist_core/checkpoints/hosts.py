@@ -1,4 +1,4 @@
-"""The hosts of a run as far as checkpoints need them: exchanges, the shared folder, who locks it, who leaves last."""
+"""Coordinate the hosts of a run for checkpoints: exchanges, the shared folder, its lock, and who leaves last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudist_core.checkpoints.errors import FolderInUse
 from gpudist_core.checkpoints.exchange import Exchange, store_of_job
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import IN_USE, Lock
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _SEEN_WITHIN = 10.0  # seconds until a network file system shows what another host has made
 _GOODBYE = 10.0
@@ -23,12 +23,12 @@ _opened = itertools.count()
 
 
 class Hosts:
-    """This host among those of the run.
+    """Describe this host among those of the run.
 
     Args:
         host: Its number.
-        num_hosts: Hosts in all.
-        folder: Where the checkpoints are.
+        num_hosts: Number of hosts.
+        folder: The folder of the checkpoints.
         timeout: How long to wait for another host, in seconds.
     """
 
@@ -45,25 +45,25 @@ class Hosts:
         return Exchange(self._store, f"{self._prefix}/{name}", self.host, self.num_hosts, self._timeout)
 
     def check_alike(self, **settings: Any) -> None:
-        """All hosts must have been given the same.
+        """Raise unless all hosts were given the same settings.
 
         Args:
-            **settings: What this host was given.
+            **settings: The settings of this host.
 
         Raises:
-            WrongUse: Where they differ.
+            UsageError: If they differ.
         """
         told = self.training.all_gather("opening the checkpoints", settings)
         for name in settings:
             values = [each.get(name) for each in told]
             if any(value != values[0] for value in values):
-                raise WrongUse(f"All hosts must give the same {name}", "Give the same on each host.", **{name: values})
+                raise UsageError(f"{name} must be the same on all hosts", **{name: values})
 
     def check_shared(self) -> None:
-        """All hosts must see the same folder: what the first puts there or, where it may only read, the checkpoints it sees.
+        """Raise unless all hosts see the same folder: they compare a new file, or old checkpoints if it is read-only.
 
         Raises:
-            WrongUse: Where some do not, and where there is nothing to see.
+            UsageError: If some hosts do not see it, or there is nothing to compare.
         """
         if self._store is None:
             return
@@ -82,27 +82,27 @@ class Hosts:
             if self.host == 0:
                 (path / token).unlink()
         if not all(seen):
-            raise WrongUse(
-                "Several hosts need a folder that they share, such as one on a network file system",
-                "Mount one at the same place on every host.",
+            raise UsageError(
+                "Several hosts need a shared folder, for example on a network file system",
+                "Mount one at the same path on every host.",
                 folder=str(path),
                 hosts_without_it=[host for host, sees in enumerate(seen) if not sees],
             )
 
     def claim(self) -> None:
-        """Lock the folder for this run and remove what a killed one left half done.
+        """Lock the folder for this run, and remove what a killed run left unfinished.
 
         Raises:
-            FolderInUse: When another run writes into it.
-            WrongUse: When it cannot be written to.
+            FolderInUse: If another run writes into it.
+            UsageError: If it is not writable.
         """
         failure = self.training.all_gather("locking the folder", self._on_first(self._take))[0]
         if failure:
             raise FolderInUse(failure) if failure.startswith(IN_USE) else self._unwritable(failure)
 
-    def _unwritable(self, failure: str) -> WrongUse:
-        rule, path = "The folder of checkpoints must be one that can be written to", str(self._folder.path)
-        return WrongUse(rule, "Name another one.", folder=path, error=failure)
+    def _unwritable(self, failure: str) -> UsageError:
+        rule, path = "The folder of checkpoints must be writable", str(self._folder.path)
+        return UsageError(rule, "Pass another folder.", folder=path, error=failure)
 
     def _take(self) -> None:
         self._folder.path.mkdir(parents=True, exist_ok=True)
@@ -119,13 +119,13 @@ class Hosts:
         return ""
 
     def agreement(self) -> Agreement | None:
-        """How the hosts agree on when to stop; None where there is one."""
+        """Return how the hosts agree on a stop; None with one host."""
         if self._store is None:
             return None
         return Agreement(self._store, f"{self._prefix}/stop", self.host, self.num_hosts, self._timeout)
 
     def leave(self) -> None:
-        """Give the lock back; the first host, which keeps the store, waits for the others to be done with it."""
+        """Release the lock. The first host, which runs the store, waits until the others no longer need it."""
         store = self._store
         if store is not None and self.host > 0:
             quietly(lambda: store.put(f"{self._prefix}/goodbye/{self.host}", ""))

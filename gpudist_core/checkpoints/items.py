@@ -1,4 +1,4 @@
-"""What of a run is kept: each item knows which rows this host writes, which it needs back, and how it takes them."""
+"""Define the items of a checkpoint: each knows which rows this host writes, which it reads, and how it restores them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[int, int], Array]
 
 
 class Item(Protocol):
-    """One value of a checkpoint.
+    """Define one value of a checkpoint.
 
     Attributes:
-        name: Unique, and the same in every run.
-        shape: That of the whole value.
-        dtype: By its name.
+        name: A unique name, equal in every run.
+        shape: The shape of the whole value.
+        dtype: The name of the dtype.
         axis: None for a value that the first host writes alone; otherwise the axis whose rows the hosts share.
     """
 
@@ -29,29 +29,29 @@ class Item(Protocol):
     axis: int | None
 
     def pieces(self) -> list[tuple[int, int, Array]]:
-        """What this host writes: the first row, the row after the last, and a copy of the values.
+        """Return what this host writes: the first row, the row after the last, and a copy of the values.
 
-        All hosts ask at the same step, in the same order: some values need a sum over the hosts.
+        All hosts must call it at the same step, in the same order: some values need a sum over the hosts.
         """
 
     def wanted(self, rows: int) -> list[tuple[int, int]]:
-        """Which rows this host needs of a kept value with that many."""
+        """Return which rows this host needs of a saved value with `rows` rows."""
 
     def assign(self, read: Read, rows: int) -> None:
-        """Take the values back."""
+        """Restore the values."""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a kept value of that shape can be taken."""
+        """Return whether a saved value of that shape can be restored."""
 
 
 class Whole:
-    """A value that is the same for all replicas, or that replicas hold parts of a sum or a mean of.
+    """Save a value that is equal on all replicas, or of which replicas hold parts of a sum or a mean.
 
     Args:
         name: Its name.
         variable: A `tf.Variable`, distributed or not.
         copies: Its copies on this host's replicas.
-        is_first_host: Whether this host writes it and, of a sum, gets the total.
+        is_first_host: Whether this host writes it and gets the total of a sum.
     """
 
     axis: int | None = None
@@ -84,16 +84,16 @@ class Whole:
 
 
 class PerReplica:
-    """A value of each replica's own: the position of a random generator, a variable that is never aggregated.
+    """Save a separate value for each replica: the position of a random generator, a variable that is never aggregated.
 
-    With another number of replicas, those that are new take the first one's.
+    If the number of replicas changes, additional replicas get the first one's value.
 
     Args:
         name: Its name.
         copies: The variables of this host's replicas.
         first: The number of the first of them.
-        total: Replicas in all.
-        writes: Whether this host writes them; only the first one does where all have the same single one.
+        total: Number of replicas on all hosts.
+        writes: Whether this host writes them. If all share one value, only the first host does.
     """
 
     axis: int | None = 0
@@ -124,13 +124,13 @@ class PerReplica:
 
 
 class Sliced:
-    """A table of which each replica holds a slice, or an optimizer's slot of one.
+    """Save a table of which each replica holds a slice, or an optimizer's slot of such a table.
 
     Args:
         name: Its name.
         copies: The slices of this host's replicas, all of the same height.
         first: The number of the first of these replicas.
-        info: How the table lies over the replicas.
+        info: How the table is split over the replicas.
     """
 
     def __init__(self, name: str, copies: Sequence[Any], first: int, info: Any) -> None:
@@ -167,7 +167,7 @@ class Sliced:
 
 
 class Constant:
-    """An array that some object gave for the checkpoint; it takes it back itself."""
+    """Save an array that an object returned from `state()`. The object restores it itself."""
 
     axis: int | None = None
 
@@ -186,11 +186,11 @@ class Constant:
         return shape == self.shape
 
     def assign(self, read: Read, rows: int) -> None:
-        """Nothing: the object's own `restore` does it."""
+        """Do nothing: the object's own `restore` does it."""
 
 
 def aggregation_on_read(variable: Any) -> str | None:
-    """How the replicas' values of a variable make one; None where all have the same."""
+    """Return how the replicas' values of a variable are aggregated; None if all are equal."""
     if getattr(getattr(variable, "synchronization", None), "name", "") != "ON_READ":
         return None
     return str(variable.aggregation.name)
@@ -205,16 +205,16 @@ def put(copy: Any, value: Array) -> None:
 
 
 def check_kept(name: str, dtype: Any) -> None:
-    """Refuse what has no numbers.
+    """Refuse a variable without numbers.
 
     Args:
         name: The variable's name.
         dtype: Its `tf.DType`.
 
     Raises:
-        WrongUse: For strings and handles.
+        UsageError: For strings and handles.
     """
     if dtype.name in ("string", "resource", "variant"):
-        raise WrongUse(
-            "Only variables of numbers can be kept in a checkpoint", "Leave this one out.", variable=name, dtype=dtype.name
+        raise UsageError(
+            "Only numeric variables can be saved in a checkpoint", "Leave this one out.", variable=name, dtype=dtype.name
         )

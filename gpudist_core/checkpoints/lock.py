@@ -1,4 +1,4 @@
-"""One run at a time writes into a folder: a lock file with the process and its host, kept fresh while the run lives."""
+"""Let one run at a time write into a folder: a lock file names the process and its host, and is touched while the run lives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ IN_USE = "Only one run may write its checkpoints into a folder"
 
 
 class Lock:
-    """A folder's lock.
+    """Lock a folder.
 
-    A lock whose process is gone is taken over at once where it ran on this host, and after `patience` without a sign of life
-    where it ran on another.
+    A lock of a dead process on this host is taken over at once. A lock from another host is taken over after `patience` seconds
+    without a sign of life.
 
     Args:
         folder: The folder; it must exist.
         beat: Seconds between two signs of life.
-        patience: Seconds without one after which a run on another host is taken for dead.
+        patience: Seconds without a sign of life after which a run on another host counts as dead.
     """
 
     def __init__(self, folder: Path, beat: float = 5.0, patience: float = 30.0) -> None:
@@ -36,10 +36,10 @@ class Lock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
+        """Acquire the lock.
 
         Raises:
-            FolderInUse: When another run that lives has it.
+            FolderInUse: If another live run has it.
         """
         text = json.dumps(_myself())
         while not self._create(text):
@@ -54,7 +54,7 @@ class Lock:
         self._thread.start()
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -82,7 +82,7 @@ class Lock:
         return value if isinstance(value, dict) else None
 
     def _remove(self, judged: dict[str, Any] | None) -> None:
-        """Take a dead run's lock away; whoever renames it first decides, and gives back one that was taken meanwhile."""
+        """Remove a dead run's lock. The run that renames it first wins, and restores a lock that was taken meanwhile."""
         gone = self._path.with_name(f"{_NAME}-gone-{socket.gethostname()}-{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(gone)
@@ -101,7 +101,7 @@ class Lock:
         return self._shows_life()
 
     def _shows_life(self) -> bool:
-        """Whether a run on another host touches its lock while we look; no clock is compared with another host's."""
+        """Return whether a run on another host touches its lock during the wait. Clocks of two hosts are never compared."""
         before, until = self._touched(), time.monotonic() + self._patience
         while time.monotonic() < until:
             if self._touched() != before:
@@ -132,7 +132,7 @@ def _myself() -> dict[str, Any]:
 
 
 def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty when there is none."""
+    """Return the start time of a process in kernel ticks; empty if it does not exist."""
     after_name = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return after_name[19] if len(after_name) > 19 and after_name[0] != "Z" else ""
 

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: `manifest.json`, which says what is in it, where, and how to know that it is whole."""
+"""Read and write `manifest.json`, which lists what a checkpoint holds, where, and how to check it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """One array.
+    """Describe one array.
 
     Attributes:
-        shape: That of the whole array.
-        dtype: By its name.
-        axis: The axis along which the pieces lie one after the other; None where there is one piece.
-        pieces: Where the values are.
+        shape: The shape of the whole array.
+        dtype: The name of the dtype.
+        axis: The axis along which the pieces follow each other; None for one piece.
+        pieces: Where the values are stored.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def rows(self) -> int:
-        """How many rows there are along the axis; 0 without one."""
+        """Return the number of rows along the axis; 0 without an axis."""
         return 0 if self.axis is None else self.shape[self.axis]
 
     def as_json(self) -> dict[str, Any]:
@@ -50,13 +50,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """Describe the content of a checkpoint.
 
     Attributes:
-        step: After which step it was saved.
-        entries: Its arrays by name; a name begins with its group (`model`, `optimizer`, `metrics`, `state`, ...).
-        states: The states of the pipeline, the step and others, with their arrays replaced by names.
-        info: Topology, versions, time and reason: for people, not needed to restore.
+        step: The step after which it was saved.
+        entries: Its arrays by name. A name starts with its group (`model`, `optimizer`, `metrics`, `state`, ...).
+        states: The states of the pipeline, the step and others, with names in place of arrays.
+        info: Topology, versions, time and reason. They are for people, and not needed to restore.
     """
 
     step: int
@@ -70,7 +70,7 @@ class Manifest:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Write a manifest and bring it to the disk."""
+    """Write a manifest and flush it to the disk."""
     body = manifest.as_json()
     write_json(folder / NAME, {**body, "crc32": _checksum(body)})
 
@@ -82,10 +82,10 @@ def read(folder: Path) -> Manifest:
         folder: The checkpoint.
 
     Returns:
-        What it says.
+        The manifest.
 
     Raises:
-        Damaged: When it is missing, is not what was written, or has a format that this version does not know.
+        Damaged: If it is missing, was changed after it was written, or has a format that this version does not support.
     """
     try:
         value = json.loads((folder / NAME).read_bytes())
@@ -95,7 +95,7 @@ def read(folder: Path) -> Manifest:
     except (ValueError, TypeError, KeyError, AttributeError):
         raise Damaged(f"{NAME} is not a manifest") from None
     if crc32 != _checksum(value):
-        raise Damaged(f"{NAME} has other bytes than were written")
+        raise Damaged(f"{NAME} was changed after it was written")
     if known != FORMAT:
         raise Damaged(f"{NAME} has format {known!r}, this version reads {FORMAT!r}")
     entries = {name: Entry.from_json(entry) for name, entry in value["arrays"].items()}
@@ -103,7 +103,7 @@ def read(folder: Path) -> Manifest:
 
 
 def write_json(path: Path, value: Any) -> int:
-    """Write JSON and bring it to the disk; returns its checksum."""
+    """Write JSON, flush it to the disk, and return its checksum."""
     data = json.dumps(value, indent=1, allow_nan=False).encode()
     with path.open("xb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""Names of variables that are the same in every run: the path in the model without Keras's counters."""
+"""Name variables in a way that is equal in every run: the path in the model without Keras's counters."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 
 class Numbered:
-    """Paths whose counters begin anew: the second model of a process has `dense_2` where the first has `dense`."""
+    """Replace the counters in paths by new ones: a second model in a process has `dense_2` instead of `dense`."""
 
     def __init__(self) -> None:
         self._by_base: dict[str, dict[str, int]] = {}
 
     def __call__(self, path: str) -> str:
-        """The path with each part's counter replaced by how many parts of that name came before.
+        """Return the path with each part's counter replaced by the number of earlier parts of that name.
 
         Args:
-            path: As `sequential_3/dense_7/kernel`.
+            path: A path such as `sequential_3/dense_7/kernel`.
 
         Returns:
-            As `sequential/dense/kernel`.
+            A path such as `sequential/dense/kernel`.
         """
         return "/".join(self._part(part) for part in path.split("/"))
 
@@ -32,7 +32,7 @@ class Numbered:
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """The names, those that came before numbered `#2`, `#3`."""
+    """Return the names, with `#2`, `#3` appended to repeated ones."""
     taken: dict[str, int] = {}
     result = []
     for name in names:
@@ -42,33 +42,33 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def path_of(variable: Any) -> str:
-    """Where a Keras variable stands in its model; a tf.Variable's name."""
+    """Return the path of a Keras variable in its model, or the name of a tf.Variable."""
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
     return str(path).removesuffix(":0")
 
 
 def of_variables(variables: Iterable[Any], numbered: Numbered) -> list[str]:
-    """Unique names for a model's variables, in order."""
+    """Return unique names for a model's variables, in order."""
     return unique(numbered(path_of(variable)) for variable in variables)
 
 
 def of_slots(variables: Iterable[Any], model_names: Mapping[str, str], numbered: Numbered) -> list[str]:
-    """Unique names for an optimizer's variables: a slot is named for the variable it belongs to.
+    """Return unique names for an optimizer's variables. A slot is named after its variable.
 
     Args:
         variables: The optimizer's variables, in order.
         model_names: The names of the model's variables by their paths.
-        numbered: Counters of its own.
+        numbered: The counters for the optimizer.
 
     Returns:
-        As `adam/iteration` and `adam/sequential/dense/kernel/momentum`.
+        Names such as `adam/iteration` and `adam/sequential/dense/kernel/momentum`.
     """
     owners = {path.replace("/", "_"): name for path, name in model_names.items()}
     return unique(_slot(path_of(variable), owners, numbered) for variable in variables)
 
 
 def owner_of(path: str, owners: Mapping[str, Any]) -> str | None:
-    """The longest of the flattened paths that a slot's path continues, None where it belongs to no variable."""
+    """Return the longest flattened path that is a prefix of a slot's path; None if the slot belongs to no variable."""
     prefix = path.rsplit("/", 1)[-1]
     while "_" in prefix:
         prefix = prefix.rpartition("_")[0]

@@ -1,4 +1,4 @@
-"""What the other callbacks of a `fit` keep from epoch to epoch: taken out, put back, and named where it cannot be known."""
+"""Save and restore the state of the other callbacks of a `fit`, and name those whose state is unknown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudist_core.checkpoints.states import has_state
 
 
 class Others:
-    """The callbacks beside `Checkpoints`, from when all have begun the training.
+    """Hold the callbacks beside `Checkpoints`, after all have started the training.
 
     Args:
         callbacks: The callbacks.
@@ -27,17 +27,17 @@ class Others:
         }
 
     def state(self) -> dict[str, Any]:
-        """What they keep, by their names, and the names of those that have kept something else meanwhile."""
+        """Return their states by name, and the names of callbacks that have kept something unknown meanwhile."""
         kept = {name: _state_of(callback) for name, callback in self._named.items() if _keeps(callback)}
         unknown = [name for name, callback in self._named.items() if not has_state(callback) and self._has_changed(name)]
         return {"kept": kept, "unknown": unknown}
 
     def restore(self, state: Mapping[str, Any] | None, checkpoint: str) -> None:
-        """Put back what they kept.
+        """Restore their states.
 
         Args:
-            state: What `state` returned; None of a checkpoint that has none.
-            checkpoint: Its name, for the message.
+            state: The result of `state`, or None.
+            checkpoint: The name of the checkpoint, for the message.
         """
         kept = (state or {}).get("kept", {})
         anew = [name for name in (state or {}).get("unknown", ()) if name in self._named]
@@ -48,8 +48,8 @@ class Others:
                 anew.append(name)
         if anew:
             warnings.warn(
-                f"Callbacks go on as they were where the checkpoint has their state. Received: checkpoint={checkpoint!r}, "
-                f"begin anew={sorted(anew)}. Give one of your own state() and restore(state).",
+                f"Only callbacks whose state is in the checkpoint continue. Received: checkpoint={checkpoint!r}, "
+                f"start again={sorted(anew)}. Give your own callback state() and restore(state).",
                 stacklevel=2,
             )
 
@@ -61,7 +61,7 @@ class Others:
 
 
 def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
-    """By class and number; by what they look at, too, where they are of those that look at something."""
+    """Name callbacks by class and number, and by the monitored value if they have one."""
     found: dict[str, Any] = {}
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
@@ -98,12 +98,12 @@ def _restore(callback: Any, state: Any) -> None:
 
 
 def _mark(value: Any) -> Any:
-    """By what to see that an attribute is another one, or has grown."""
+    """Return a mark that shows whether an attribute was replaced or has grown."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return id(value), len(value) if isinstance(value, (list, dict, set, tuple)) else 0
 
 
 def _is_mutable(value: Any) -> bool:
-    """Whether it may hold other numbers without being another one."""
+    """Return whether an object may hold other numbers later."""
     return isinstance(value, np.ndarray) or hasattr(value, "assign") or hasattr(value, "update_state")

@@ -1,4 +1,4 @@
-"""Signals that tell a run to leave, and what to do about them."""
+"""Handle the signals that tell a run to stop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpudist_core.checkpoints.agreement import Agreement, quietly
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 # A second signal of the same kind sooner than this is the same notice (schedulers signal every process of a tree).
 _SAME_NOTICE = 5.0
 
 
 class Notice:
-    """Watches for signals, on behalf of all hosts.
-
-    TensorFlow's server for MultiWorkerMirroredStrategy takes SIGTERM for a notifier of its own and lets the process live; a
-    handler that is installed later, as here, has the signal instead.
+    """Watch for signals, on behalf of all hosts.
 
     Args:
-        names: The signals, as `SIGTERM`.
-        agreement: How the hosts agree on a step; None where there is one host.
+        names: The signals, for example `SIGTERM`.
+        agreement: How the hosts agree on a step; None with one host.
 
     Raises:
-        WrongUse: Outside the main thread.
+        UsageError: Outside of the main thread.
     """
 
     def __init__(self, names: Sequence[str], agreement: Agreement | None) -> None:
@@ -43,32 +40,34 @@ class Notice:
         self._passed_on: dict[int, Any] = {}
         numbers = [int(signal.Signals[name]) for name in names]
         if numbers and threading.current_thread() is not threading.main_thread():
-            raise WrongUse(
+            raise UsageError(
                 "Signals can be watched from the main thread only",
-                "Train there, or leave signals to the rest of the program: signals=().",
+                "Train there, or leave the signals to the rest of the program: signals=().",
                 thread=threading.current_thread().name,
             )
         if agreement is not None and numbers:
             self._thread = threading.Thread(target=self._announce, name="checkpoints: notice of a signal", daemon=True)
             self._thread.start()
+        # TensorFlow's server for MultiWorkerMirroredStrategy installs its own notifier for SIGTERM, and the process lives on. A
+        # handler that is installed later, as here, gets the signal instead.
         for number in numbers:
             self._before[number] = signal.signal(number, self._handle)
 
     def is_time(self, call: int) -> bool:
-        """Whether to save and leave now.
+        """Return whether to save and stop now.
 
         Args:
-            call: How many times this was asked, this time included.
+            call: The number of this call.
 
         Returns:
-            The same on all hosts.
+            The answer, equal on all hosts.
         """
         stop = self._received is not None if self._agreement is None else self._agreement.is_time(call)
         self._honoured = self._honoured or stop
         return stop
 
     def close(self) -> None:
-        """Give the signals back; one that came too late to stop the training is delivered again."""
+        """Restore the signal handlers. A signal that came too late to stop the training is delivered again."""
         if self._agreement is not None:
             self._agreement.close()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""The random states of this process that belong to no model: Python's, NumPy's, TensorFlow's and Keras's.
+"""Save the random states of this process that belong to no model: Python's, NumPy's, TensorFlow's and Keras's.
 
 What a stateful operation inside a tf.function has drawn (`tf.random.uniform` there) cannot be read from TensorFlow: use a
 `tf.random.Generator` or stateless draws where a restored run must go on with the same numbers.
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def state() -> dict[str, Any]:
-    """The states; numbers, lists and arrays."""
+    """Return the states as numbers, lists and arrays."""
     from gpudist_core.upstream import run_state
 
     version, words, gauss = random.getstate()
@@ -27,10 +27,10 @@ def state() -> dict[str, Any]:
 
 
 def restore(kept: dict[str, Any]) -> None:
-    """Go on with the draws from where `state` was taken.
+    """Restore the random states, so that draws continue where `state` was taken.
 
     Args:
-        kept: What it returned.
+        kept: The result of `state`.
     """
     from gpudist_core.upstream import run_state
 

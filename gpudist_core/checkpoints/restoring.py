@@ -1,4 +1,4 @@
-"""Finding the newest checkpoint that is whole and fits, and giving its values back."""
+"""Find the newest complete checkpoint that fits, and restore its values."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from gpudist_core.checkpoints.manifest import Entry, Manifest
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that was found whole.
+    """Hold a complete checkpoint.
 
     Args:
         path: Its folder.
-        manifest: What it says of itself.
+        manifest: Its manifest.
     """
 
     path: Path
     manifest: Manifest
 
     def assign(self, items: Iterable[Item]) -> None:
-        """Give its values to items that fit."""
+        """Assign its values to items that fit."""
         for item in items:
             entry = self.manifest.entries[item.name]
             item.assign(functools.partial(rows_of, self.path, entry), entry.rows)
 
     def state(self, name: str) -> Any:
-        """One of its states, arrays included; None where there is none."""
+        """Return one of its states, including arrays; None if it has no such state."""
         kept = self.manifest.states.get(name)
         return None if kept is None else states.decode(kept, self.array)
 
     def array(self, name: str) -> Array:
-        """A whole array by its name."""
+        """Return a whole array by its name."""
         entry = self.manifest.entries[name]
         return np.array(rows_of(self.path, entry, 0, entry.rows))
 
 
 def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]) -> Opened:
-    """Open a checkpoint and see that all that this host needs of it is there, is whole and fits.
+    """Open a checkpoint, and check that everything this host needs is there, complete and fits.
 
     Args:
         path: Its folder.
-        items: What will be restored.
-        needed_states: The states that will be.
+        items: The items to restore.
+        needed_states: The states to restore.
 
     Returns:
         The checkpoint.
 
     Raises:
-        Damaged: When it is not what was written.
-        Foreign: When it is of something else.
+        Damaged: If it was changed after it was written.
+        Foreign: If it belongs to another run.
     """
     opened = Opened(path, manifest.read(path))
     _check_fits(opened.manifest, items, needed_states)
@@ -73,7 +73,7 @@ def open_checked(path: Path, items: Sequence[Item], needed_states: Iterable[str]
 
 
 def rows_of(path: Path, entry: Entry, start: int, stop: int) -> Array:
-    """Rows of an array that may lie in several pieces; the whole array where it has no axis."""
+    """Return rows of an array that may be in several pieces; the whole array if it has no axis."""
     if entry.axis is None:
         return arrays.load(path, entry.pieces[0], entry.dtype, entry.shape)
     found = []
@@ -119,7 +119,7 @@ def _check_rows(path: Path, name: str, entry: Entry, start: int, stop: int) -> N
 
 
 def _check_fits(kept: Manifest, items: Sequence[Item], needed_states: Iterable[str]) -> None:
-    """Names, shapes and dtypes must be those of the run; groups that the run does not have are left alone."""
+    """Check that names, shapes and dtypes are those of the run. Groups that the run does not have are ignored."""
     groups = {item.name.split("/")[0] for item in items}
     there = {name for name in kept.entries if name.split("/")[0] in groups}
     asked = {item.name: item for item in items}
@@ -134,7 +134,7 @@ def _check_fits(kept: Manifest, items: Sequence[Item], needed_states: Iterable[s
             problems.append(f"{name} is {_kind(entry)} in the checkpoint and {_kind(item)} in this run")
     missing = [name for name in needed_states if name not in kept.states]
     if missing:
-        problems.append(f"it has no state of {_some(missing)}")
+        problems.append(f"it has no state for {_some(missing)}")
     if problems:
         raise Foreign("it is of something else: " + ", ".join(problems[:4]) + (", ..." if len(problems) > 4 else ""))
 

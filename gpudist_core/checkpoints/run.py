@@ -1,4 +1,4 @@
-"""What of a run belongs into its checkpoints, and how it is taken out and put back."""
+"""Collect what belongs into a run's checkpoints, and restore it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gpudist_core.checkpoints.collect import Collector
 from gpudist_core.checkpoints.items import Constant, Item
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.saving import Held, Snapshot
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.installed import installed_version, own_version
 from gpudist_core.replicas import Replicas, replicas_of
 
 
 @dataclass
 class Run:
-    """The parts of a run, as far as they are known.
+    """Hold the parts of a run, as far as they are known.
 
     Attributes:
-        model: A Keras model or anything with `variables`.
-        optimizer: A Keras optimizer; that of `step` where there is one.
-        pipeline: Has `state()` and `restore(state)`.
+        model: A Keras model or an object with `variables`.
+        optimizer: A Keras optimizer; that of `step` if there is one.
+        pipeline: An object with `state()` and `restore(state)`.
         step: A TrainStep.
-        extra: Variables, metrics, random generators, objects with `state()` and `restore(state)`, by names.
-        strategy: Where the variables were made.
-        others: More optimizers, which the model keeps for a step of its own.
-        taken: Which parts are those of the model that `fit` trains: another `fit` may have others.
+        extra: Variables, metrics, random generators and objects with `state()` and `restore(state)`, by name.
+        strategy: The strategy of the variables.
+        others: Further optimizers, which the model keeps for a custom step.
+        taken: The parts that come from the model that `fit` trains; another `fit` may have others.
     """
 
     model: Any = None
@@ -44,13 +44,13 @@ class Run:
     taken: set[str] = field(default_factory=set)
 
     def take(self, part: str, value: Any) -> None:
-        """A part as `fit` finds it, unless the user has named one."""
+        """Set a part that `fit` provides, unless the user has named one."""
         if getattr(self, part) is None or part in self.taken:
             setattr(self, part, value)
             self.taken.add(part)
 
     def complete(self) -> None:
-        """Fill in what follows from the rest."""
+        """Complete the parts that follow from the others."""
         from gpudist_core.upstream import models
 
         if self.step is not None:
@@ -60,12 +60,12 @@ class Run:
         if self.strategy is None:
             self.strategy = models.strategy_of(self.model)
         if self.model is None and self.optimizer is None and not self.extra:
-            raise WrongUse(
-                "Checkpoints need something to keep", "Give model=..., step=... or extra={...}.", model=None, step=None
+            raise UsageError(
+                "Checkpoints need something to save", "Pass model=..., step=... or extra={...}.", model=None, step=None
             )
 
     def replicas(self) -> Replicas:
-        """The replicas of the strategy; a coordinator of parameter servers counts as one."""
+        """Return the replicas of the strategy. A coordinator of parameter servers counts as one."""
         import tensorflow as tf
 
         if isinstance(self.strategy, tf.distribute.experimental.ParameterServerStrategy):
@@ -73,14 +73,14 @@ class Run:
         return replicas_of(self.strategy)
 
     def build(self) -> None:
-        """Make the variables that are still missing, so that they can take what was kept.
+        """Create the missing variables, so that they can be restored.
 
         Raises:
-            WrongUse: Where the shapes of the model's variables are not known yet.
+            UsageError: If the shapes of the model's variables are not known yet.
         """
         if self.model is not None and not getattr(self.model, "built", True):
-            raise WrongUse(
-                "A model must have its variables before they can be saved or restored",
+            raise UsageError(
+                "A model must be built before it can be saved or restored",
                 "Give it an Input, call model.build(shape), or call it on a batch first.",
                 model=getattr(self.model, "name", type(self.model).__name__),
             )
@@ -90,7 +90,7 @@ class Run:
                 self.optimizer.build(trained)
 
     def items(self) -> list[Item]:
-        """All variables."""
+        """Return all variables as items."""
         collector = Collector(self.strategy, self.replicas())
         groups: dict[str, list[Item]] = {}
         if self.model is not None:
@@ -109,23 +109,23 @@ class Run:
         return [item for group in groups.values() for item in group]
 
     def metrics(self) -> list[Item]:
-        """The variables of the metrics that the model was compiled with."""
+        """Return the variables of the metrics that the model was compiled with."""
         return Collector(self.strategy, self.replicas()).of_metrics(self.model)
 
     def stateful(self) -> dict[str, Any]:
-        """The objects with `state()` and `restore(state)`, by name."""
+        """Return the objects with `state()` and `restore(state)`, by name."""
         found = {"pipeline": self.pipeline, "step": self.step if states.has_state(self.step) else None}
         found |= {f"extra/{name}": value for name, value in sorted(self.extra.items()) if states.has_state(value)}
         return {name: value for name, value in found.items() if value is not None}
 
     def snapshot(self, step: int, reason: str, fit: Mapping[str, Any] | None, callbacks: Mapping[str, Any] | None) -> Snapshot:
-        """Copy everything out of the way of the training; all hosts do it at the same step.
+        """Copy everything, so that the training can continue. All hosts must call it at the same step.
 
         Args:
             step: The step's number.
-            reason: Why it is saved.
-            fit: Where Keras's `fit` stands, None outside.
-            callbacks: What its other callbacks keep, None outside.
+            reason: The reason of the save.
+            fit: The position of Keras's `fit`; None outside of it.
+            callbacks: The state of its other callbacks; None outside of it.
 
         Returns:
             This host's part.
@@ -149,7 +149,7 @@ class Run:
         return Snapshot(step, held, kept, own, self._info(replicas, reason))
 
     def restore(self, opened: Opened, items: list[Item]) -> None:
-        """Put everything back; first what may refuse its state."""
+        """Restore everything, starting with objects that may refuse their state."""
         for name, value in self.stateful().items():
             value.restore(opened.state(name))
         opened.assign(items)

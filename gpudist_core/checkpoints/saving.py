@@ -1,4 +1,4 @@
-"""Writing one checkpoint: every host its own file, the first one the manifest and the name, all or nothing."""
+"""Write one checkpoint: every host writes its own file, the first one the manifest and the name; all or nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pieces = Sequence[tuple[int, int, Array]]
 
 @dataclass(frozen=True)
 class Held:
-    """One item's values on this host, copied out of the way of the training."""
+    """Hold one item's values on this host, copied so that the training can continue."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,12 +38,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What this host writes of one checkpoint.
+    """Hold what this host writes of one checkpoint.
 
     Attributes:
-        step: The step it belongs to.
-        held: The arrays; those without pieces here are another host's.
-        states: The states that all hosts share, arrays replaced by names.
+        step: The step of the checkpoint.
+        held: The arrays; those without pieces here belong to another host.
+        states: The states that all hosts share, with names in place of arrays.
         own: The state of this host alone.
         info: Topology, versions, time and reason.
     """
@@ -59,17 +59,17 @@ def write(snapshot: Snapshot, folder: Folder, exchange: Exchange, keep: int) -> 
     """Write a checkpoint together with the other hosts.
 
     Args:
-        snapshot: What this host has of it.
-        folder: Where to.
-        exchange: The hosts that write; the first makes the folder and gives it its name.
-        keep: How many checkpoints to leave, this one included.
+        snapshot: This host's part of it.
+        folder: The folder of the checkpoints.
+        exchange: The hosts that write. The first makes the folder and gives it its name.
+        keep: Number of checkpoints to keep, including this one.
 
     Returns:
-        Where it is.
+        Its path.
 
     Raises:
-        SaveFailed: When any host could not write; nothing of it is left.
-        HostMissing: When a host did not take part in time.
+        SaveFailed: If any host could not write. Nothing of it is left.
+        HostMissing: If a host did not take part in time.
     """
     name = f"saving step {snapshot.step}"
     is_first = exchange.host == 0
@@ -90,14 +90,15 @@ def write(snapshot: Snapshot, folder: Folder, exchange: Exchange, keep: int) -> 
 
 
 def _all_well(exchange: Exchange, what: str, step: int, failure: str, value: int = 0) -> list[int]:
-    """Tell the others whether this host is well; a failure of one is that of all."""
+    """Tell the other hosts whether this host succeeded. A failure of one host is a failure of all."""
     told = exchange.all_gather(what, [failure, value])
     failures = {f"host {host}": text for host, (text, _) in enumerate(told) if text}
     if failures:
         raise SaveFailed(
-            f"A checkpoint must be written as a whole. Received: step={step}, "
+            f"A checkpoint must be written completely. Received: step={step}, "
             + "; ".join(f"{host}: {text}" for host, text in failures.items())
-            + ". Nothing of it is left, the checkpoints before it are intact. Make room or mend the folder; training may go on."
+            + ". Nothing of it is left, earlier checkpoints are intact. Free disk space or fix the folder. The training may "
+            "continue."
         )
     return [number for _, number in told]
 
@@ -117,7 +118,7 @@ def _text(error: OSError) -> str:
 
 
 def _write_part(snapshot: Snapshot, path: Path, host: int) -> int:
-    """Write this host's data file and its part of the manifest; returns the part's checksum."""
+    """Write this host's data file and its part of the manifest, and return the part's checksum."""
     data = DataFile(path / f"host-{host:03}.bin")
     try:
         entries = {
@@ -141,12 +142,12 @@ def _part(path: Path, host: int) -> Path:
 def _read_part(path: Path, host: int, crc32: int) -> Any:
     data = _part(path, host).read_bytes()
     if zlib.crc32(data) != crc32:
-        raise OSError(f"host {host}'s part is not what it wrote: the hosts do not see the same folder")
+        raise OSError(f"host {host}'s part was changed after it was written: the hosts do not see the same folder")
     return json.loads(data)
 
 
 def _finish(snapshot: Snapshot, folder: Folder, parts: Sequence[int], keep: int) -> None:
-    """On the first host: one manifest of all parts, then the name that makes it a checkpoint."""
+    """Write, on the first host, one manifest of all parts, then give the checkpoint its name."""
     path = folder.begun(snapshot.step)
     entries: dict[str, Entry] = {}
     told = [_read_part(path, host, crc32) for host, crc32 in enumerate(parts)]

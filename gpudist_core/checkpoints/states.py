@@ -1,4 +1,4 @@
-"""Nested states of numbers, texts and arrays, as JSON with the arrays beside it."""
+"""Encode nested states of numbers, texts and arrays as JSON with the arrays beside it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _ARRAY = "$array"
 
 
 def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], None]) -> Any:
-    """Make JSON of a state.
+    """Encode a state as JSON.
 
     Args:
         value: Dicts with text keys, lists, tuples, numbers, texts, None, NumPy arrays and tensors.
-        name: Where it stands, for the arrays' names and for messages.
-        keep: Called with the name and the values of each array.
+        name: Its place, for the arrays' names and for messages.
+        keep: A function that is called with the name and the values of each array.
 
     Returns:
-        What JSON can hold; tuples have become lists.
+        A value that JSON supports; tuples become lists.
 
     Raises:
-        WrongUse: For anything else.
+        UsageError: For anything else.
     """
     if isinstance(value, Mapping):
         # As in a JSON pointer: {"a/b": ...} and {"a": {"b": ...}} are two arrays.
@@ -39,9 +39,9 @@ def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], No
         return value
     values = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
     if values.dtype.kind in "OSUM" or values.dtype.hasobject:
-        raise WrongUse(
-            "A state must consist of numbers, texts, lists, dicts and arrays of numbers",
-            "Give another form of it in state().",
+        raise UsageError(
+            "A state must consist of numbers, texts, lists, dicts and numeric arrays",
+            "Return another form of it in state().",
             place=name,
             type=type(value).__name__,
         )
@@ -50,11 +50,11 @@ def encode(value: Any, name: str, keep: Callable[[str, np.ndarray[Any, Any]], No
 
 
 def decode(value: Any, array: Callable[[str], np.ndarray[Any, Any]]) -> Any:
-    """The state that `encode` took apart; lists stay lists.
+    """Decode a state from `encode`. Lists stay lists.
 
     Args:
-        value: What `encode` returned.
-        array: Gives each array by its name.
+        value: The result of `encode`.
+        array: A function that returns each array by its name.
 
     Returns:
         The state.
@@ -65,11 +65,11 @@ def decode(value: Any, array: Callable[[str], np.ndarray[Any, Any]]) -> Any:
 
 
 def has_state(value: Any) -> bool:
-    """Whether an object says its state, and takes it: `state()` and `restore(state)`."""
+    """Return whether an object has `state()` and `restore(state)`."""
     return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
 
 
 def _text(key: Any, name: str) -> str:
     if not isinstance(key, str):
-        raise WrongUse("The keys of a state must be texts", "Give another form of it in state().", place=name, key=key)
+        raise UsageError("The keys of a state must be texts", "Return another form of it in state().", place=name, key=key)
     return key

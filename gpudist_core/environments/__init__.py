@@ -1,4 +1,4 @@
-"""Where the program runs: this machine's devices, the tasks of TF_CONFIG, of a Slurm step or of a cluster given."""
+"""Find out where the program runs: on this machine, or as a task of TF_CONFIG, of a Slurm step or of a given cluster."""
 
 from gpudist_core.environments.devices import index_of, local_devices, num_gpus, shares_hardware, show_own_gpus
 from gpudist_core.environments.environment import Environment, environment, find_tasks

@@ -1,4 +1,4 @@
-"""The devices of this machine, counted without starting TensorFlow's runtime: a cluster's server must come first."""
+"""List the devices of this machine without starting TensorFlow's runtime: a cluster's server must start first."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from gpudist_core.upstream.cuda import load_cuda_libraries
 
 
 def local_devices() -> tuple[str, ...]:
-    """The devices that replicas of this machine compute on: its visible GPUs, or else its CPUs, split ones in their parts.
+    """Return the devices that replicas on this machine use: the visible GPUs, or the CPUs if there is no GPU.
+
+    Split devices are listed as their logical devices.
 
     Returns:
-        Names as `GPU:0`; at least one.
+        At least one name such as `GPU:0`.
     """
     return _named("GPU") or _named("CPU") or ("CPU:0",)
 
 
 def num_gpus() -> int:
-    """Visible GPUs of this machine, split ones counted in their parts."""
+    """Return the number of visible GPUs on this machine. Each logical GPU counts."""
     return len(_named("GPU"))
 
 
 def show_own_gpus() -> None:
-    """Hide the GPUs that belong to other tasks on this node from TensorFlow; nothing to hide outside Slurm."""
+    """Hide from TensorFlow the GPUs that belong to other tasks on this node. Outside Slurm nothing is hidden."""
     import tensorflow as tf
 
     own = _own("GPU")
@@ -32,13 +34,13 @@ def show_own_gpus() -> None:
 
 
 def shares_hardware(devices: tuple[str, ...]) -> bool:
-    """Whether two of these devices are, or may be, one piece of hardware: CPUs, or parts of one GPU.
+    """Return whether two of these devices are, or may be, on one piece of hardware: CPUs, or parts of one GPU.
 
     Args:
         devices: Names of this machine's devices.
 
     Returns:
-        True where NCCL would refuse them.
+        True if NCCL would refuse these devices.
     """
     owners = _owners("GPU")
     indices = [index_of(name) for name in devices if "GPU" in name.upper()]
@@ -47,7 +49,7 @@ def shares_hardware(devices: tuple[str, ...]) -> bool:
 
 
 def index_of(name: str) -> int:
-    """The number at the end of a device's name."""
+    """Return the number at the end of a device name."""
     return int(name.rpartition(":")[2])
 
 
@@ -56,7 +58,7 @@ def _named(kind: str) -> tuple[str, ...]:
 
 
 def _owners(kind: str) -> list[str]:
-    """For each logical device the name of the physical one it is part of."""
+    """Return the name of the physical device that holds each logical device."""
     import tensorflow as tf
 
     def parts(device: Any) -> int:

@@ -1,4 +1,4 @@
-"""Where this program runs, and who says so."""
+"""Describe where this program runs, and which setting decides it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Any
 from gpudist_core.environments.devices import local_devices
 from gpudist_core.environments.slurm import slurm_tasks
 from gpudist_core.environments.tasks import SHAPE, Tasks, tasks_of
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a program runs.
+    """Describe where a program runs.
 
     Attributes:
-        kind: The strategy that fits: `one-device`, `mirrored`, `multi-worker` or `parameter-server`.
-        num_hosts: Hosts that train; parameter servers and their chief are none.
+        kind: The matching strategy: `one-device`, `mirrored`, `multi-worker` or `parameter-server`.
+        num_hosts: Number of hosts that train. Parameter servers and their chief do not count.
         host: The number of this host among them; 0 for a task that does not train.
-        role: What this process is: `chief`, `worker`, `ps` or `evaluator`; `worker` on one host.
-        devices: This host's devices, `GPU:0` for example.
-        source: Who says so: `TF_CONFIG`, `Slurm`, `the cluster given` or `this machine`.
+        role: The role of this process: `chief`, `worker`, `ps` or `evaluator`. On one host: `worker`.
+        devices: This host's devices, for example `GPU:0`.
+        source: What decided this: `TF_CONFIG`, `Slurm`, `the cluster given` or `this machine`.
+
+    Example:
+        >>> gd.environment().kind
+        'one-device'
     """
 
     kind: str
@@ -41,16 +45,18 @@ class Environment:
 
 
 def environment(cluster: Any = None) -> Environment:
-    """Where this program runs: one device, the GPUs of this machine, or a cluster; TensorFlow's runtime is not started.
+    """Return where this program runs: on one device, on the GPUs of this machine, or in a cluster.
+
+    TensorFlow's runtime is not started.
 
     Args:
-        cluster: What `make_strategy` takes as `cluster`; None to look at TF_CONFIG, then at Slurm, then at this machine.
+        cluster: The `cluster` argument of `make_strategy`. Default: TF_CONFIG, then Slurm, then this machine.
 
     Returns:
-        What `make_strategy()` goes by.
+        The environment for which `make_strategy()` chooses a strategy.
 
     Raises:
-        WrongUse: When TF_CONFIG, Slurm's variables or the cluster given cannot be meant.
+        UsageError: If TF_CONFIG, Slurm's variables or `cluster` are not valid.
 
     Example:
         >>> import gpudist_core as gd
@@ -68,17 +74,18 @@ def environment(cluster: Any = None) -> Environment:
 
 
 def find_tasks(cluster: Any = None) -> Tasks | None:
-    """The cluster this process is in: the one given, that of TF_CONFIG, or the Slurm step.
+    """Find the cluster of this process: the given one, the one in TF_CONFIG, or the Slurm step.
 
     Args:
-        cluster: A cluster resolver, a `tf.train.ClusterSpec` (TF_CONFIG then says which task this is), a dictionary like
+        cluster: A cluster resolver, a `tf.train.ClusterSpec` (TF_CONFIG then says which task this is), a dictionary in the form
+            of
             TF_CONFIG, or None.
 
     Returns:
-        None on one machine that nobody said anything about.
+        The tasks, or None if no cluster is configured.
 
     Raises:
-        WrongUse: When it cannot be meant.
+        UsageError: If the cluster is not valid.
     """
     if cluster is not None:
         return _given(cluster)
@@ -86,13 +93,13 @@ def find_tasks(cluster: Any = None) -> Tasks | None:
 
 
 def tf_config() -> Mapping[str, Any]:
-    """What TF_CONFIG holds.
+    """Read TF_CONFIG.
 
     Returns:
-        Its object, empty when it is not set.
+        Its JSON object; empty if TF_CONFIG is not set.
 
     Raises:
-        WrongUse: When it is not a JSON object.
+        UsageError: If it is not a JSON object.
     """
     text = os.environ.get("TF_CONFIG", "").strip()
     if not text:
@@ -100,9 +107,13 @@ def tf_config() -> Mapping[str, Any]:
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        raise WrongUse("TF_CONFIG is JSON", f"It cannot be read: {error}.", TF_CONFIG=_short(text)) from error
+        raise UsageError("TF_CONFIG must be JSON", f"Parse error: {error}.", TF_CONFIG=_short(text)) from error
     if not isinstance(config, dict):
-        raise WrongUse("TF_CONFIG is a JSON object", "Write one with a cluster and a task.", TF_CONFIG=_short(text))
+        raise UsageError(
+            "TF_CONFIG must be a JSON object",
+            "Set a JSON object with a cluster and a task, or unset TF_CONFIG.",
+            TF_CONFIG=_short(text),
+        )
     return config
 
 
@@ -116,14 +127,15 @@ def _given(cluster: Any) -> Tasks | None:
     source = "the cluster given"
     if isinstance(cluster, Mapping):
         if not cluster.keys() & {"cluster", "task"}:
-            raise WrongUse(f"{source.capitalize()} has a cluster and a task, as TF_CONFIG has", SHAPE, cluster=cluster)
+            raise UsageError(
+                f"{source.capitalize()} must have a cluster and a task, in the form of TF_CONFIG", SHAPE, cluster=cluster
+            )
         return tasks_of(cluster, source)
     if isinstance(cluster, tf.train.ClusterSpec):
         return tasks_of({"cluster": cluster.as_dict(), "task": tf_config().get("task")}, source)
     if not isinstance(cluster, tf.distribute.cluster_resolver.ClusterResolver):
-        raise WrongUse(
-            "A cluster is a cluster resolver, a tf.train.ClusterSpec or a dictionary like TF_CONFIG",
-            "Pass one.",
+        raise UsageError(
+            "cluster must be a cluster resolver, a tf.train.ClusterSpec or a dictionary in the form of TF_CONFIG",
             cluster=cluster,
         )
     jobs = cluster.cluster_spec().as_dict()  # first: Slurm's resolver knows its task only afterwards

@@ -1,4 +1,4 @@
-"""Slurm's short forms of lists: nodes (`n[01-03,7]-ib,m5`) and tasks per node (`4(x2),3`).
+"""Expand Slurm's compressed lists: nodes (`n[01-03,7]-ib,m5`) and tasks per node (`4(x2),3`).
 
 TensorFlow's resolver (2.21) reads names that end with their brackets alone, and zips nodes and counts of different length.
 """
@@ -15,16 +15,16 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def nodes_of(text: str) -> list[str]:
-    """The nodes that a list names, in its order.
+    """Return the node names in a compressed list, in order.
 
     Args:
-        text: As `n[01-02]`, `r[1-2]n[1-2]`, `a[1,3-4].cluster,b`.
+        text: A list such as `n[01-02]`, `r[1-2]n[1-2]` or `a[1,3-4].cluster,b`.
 
     Returns:
-        Their names.
+        The node names.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: If the text is not a list of nodes.
 
     Example:
         >>> nodes_of("n[09-10]-ib,m")
@@ -32,7 +32,7 @@ def nodes_of(text: str) -> list[str]:
     """
     names = _NODE.findall(text)
     if not names or ",".join(names) != text:
-        raise ValueError(f"{text!r} is no list of nodes")
+        raise ValueError(f"{text!r} is not a list of nodes")
     return [node for name in names for node in _expanded(name)]
 
 
@@ -47,23 +47,23 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{text!r} is no list of numbers")
+            raise ValueError(f"{text!r} is not a list of numbers")
         first, last = match[1], match[2] or match[1]
         found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
     return found
 
 
 def counts_of(text: str) -> list[int]:
-    """The numbers of tasks that a list tells, one for each node.
+    """Return the number of tasks on each node.
 
     Args:
-        text: As `4(x2),3`.
+        text: A list such as `4(x2),3`.
 
     Returns:
-        The numbers.
+        One number for each node.
 
     Raises:
-        ValueError: It is no such list.
+        ValueError: If the text is not a list of task counts.
 
     Example:
         >>> counts_of("4(x2),3")
@@ -71,5 +71,5 @@ def counts_of(text: str) -> list[int]:
     """
     matches = [_COUNT.fullmatch(part) for part in text.split(",")]
     if not all(matches):
-        raise ValueError(f"{text!r} is no list of tasks per node")
+        raise ValueError(f"{text!r} is not a list of tasks per node")
     return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]

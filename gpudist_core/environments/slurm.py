@@ -1,4 +1,4 @@
-"""The cluster that a Slurm step (`srun`) is, as its variables tell."""
+"""Read the cluster of a Slurm step (`srun`) from its environment variables."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TypeVar
 
 from gpudist_core.environments.nodes import counts_of, nodes_of
 from gpudist_core.environments.tasks import Tasks
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _T = TypeVar("_T")
 _STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
 _ADVICE = (
-    "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine "
-    "alone."
+    "Start the program with srun, which sets all of them. To train on this machine only, unset SLURM_STEP_NUM_TASKS and "
+    "SLURM_NTASKS."
 )
 
 
 def slurm_tasks() -> Tasks | None:
-    """The tasks of the Slurm step that this process belongs to.
+    """Return the tasks of the Slurm step that this process belongs to.
 
-    Task number n of the step is worker n. Ports are derived from the job's number, so that two jobs on one node differ.
+    Task n of the step is worker n. Ports are derived from the job number, so two jobs on one node use different ports.
 
     Returns:
-        None outside Slurm and in a step of one task.
+        The tasks; None outside Slurm and in a step with one task.
 
     Raises:
-        WrongUse: When the variables are half set, contradict each other or are not those of a step.
+        UsageError: If variables are missing, contradict each other or do not belong to a step.
     """
     number = os.environ.get("SLURM_STEP_NUM_TASKS")
     if number is None:
@@ -35,7 +35,7 @@ def slurm_tasks() -> Tasks | None:
     if number == "1":
         return None
     if missing := [name for name in _STEP if name not in os.environ]:
-        raise WrongUse("A Slurm step says all about its tasks", _ADVICE, missing=missing)
+        raise UsageError("A Slurm step must set all variables of its tasks", _ADVICE, missing=missing)
     rank = _rank(number)
     addresses = _addresses()
     if len(addresses) != int(number):
@@ -45,22 +45,22 @@ def slurm_tasks() -> Tasks | None:
 
 
 def own_gpus(visible: list[_T]) -> list[_T]:
-    """This task's share of the GPUs it sees, where Slurm shows all GPUs of a node to each of the tasks on it.
+    """Return this task's share of the visible GPUs. Slurm may show every GPU of a node to each task on it.
 
     Args:
         visible: The visible GPUs.
 
     Returns:
-        As many for each task, in the order of SLURM_LOCALID; all where this task sees fewer than its step has on this node.
+        An equal share, in the order of SLURM_LOCALID. All of them if this task sees fewer GPUs than the step has on this node.
 
     Raises:
-        WrongUse: When they cannot be shared evenly.
+        UsageError: If the GPUs cannot be shared evenly.
     """
     tasks = _tasks_here() if visible and os.environ.get("SLURM_GPUS_ON_NODE") == str(len(visible)) else 1
     if len(visible) % tasks:
-        raise WrongUse(
-            "The tasks of a Slurm step share the GPUs of their node evenly",
-            "Start by srun --gpus-per-task=..., or one task on each node.",
+        raise UsageError(
+            "The tasks of a Slurm step must be able to share the GPUs of their node evenly",
+            "Use srun --gpus-per-task=..., or start one task on each node.",
             gpus=len(visible),
             tasks=tasks,
         )
@@ -78,14 +78,16 @@ def _tasks_here() -> int:
 def _local_number(tasks: int) -> int:
     text = os.environ["SLURM_LOCALID"]
     if not (text.isdecimal() and int(text) < tasks):
-        raise WrongUse(f"SLURM_LOCALID counts the {tasks} tasks of its node from 0", _ADVICE, SLURM_LOCALID=text)
+        raise UsageError(
+            f"SLURM_LOCALID must be a number from 0 to {tasks - 1}: the node has {tasks} tasks", _ADVICE, SLURM_LOCALID=text
+        )
     return int(text)
 
 
 def _refuse_without_step() -> None:
     if os.environ.get("SLURM_NTASKS", "1") != "1":
-        raise WrongUse(
-            "A Slurm allocation of several tasks trains on all of them when srun starts the program",
+        raise UsageError(
+            "In a Slurm allocation of several tasks, srun must start the program",
             _ADVICE,
             SLURM_NTASKS=os.environ["SLURM_NTASKS"],
             SLURM_STEP_NUM_TASKS=None,
@@ -95,31 +97,35 @@ def _refuse_without_step() -> None:
 def _rank(number: str) -> int:
     text = os.environ["SLURM_PROCID"]
     if not (text.isdecimal() and number.isdecimal() and int(text) < int(number)):
-        raise WrongUse(f"SLURM_PROCID counts the {number} tasks of the step from 0", _ADVICE, SLURM_PROCID=text)
+        raise UsageError(
+            f"SLURM_PROCID must be a number from 0, below the number of tasks ({number})", _ADVICE, SLURM_PROCID=text
+        )
     return int(text)
 
 
 def _addresses() -> list[str]:
-    """One for each task: Slurm gives out ranks node by node (--distribution=block)."""
+    """Return one address for each task. Slurm numbers tasks node by node (--distribution=block)."""
     first = _first_port()
     return [f"{node}:{first + i}" for node, tasks in _nodes().items() for i in range(tasks)]
 
 
 def _nodes() -> dict[str, int]:
-    """The tasks on each node of the step, in Slurm's order."""
+    """Return the number of tasks on each node of the step, in Slurm's order."""
     try:
         nodes, counts = nodes_of(os.environ["SLURM_STEP_NODELIST"]), counts_of(os.environ["SLURM_STEP_TASKS_PER_NODE"])
     except ValueError as error:
-        raise WrongUse("The variables of a Slurm step name its nodes and tasks", _ADVICE, error=str(error)) from error
+        raise UsageError("The variables of a Slurm step must name its nodes and tasks", _ADVICE, error=str(error)) from error
     if not len(set(nodes)) == len(nodes) == len(counts):
         raise _counted_otherwise()
     return dict(zip(nodes, counts, strict=True))
 
 
-def _counted_otherwise() -> WrongUse:
+def _counted_otherwise() -> UsageError:
     names = ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-    return WrongUse(
-        "The variables of a Slurm step count its tasks node by node", _ADVICE, **{name: os.environ.get(name) for name in names}
+    return UsageError(
+        "The variables of a Slurm step must count its tasks node by node",
+        _ADVICE,
+        **{name: os.environ.get(name) for name in names},
     )
 
 
@@ -132,8 +138,8 @@ def _check_node(address: str) -> None:
     here = os.environ.get("SLURMD_NODENAME")
     node = address.rpartition(":")[0]
     if here is not None and here != node:
-        raise WrongUse(
-            f"Task {os.environ['SLURM_PROCID']} of the step is on node {node} when Slurm gives out tasks node by node",
-            "Start by srun --distribution=block, or give the cluster: make_strategy(cluster=...).",
+        raise UsageError(
+            f"With tasks numbered node by node, task {os.environ['SLURM_PROCID']} of the step must run on node {node}",
+            "Use srun --distribution=block, or pass the cluster: make_strategy(cluster=...).",
             SLURMD_NODENAME=here,
         )

@@ -1,1 +1,1 @@
-"""Gradients of all replicas: summed in one collective, then clipped."""
+"""Sum gradients over all replicas in one collective, then clip them."""

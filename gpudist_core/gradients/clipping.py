@@ -1,25 +1,25 @@
-"""Clipping of gradients that are already those of all replicas: by value, by each norm, by the norm of all."""
+"""Clip gradients that are already summed over all replicas: by value, by each norm, or by the global norm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """At most one of three ways to bound gradients, as Keras defines them.
+    """Clip gradients in at most one of three ways, defined as in Keras.
 
     Attributes:
         by_norm: The largest L2 norm of each variable's gradient.
-        by_global_norm: The largest L2 norm of all gradients taken together.
+        by_global_norm: The largest L2 norm of all gradients together.
         by_value: The largest absolute value of each element.
 
     Raises:
-        WrongUse: Where more than one is given, or one is not positive.
+        UsageError: If more than one is given, or one is not positive.
     """
 
     by_norm: float | None = None
@@ -29,13 +29,15 @@ class Clipping:
     def __post_init__(self) -> None:
         given = {name.replace("by_", "clip_"): value for name, value in vars(self).items() if value is not None}
         if len(given) > 1:
-            raise WrongUse("At most one kind of clipping can be used", "Choose one of them.", **given)
+            raise UsageError("At most one kind of clipping can be used", **given)
         for name, value in given.items():
             if not _is_positive(value):
-                raise WrongUse("A bound for gradients must be a positive number", "Leave it out to not clip.", **{name: value})
+                raise UsageError(
+                    "A bound for gradients must be a positive number", "Leave it out for no clipping.", **{name: value}
+                )
 
     def __call__(self, grads: list[Any], variables: list[Any]) -> list[Any]:
-        """The bounded gradients.
+        """Return the clipped gradients.
 
         Args:
             grads: Gradients of all replicas together, each row of a sparse one once; of a sharded variable, this slice's.
@@ -67,15 +69,15 @@ def _is_positive(value: Any) -> bool:
 
 
 def of_optimizer(optimizer: Any) -> Clipping:
-    """The clipping that a Keras optimizer was told: `clipnorm`, `global_clipnorm`, `clipvalue`."""
+    """Return the clipping that a Keras optimizer is configured with: `clipnorm`, `global_clipnorm` or `clipvalue`."""
     return Clipping(optimizer.clipnorm or None, optimizer.global_clipnorm or None, optimizer.clipvalue or None)
 
 
 def global_norm(grads: list[Any], variables: list[Any]) -> Any:
-    """The L2 norm of gradients taken together, those of a sharded variable over all slices.
+    """Return the L2 norm of all gradients together: sqrt(sum of squares). For a sharded variable, all slices count.
 
     Args:
-        grads: Gradients of all replicas together, or None; of a sharded variable, this slice's. One at least is not None.
+        grads: Gradients summed over all replicas, or None; for a sharded variable, this slice's. At least one is not None.
         variables: The variables, in the same order.
 
     Returns:
@@ -91,7 +93,7 @@ def _map(gradient: Any, function: Any) -> Any:
 
 
 def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
-    """Squared L2 norms, float32 or wider; those of sharded variables over all slices."""
+    """Return squared L2 norms, float32 or wider. For sharded variables, all slices count."""
     import tensorflow as tf
 
     def square(gradient: Any) -> Any:
@@ -108,15 +110,15 @@ def _squared_norms(grads: list[Any], variables: list[Any]) -> list[Any]:
 
 
 def to_norm(gradient: Any, norm: Any, bound: float) -> Any:
-    """Scaled down to the bound where its norm is larger; a norm that is not finite makes NaN, as in Keras.
+    """Scale a gradient down to `bound` if its norm is larger. A norm that is not finite gives NaN, as in Keras.
 
     Args:
         gradient: A gradient, or one of several.
-        norm: The L2 norm of it, or of all of them: a scalar.
+        norm: The L2 norm of this gradient, or of all of them: a scalar.
         bound: The largest norm.
 
     Returns:
-        A gradient of its form and dtype.
+        A gradient of the same form and dtype.
     """
     import tensorflow as tf
 

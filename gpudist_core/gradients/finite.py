@@ -1,4 +1,4 @@
-"""Gradients that must be finite, all of them, before anything is done with one."""
+"""Check that all gradients are finite before any of them is used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Check = Callable[[list[Any], list[Any]], list[Any]]
 
 @contextlib.contextmanager
 def checking(*, on: bool) -> Iterator[Check]:
-    """While an update is traced: after the check nothing is done, until this is left, where a gradient is not finite.
+    """Check gradients while an update is traced. If a gradient is not finite, nothing after the check runs.
 
     Args:
-        on: Whether it is to be checked at all.
+        on: Whether to check.
 
     Yields:
-        A function of the gradients (None where there is none) and their variables, to be called once; it returns the gradients.
-        What depends on them raises `InvalidArgumentError`, which names the variable.
+        A function of the gradients (None for a missing one) and their variables, to be called once; it returns the gradients.
+        Code that depends on them raises `InvalidArgumentError`, which names the variable.
     """
     import tensorflow as tf
 

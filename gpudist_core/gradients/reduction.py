@@ -1,23 +1,23 @@
-"""Sums over all replicas, in one collective for each dtype: gradients, losses, weights."""
+"""Sum over all replicas, in one collective for each dtype: gradients, losses, weights."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.upstream import strategies as upstream
 
 
 def sum_over_replicas(grads: list[Any], variables: list[Any], *, differentiable: bool = False) -> list[Any]:
-    """The sum of every replica's gradients; that of a sharded variable is its slice's total already.
+    """Sum the gradients over the replicas. The gradient of a sharded variable is already its slice's total.
 
     Args:
         grads: A tensor or `tf.IndexedSlices` for each variable, or None.
         variables: The variables, in the same order.
-        differentiable: Whether a gradient may be taken of the sums.
+        differentiable: Whether the sums must be differentiable.
 
     Returns:
-        The sums, in the same order; the same on all replicas but for sharded variables.
+        The sums, in the same order, equal on all replicas (except for sharded variables).
     """
     sums, _ = sum_with(grads, variables, [], differentiable=differentiable)
     return sums
@@ -26,16 +26,16 @@ def sum_over_replicas(grads: list[Any], variables: list[Any], *, differentiable:
 def sum_with(
     grads: list[Any], variables: list[Any], extras: list[Any], *, differentiable: bool = False
 ) -> tuple[list[Any], list[Any]]:
-    """As `sum_over_replicas`, and the sums of some more tensors, in the same collective where they are of the same dtype.
+    """Sum gradients as `sum_over_replicas` does, and other tensors in the same collective if their dtype is the same.
 
     Args:
         grads: A tensor or `tf.IndexedSlices` for each variable, or None.
         variables: The variables, in the same order.
-        extras: Tensors of any shapes, the same on all replicas.
-        differentiable: Whether a gradient may be taken of the sums.
+        extras: Tensors whose shapes are equal on all replicas.
+        differentiable: Whether the sums must be differentiable.
 
     Returns:
-        The sums of the gradients and those of the extras.
+        The sums of the gradients and the sums of the extras.
     """
     import tensorflow as tf
 
@@ -51,17 +51,17 @@ def sum_with(
 
 
 def all_reduce(value: Any) -> Any:
-    """The sum of one tensor over all replicas, differentiable; the tensor itself where there is one replica."""
+    """Sum one tensor over all replicas, differentiably. With one replica, return the tensor itself."""
     return sum_with([], [], [value], differentiable=True)[1][0]
 
 
 def all_reduce_all(values: list[Any]) -> list[Any]:
-    """The sums of some tensors over all replicas, in one collective for each dtype."""
+    """Sum several tensors over all replicas, in one collective for each dtype."""
     return sum_with([], [], values)[1]
 
 
 def _all_reduced(context: Any, values: list[Any], *, differentiable: bool) -> list[Any]:
-    """The sums, one dtype after the other: TensorFlow 2.21 packs what it sums, and packs of two dtypes it cannot make.
+    """Sum one dtype after the other: TensorFlow 2.21 packs what it sums, and cannot pack two dtypes together.
 
     What NCCL does not take is summed in a dtype that it does.
     """
@@ -81,7 +81,7 @@ def _all_reduced(context: Any, values: list[Any], *, differentiable: bool) -> li
 
 
 def _summed_in(dtype: Any) -> Any:
-    """Half, float, double and int64 (and what is no number of these kinds, complex ones say) as they are.
+    """Return the dtype in which a tensor is summed: half, float, double, int64 and non-numeric types stay as they are.
 
     Collectives on GPUs refuse int32, whose tensors TensorFlow keeps in the host's memory.
     """
@@ -93,23 +93,23 @@ def _summed_in(dtype: Any) -> Any:
 
 
 def gathered(value: Any) -> Any:
-    """The rows of all replicas, in the order of the replicas.
+    """Gather the rows of all replicas, in the order of the replicas.
 
     Args:
         value: A tensor of shape (rows, ...).
 
     Returns:
-        A tensor of its dtype, the same on all replicas.
+        A tensor of its dtype, equal on all replicas.
 
     Raises:
-        WrongUse: For strings, and for what is no dense tensor of rows: collectives have none of it.
+        UsageError: For strings, and for tensors that are not dense with a row for each example: collectives do not take them.
     """
     import tensorflow as tf
 
     if not isinstance(value, tf.Tensor) or value.dtype == tf.string or not value.shape.rank:
-        raise WrongUse(
-            "On several hosts what a model predicts must be dense tensors of numbers with a row for each row of the input",
-            "Return numbers, and make them what they stand for on each host.",
+        raise UsageError(
+            "On several hosts a model's predictions must be dense numeric tensors with one row for each example",
+            "Return numbers, and convert them to strings on each host.",
             output=type(value).__name__,
             dtype=getattr(value, "dtype", None),
             shape=getattr(value, "shape", None),
@@ -119,13 +119,13 @@ def gathered(value: Any) -> Any:
 
 
 def is_sharded(variable: Any) -> bool:
-    """Whether each replica holds another slice of a table in this variable; a table in one piece is like any variable."""
+    """Return whether each replica holds a different slice of a table in this variable. A table in one piece does not count."""
     shard = shard_of(variable)
     return shard is not None and shard.total_replicas > 1
 
 
 def shard_of(variable: Any) -> Any:
-    """What `static.shard` says of a variable, or None."""
+    """Return the `ShardInfo` that `static.shard` attached to a variable, or None."""
     value = getattr(variable, "value", None)
     for one in (variable, None if callable(value) else value):
         shard = getattr(one, "_gpudist_shard", None)
@@ -135,7 +135,7 @@ def shard_of(variable: Any) -> Any:
 
 
 def agree_on_finite(grads: list[Any], variables: list[Any]) -> list[Any]:
-    """A slice that is not finite on one replica is made to show on all, so that all skip or none does."""
+    """Make a slice that is not finite on one replica visible on all, so that all replicas skip the update or none does."""
     import tensorflow as tf
 
     sharded = [g for g, v in zip(grads, variables, strict=True) if g is not None and is_sharded(v)]
@@ -149,12 +149,12 @@ def agree_on_finite(grads: list[Any], variables: list[Any]) -> list[Any]:
 
 
 def values_of(gradient: Any) -> Any:
-    """The numbers of a dense or sparse gradient."""
+    """Return the values of a dense or sparse gradient."""
     return gradient.values if hasattr(gradient, "indices") else gradient
 
 
 def with_values(gradient: Any, values: Any) -> Any:
-    """A gradient of the same form with other numbers."""
+    """Return a gradient of the same form with other values."""
     import tensorflow as tf
 
     if not hasattr(gradient, "indices"):
@@ -163,7 +163,7 @@ def with_values(gradient: Any, values: Any) -> Any:
 
 
 def add(gradient: Any, number: Any) -> Any:
-    """The gradient plus a scalar, in its dtype."""
+    """Add a scalar to a gradient, in the gradient's dtype."""
     import tensorflow as tf
 
     values = values_of(gradient)
@@ -171,7 +171,7 @@ def add(gradient: Any, number: Any) -> Any:
 
 
 def scale(gradient: Any, factor: Any) -> Any:
-    """The gradient times a scalar, in its dtype."""
+    """Multiply a gradient by a scalar, in the gradient's dtype."""
     import tensorflow as tf
 
     if gradient is None:
@@ -181,7 +181,7 @@ def scale(gradient: Any, factor: Any) -> Any:
 
 
 def merge_repeated(gradient: Any) -> Any:
-    """A sparse gradient in which each index stands once: norms and squares of its values are then those of the whole."""
+    """Sum the repeated indices of a sparse gradient: norms and squares of its values are then those of the whole gradient."""
     import tensorflow as tf
 
     if not hasattr(gradient, "indices"):

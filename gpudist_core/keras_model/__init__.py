@@ -1,4 +1,4 @@
-"""Keras's own compile, fit, evaluate and predict, with the result of one device on every topology."""
+"""Make Keras's compile, fit, evaluate and predict give the result of one device on every topology."""
 
 from gpudist_core.keras_model.make import distributed
 

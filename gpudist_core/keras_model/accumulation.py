@@ -1,4 +1,4 @@
-"""`gradient_accumulation_steps` of Keras's optimizers: which application makes an update is decided while a step is traced.
+"""Support `gradient_accumulation_steps` of Keras's optimizers: decide while tracing which application makes an update.
 
 As in Keras on one device, every `apply` counts in the schedule of the rate, every k-th one makes the update with the mean of
 the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where replicas cannot meet. Here the
@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import scale
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps.accumulators import Accumulators
@@ -23,10 +23,10 @@ from gpudist_core.upstream import optimizers, saved_sums
 
 
 class Accumulation:
-    """What one optimizer has added up since its last update.
+    """Keep what one optimizer has accumulated since its last update.
 
     Args:
-        optimizer: What `exact_optimizer` returned, with `gradient_accumulation_steps`.
+        optimizer: The result of `exact_optimizer`, with `gradient_accumulation_steps`.
         strategy: The strategy of its variables.
     """
 
@@ -45,22 +45,26 @@ class Accumulation:
 
     @property
     def pending(self) -> int:
-        """How many gradients were added up since the last update; one that a loss scale has skipped is none of them."""
+        """Return how many gradients were accumulated since the last update.
+
+        A gradient that a loss scale skipped does not count.
+        """
         if optimizers.may_skip(self._optimizer):
             return optimizers.num_applied(self._optimizer) % self.every
         return self._pending
 
     @property
     def is_built(self) -> bool:
-        """Whether the sums were made."""
+        """Return whether the sums exist already."""
         return self._sums.is_built
 
     def next(self) -> int:
-        """A step begins.
+        """Start a step.
 
         Returns:
-            Which application makes the next update, the first being 1; where it is none of this step's, as far as is known of
-            steps, the one after these.
+            The number of the application that makes the next update, from 1. If no known application of this step does, one
+            more
+            than their number.
         """
         self._take_over()
         self._before = self.pending
@@ -68,7 +72,7 @@ class Accumulation:
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
-        """While one replica's step is traced, or made without a graph: its applications are counted."""
+        """Count the applications of one replica's step while it is traced, or run without a graph."""
         replica = _replica()
         self._applied[replica] = 0
         self._graphs[replica] = tf.compat.v1.get_default_graph()
@@ -79,45 +83,45 @@ class Accumulation:
 
     @property
     def applied(self) -> int:
-        """How often the step that was traced last applies the optimizer."""
+        """Return how often the last traced step applies the optimizer."""
         return max(self._applied.values(), default=0)
 
     def end(self, applied: int) -> bool:
-        """A step was made.
+        """End a step.
 
         Args:
             applied: How often it applied the optimizer.
 
         Returns:
-            Whether that is more often than any step before, so that what `next` returned says too little of it.
+            Whether that is more than in any earlier step, so that the result of `next` was too small for it.
         """
         self._pending = (self._pending + applied) % self.every
         is_news, self._most = applied > self._most, max(self._most, applied)
         return is_news
 
     def _take_over(self) -> None:
-        """Go on with what Keras has loaded into the optimizer, or has trained it with before."""
+        """Continue with what Keras has loaded into the optimizer, or has trained it with before."""
         sums = saved_sums.taken_over(self._optimizer)
         if sums is not None:
             pending = optimizers.num_applied(self._optimizer) % self.every
             self.restore({"pending": pending, "sums": {"sums": sums, "weight": float(pending)}})
 
     def build(self) -> None:
-        """Make the sums, outside a step; does nothing again, and before the optimizer knows what it trains."""
+        """Create the sums outside of a step, once the optimizer knows its variables. A second call does nothing."""
         trained = optimizers.trained_by(self._optimizer)
         if trained:
             self._sums.build(trained)
 
     def __call__(self, grads: list[Any], variables: list[Any], *, reduced: bool) -> list[Any] | None:
-        """What the optimizer does with the gradients of a batch, in a replica's context.
+        """Process the gradients of a batch, in a replica's context.
 
         Args:
-            grads: Of this replica's rows, or of all where they are `reduced`.
+            grads: The gradients of this replica's examples, or of all examples if `reduced`.
             variables: The variables, in the same order.
-            reduced: Whether the gradients are those of all replicas already.
+            reduced: Whether the gradients are already summed over the replicas.
 
         Returns:
-            The mean of the gradients since the last update; None where they are only kept.
+            The mean of the gradients since the last update; None if they are only accumulated.
         """
         places = [optimizers.place_of(self._optimizer, variable) for variable in variables]
         every: list[Any] = [None] * len(optimizers.trained_by(self._optimizer))
@@ -132,22 +136,23 @@ class Accumulation:
         return [scale(sums[place], 1 / (part * self._replicas * count)) for place in places]
 
     def check_none_was_skipped(self) -> None:
-        """Before a loss scale looks whether gradients are finite, in a replica's context.
+        """Refuse a second check of a loss scale in one traced step, in a replica's context.
 
         Raises:
-            WrongUse: It has looked at others in this step, which is traced.
+            UsageError: If the loss scale has already checked other gradients in this step.
         """
         number = self._applied.get(_replica(), 0) + 1
         if number > 1 and not tf.executing_eagerly():
-            raise WrongUse(
-                "An optimizer with a loss scale that adds gradients up is applied once in a step, as the first may be skipped",
+            raise UsageError(
+                "An optimizer with a loss scale and gradient_accumulation_steps must be applied once in a step: the first "
+                "may be skipped",
                 "Apply it once, leave gradient_accumulation_steps out, or compile with run_eagerly=True.",
                 applied=number,
                 gradient_accumulation_steps=self.every,
             )
 
     def _updates(self) -> bool:
-        """Count an application of the step: whether it makes an update."""
+        """Count an application of the step, and return whether it makes an update."""
         replica = _replica()
         number = self._applied[replica] = self._applied.get(replica, 0) + 1
         graph = tf.compat.v1.get_default_graph()
@@ -156,27 +161,27 @@ class Accumulation:
         return (self._before + number) % self.every == 0
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {"pending": self.pending, "sums": self._sums.state() if self.pending else {}}
 
     def state_here(self) -> dict[str, Any] | None:
-        """What can be said on one host alone: all but what several hosts have added up."""
+        """Return what one host alone can report: everything but sums that are spread over several hosts."""
         self._take_over()
         return None if self._several_hosts and self.pending else self.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on any topology.
+        """Restore what `state` returned, on any topology.
 
         Args:
-            state: What `state` returned.
+            state: The result of `state`.
 
         Raises:
-            WrongUse: Where it was taken with another `gradient_accumulation_steps`.
+            UsageError: If it comes from an optimizer with other `gradient_accumulation_steps`.
         """
         pending = int(state["pending"])
         if pending >= self.every:
-            raise WrongUse(
-                "The state must come from an optimizer that accumulates as many batches",
+            raise UsageError(
+                "The state must come from an optimizer with the same gradient_accumulation_steps",
                 "Restore it there.",
                 pending=pending,
                 gradient_accumulation_steps=self.every,
@@ -188,7 +193,7 @@ class Accumulation:
 
 
 class Accumulations:
-    """Those of all optimizers of a model that accumulate.
+    """Hold the accumulations of all optimizers of a model.
 
     Args:
         accumulating: The optimizers of a model that accumulate.
@@ -199,14 +204,14 @@ class Accumulations:
         self._each = [optimizers.accumulation_of(one) or Accumulation(one, strategy) for one in accumulating]
 
     def next(self) -> tuple[int, ...]:
-        """A step begins: for each optimizer, which application makes the next update; see `Accumulation.next`."""
+        """Start a step: return for each optimizer which application makes the next update. See `Accumulation.next`."""
         for one in self._each:
             one.build()
         return tuple(one.next() for one in self._each)
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:
-        """While one replica's step is traced, or made without a graph."""
+        """Count the applications of one replica's step while it is traced, or run without a graph."""
         with contextlib.ExitStack() as stack:
             for one in self._each:
                 stack.enter_context(one.during())
@@ -214,36 +219,36 @@ class Accumulations:
 
     @property
     def applied(self) -> tuple[tuple[tuple[()], ...], ...]:
-        """For each optimizer, nothing as often as the step applies it: a graph returns it as the form of what it returns."""
+        """Return the number of applications of each optimizer as a structure without tensors, which a graph can return."""
         return tuple(((),) * one.applied for one in self._each)
 
     def end(self, applied: tuple[tuple[tuple[()], ...], ...]) -> bool:
-        """A step was made.
+        """End a step.
 
         Args:
-            applied: What `applied` was when it was traced.
+            applied: The value of `applied` when it was traced.
 
         Returns:
-            Whether it applies one of them more often than any step before.
+            Whether it applies one of them more often than any earlier step.
         """
         news = [one.end(len(times)) for one, times in zip(self._each, applied, strict=True)]
         return any(news)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
+        """Return the state for a checkpoint."""
         return {str(place): one.state() for place, one in enumerate(self._each)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on any topology.
+        """Restore what `state` returned, on any topology.
 
         Args:
-            state: What `state` returned.
+            state: The result of `state`.
         """
         for place, one in enumerate(self._each):
             one.restore(state[str(place)])
 
 
 def _replica() -> int:
-    """Which replica this is: its thread is another one where a loss scale decides."""
+    """Return the number of this replica. Its thread is another one while a loss scale decides."""
     context = tf.distribute.get_replica_context()
     return 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))

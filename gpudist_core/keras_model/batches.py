@@ -1,4 +1,4 @@
-"""A global batch, cut into one part for each replica of this host."""
+"""Cut a global batch into one part for each replica of this host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.placing import placed
 from gpudist_core.pipelines.shares import cuts
 from gpudist_core.replicas import Replicas, per_replica, replicas_of
@@ -15,28 +15,28 @@ from gpudist_core.replicas import Replicas, per_replica, replicas_of
 
 @dataclass(frozen=True)
 class Placed:
-    """A batch that is on the replicas. Where each host has one replica it is of plain tensors, which cannot say so.
+    """Mark a batch that is already on the replicas. With one replica per host it consists of plain tensors.
 
     Attributes:
-        value: The batch, as `Strategy.run` takes it.
+        value: The batch, as an argument for `Strategy.run`.
     """
 
     value: Any
 
 
 def distributed(strategy: Any, batch: Any) -> Any:
-    """A batch as `Strategy.run` takes it.
+    """Return a batch as an argument for `Strategy.run`.
 
     Args:
         strategy: The strategy.
-        batch: A global batch, the same on all hosts: arrays, tensors with the rows along their first axes, None; or one that
-            is distributed already (`Placed`, or of `PerReplica`).
+        batch: A global batch, equal on all hosts: arrays, tensors with the examples along their first axes, None; or a
+            distributed batch (`Placed`, or of `PerReplica`).
 
     Returns:
-        The structure with a `PerReplica` in the place of each tensor; tensors where there is one replica.
+        The structure with a `PerReplica` in place of each tensor. With one replica: tensors.
 
     Raises:
-        WrongUse: Where its parts have different numbers of rows.
+        UsageError: If its parts have different numbers of examples.
     """
     import tensorflow as tf
 
@@ -57,7 +57,7 @@ def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> An
 
     rows = {_rows(leaf) for leaf in leaves}
     if len(rows) != 1:
-        raise WrongUse("All parts of a batch must have equally many rows", "Mend the data.", rows=sorted(rows))
+        raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
     places = cuts(rows.pop(), replicas.total, replicas.local)
     parts = placed(leaves, places, replicas.devices)
 
@@ -69,7 +69,7 @@ def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> An
 
 
 def _without_none(strategy: Any, values: list[Any]) -> Any:
-    """As `per_replica`, where some components are None on all."""
+    """Call `per_replica` for values in which some components are None on all replicas."""
     import tensorflow as tf
 
     if len(values) == 1:
@@ -80,7 +80,7 @@ def _without_none(strategy: Any, values: list[Any]) -> Any:
 
 
 def _value(leaf: Any) -> Any:
-    """A leaf of a batch: Keras's generators have an empty Optional in the place of None."""
+    """Return a leaf of a batch. Keras's generators use an empty Optional in place of None."""
     import tensorflow as tf
 
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
@@ -91,7 +91,7 @@ def _value(leaf: Any) -> Any:
 
 
 def leaves_of(batch: Any) -> list[Any]:
-    """The dense tensors of a batch that is not distributed, those of ragged and sparse ones included."""
+    """Return the dense tensors of a batch that is not distributed, including those inside ragged and sparse tensors."""
     import tensorflow as tf
 
     values = tf.nest.map_structure(_value, batch)
@@ -100,19 +100,19 @@ def leaves_of(batch: Any) -> list[Any]:
 
 def _rows(leaf: Any) -> int:
     if len(leaf.shape) == 0:
-        raise WrongUse("All parts of a batch must have rows along their first axis", "Mend the data.", shape=())
+        raise UsageError("All parts of a batch must have examples along their first axis", "Fix the data.", shape=())
     return int(leaf.shape[0])
 
 
 def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
-    """Rows of each replica, where this host has all of them.
+    """Return the number of examples of each replica, if this host has all replicas.
 
     Args:
         strategy: The strategy.
         batch: A distributed batch.
 
     Returns:
-        One count for each replica; None on several hosts.
+        One number for each replica; None on several hosts.
     """
     import tensorflow as tf
 
@@ -129,14 +129,14 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
 
 
 def spec_of(strategy: Any, batch: Any) -> Any:
-    """Shapes and dtypes of a distributed batch, with one row where this host's first replica has none.
+    """Return shapes and dtypes of a distributed batch, with one example if this host's first replica has none.
 
     Args:
         strategy: The strategy.
         batch: The batch.
 
     Returns:
-        The structure with a `tf.TensorSpec` in the place of each tensor.
+        The structure with a `tf.TensorSpec` in place of each tensor.
     """
     import tensorflow as tf
 

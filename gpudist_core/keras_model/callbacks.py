@@ -1,4 +1,4 @@
-"""Calling callbacks in each step: those that have something to do, with logs that are computed when they are read."""
+"""Call callbacks in each step: only those with something to do, with logs that are computed on read."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from gpudist_core.upstream import trainer
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar, which asks for the logs only when it is about to draw them."""
+    """Show Keras's progress bar, which reads the logs only when it draws them."""
 
     SECONDS = 0.05
     _drawn = 0.0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Draw, if it is time to."""
+        """Draw the bar if it is time to."""
         if self._is_time(batch):
             super().on_train_batch_end(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Draw, if it is time to."""
+        """Draw the bar if it is time to."""
         if self._is_time(batch):
             super().on_test_batch_end(batch, logs)
 
@@ -41,17 +41,17 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
 
 class Callbacks(keras.callbacks.CallbackList):
-    """A list that calls, in each step, the callbacks that have something to do there.
+    """Call, in each step, the callbacks that have something to do there.
 
-    Keras calls in threads of its own where it can and reads all logs in every step. Here a callback gets logs of this step,
-    in the thread of the loop; logs that it keeps are computed before the next step changes them.
+    Keras calls callbacks in threads if it can, and reads all logs in every step. Here a callback gets the logs of this step, in
+    the thread of the loop. Logs that it keeps are computed before the next step changes them.
 
     Args:
-        callbacks: Callbacks, in any nested structure; None for none.
-        history: Whether a `History` belongs to them.
-        progress: Whether a progress bar does.
+        callbacks: Callbacks, in any nested structure, or None.
+        history: Whether to add a `History`.
+        progress: Whether to add a progress bar.
         model: The model.
-        **params: What callbacks are told, as `verbose` and `epochs`.
+        **params: Parameters for callbacks, such as `verbose` and `epochs`.
     """
 
     def __init__(self, callbacks: Any, *, history: bool, progress: bool, model: Any, **params: Any) -> None:
@@ -67,19 +67,19 @@ class Callbacks(keras.callbacks.CallbackList):
         self._in_steps: dict[str, list[Callable[..., None]]] = {}
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Before a call of the train function."""
+        """Call the callbacks before a call of the train function."""
         self._call("on_train_batch_begin", "on_batch_begin", batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After a call of the train function."""
+        """Call the callbacks after a call of the train function."""
         self._call("on_train_batch_end", "on_batch_end", batch, logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Before a call of the test function."""
+        """Call the callbacks before a call of the test function."""
         self._call("on_test_batch_begin", None, batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """After a call of the test function."""
+        """Call the callbacks after a call of the test function."""
         self._call("on_test_batch_end", None, batch, logs)
 
     def _call(self, name: str, alias: str | None, batch: int, logs: Any) -> None:
@@ -100,10 +100,10 @@ class Callbacks(keras.callbacks.CallbackList):
 
 @contextlib.contextmanager
 def closing_checkpoints(callbacks: Any) -> Iterator[None]:
-    """While fit runs: where it ends by an exception, which Keras tells no callback, `Checkpoints` give their folder back.
+    """Clean up `Checkpoints` if fit ends with an exception, which Keras does not report to callbacks.
 
     Args:
-        callbacks: A `CallbackList`; None where a fit of the user's own takes no callbacks.
+        callbacks: A `CallbackList`; None if a custom fit takes no callbacks.
     """
     try:
         yield

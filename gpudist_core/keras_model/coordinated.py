@@ -1,4 +1,4 @@
-"""Keras's own fit with parameter servers: workers compute the gradients of a batch's parts, the coordinator does all else.
+"""Run Keras's fit with parameter servers: workers compute the gradients of a batch's parts, the coordinator does the rest.
 
 Each global batch is trained in lock-step, with the result of one device. Evaluation and prediction happen on the coordinator.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
@@ -19,18 +19,18 @@ from gpudist_core.parameter_servers.training import CoordinatedTraining
 from gpudist_core.steps import local
 from gpudist_core.upstream import losses, models, optimizers, trainer
 
-_BY_HAND = "Write the loop by gd.CoordinatedTraining."
+_BY_HAND = "Write the loop with gd.CoordinatedTraining."
 
 
 class CoordinatedModel(DistributedModel):
-    """What `distributed` adds to the class of a model under `ParameterServerStrategy`."""
+    """Extend the class of a model under `ParameterServerStrategy`. `distributed` applies it."""
 
     _gpudist_coordinator: Any = None
     _gpudist_training: Any = None
 
     @property
     def _gpudist_place(self) -> Any:
-        """Where batches are made and evaluated: the coordinator's CPU."""
+        """Return the strategy that makes and evaluates batches: on the coordinator's CPU."""
         if self._gpudist_coordinator is None:
             with tf.device("CPU:0"):
                 object.__setattr__(self, "_gpudist_coordinator", tf.distribute.OneDeviceStrategy(tf.zeros([]).device))
@@ -39,9 +39,7 @@ class CoordinatedModel(DistributedModel):
     def _gpudist_exact(self) -> None:
         me: Any = self
         if me.jit_compile:
-            raise Unavailable(
-                "What is sent to workers is not compiled by XLA. Received: jit_compile=True. Leave jit_compile out."
-            )
+            raise Unavailable("XLA cannot compile a step that workers run. Received: jit_compile=True. Leave jit_compile out.")
         object.__setattr__(self, "_gpudist_results", None)
         optimizers.exact_optimizer(me.optimizer, me.distribute_strategy)
         _check(self)
@@ -69,7 +67,7 @@ class CoordinatedModel(DistributedModel):
             trainer.build(self, spec)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """The step of training."""
+        """Compile the training step."""
         me: Any = self
         if me.train_function is None or force:
             me.train_function = TrainFunction(self, self._gpudist_training)
@@ -77,11 +75,11 @@ class CoordinatedModel(DistributedModel):
 
 
 class TrainFunction:
-    """What Keras calls with an iterator: some batches, one after the other, each on all workers.
+    """Train on the next batches of an iterator, one after the other, each on all workers.
 
     Args:
         model: The compiled model.
-        training: What trains it.
+        training: The `CoordinatedTraining` of the model.
     """
 
     def __init__(self, model: Any, training: CoordinatedTraining) -> None:
@@ -95,10 +93,10 @@ class TrainFunction:
             iterator: Global batches.
 
         Returns:
-            The logs of the last of them.
+            The logs of the last batch.
 
         Raises:
-            StopIteration: There was none.
+            StopIteration: If there is no batch.
         """
         import keras
 
@@ -116,7 +114,7 @@ class TrainFunction:
 
 
 class _Metrics:
-    """The metrics given to `compile`, with the weights that travel beside the targets."""
+    """Update the metrics given to `compile`, with the weights that are stored beside the targets."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -127,7 +125,10 @@ class _Metrics:
 
 
 def _weighed(loss: Any) -> Any:
-    """Losses times the rows' weights: Keras divides their sum by the number of rows, not by that of the weights."""
+    """Multiply losses by the examples' weights.
+
+    Keras divides their sum by the number of examples, not by the sum of weights.
+    """
 
     def values_of(targets: Any, y_pred: Any) -> Any:
         values = loss(targets[0], y_pred)
@@ -141,21 +142,21 @@ def _weighed(loss: Any) -> Any:
 def _check(model: Any) -> None:
     for name in ("train_step", "compute_loss"):
         if not trainer.is_default(type(model), name):
-            raise WrongUse(
-                f"With parameter servers fit needs Keras's own {name}: the workers are sent what it does",
+            raise UsageError(
+                f"With parameter servers fit needs Keras's own {name}, because workers run it",
                 _BY_HAND,
                 model=type(model).__name__,
             )
     if trainer.single_loss(model) is None:
         given = model.loss
-        raise WrongUse(
-            "With parameter servers fit needs one loss that is a mean over the rows",
+        raise UsageError(
+            "With parameter servers fit needs one loss that is a mean over the examples",
             _BY_HAND,
             loss=list(given) if isinstance(given, (list, tuple)) else given,
         )
     if steps := optimizers.accumulates(model.optimizer):
-        raise WrongUse(
-            "With parameter servers fit makes an update of each batch",
-            "Leave it out, or write the loop by gd.CoordinatedTraining(accumulate=...).",
+        raise UsageError(
+            "With parameter servers fit must make an update of each batch",
+            "Leave it out, or write the loop with gd.CoordinatedTraining(accumulate=...).",
             gradient_accumulation_steps=steps,
         )

@@ -1,4 +1,4 @@
-"""The epochs of fit, evaluate and predict, as Keras's loops iterate them."""
+"""Iterate the epochs of fit, evaluate and predict, as Keras's loops expect it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from gpudist_core.keras_model.sources import Source
 
 
 class Epochs:
-    """Iterating is one epoch: (first step, last step, iterator of batches) for each call of the compiled function.
+    """Iterate one epoch: (first step, last step, iterator of batches) for each call of the compiled function.
 
     Args:
-        source: Where the batches come from.
-        steps_per_epoch: Batches of an epoch; None for all. The next epoch goes on where they end, and where
-            the data end there, too, begins them anew.
-        steps_per_execution: Batches of one call.
+        source: The source of the batches.
+        steps_per_epoch: Number of batches in an epoch; None for all. The next epoch continues after them. At the end of the
+            data,
+            it starts again.
+        steps_per_execution: Number of batches in one call.
     """
 
     def __init__(self, source: Source, steps_per_epoch: int | None, steps_per_execution: int) -> None:
@@ -32,11 +33,11 @@ class Epochs:
 
     @property
     def num_batches(self) -> int | None:
-        """Batches of an epoch, as far as they are known."""
+        """Return the number of batches in an epoch, as far as it is known."""
         return self.steps_per_epoch or self.source.num_batches or self._counted
 
     def reset(self) -> None:
-        """The next epoch begins anew."""
+        """Start the data again in the next epoch."""
         self._iterator = None
 
     def __iter__(self) -> Iterator[tuple[int, int, Iterator[Any]]]:
@@ -58,7 +59,7 @@ class Epochs:
 
     @contextlib.contextmanager
     def catch_stop_iteration(self) -> Iterator[None]:
-        """Where the data ends before the epoch does, so does the epoch; a warning where steps were promised."""
+        """End the epoch if the data ends early. Warn if steps were promised."""
         import tensorflow as tf
 
         try:
@@ -69,7 +70,7 @@ class Epochs:
             self._run_out()
 
     def _run_out(self) -> None:
-        """The data is over: the next epoch begins anew."""
+        """Note the end of the data: the next epoch starts again."""
         if self.steps_per_epoch:
             warnings.warn(
                 "Your input ran out of data; interrupting training. Make sure that it can generate at least "
@@ -81,11 +82,11 @@ class Epochs:
 
 
 class _Batches:
-    """An iterator that knows whether it has ended.
+    """Iterate batches, and know whether any is left.
 
     Args:
-        batches: What it iterates.
-        number: How many these are; None where nobody has counted them.
+        batches: The batches.
+        number: Their number; None if it is unknown.
     """
 
     def __init__(self, batches: Iterator[Any], number: int | None) -> None:
@@ -95,7 +96,7 @@ class _Batches:
         self.has_ended = False
 
     def is_empty(self) -> bool:
-        """Whether no batch is left. What nobody has counted is asked for the next one, and keeps it."""
+        """Return whether no batch is left. If the number is unknown, fetch the next batch and keep it."""
         if self._left is not None:
             return self._left <= 0
         with contextlib.suppress(StopIteration):

@@ -1,4 +1,4 @@
-"""The compiled functions behind fit, evaluate and predict."""
+"""Define the compiled functions behind fit, evaluate and predict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all, gathered
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
@@ -25,18 +25,18 @@ _counts: dict[tuple[int, ...], Any] = {}
 
 
 class StepFunction:
-    """What Keras calls with an iterator: some batches, one after the other, each on all replicas.
+    """Train or test on the next batches of an iterator, one after the other, each on all replicas.
 
     Args:
         model: The compiled model.
-        step: From one replica's data to its logs.
-        own: Whether the step is the user's.
-        draws: As in `distributed`.
-        accumulations: Of the model's optimizers; None where no gradients are made.
+        step: A function from one replica's data to its logs.
+        own: Whether the user wrote the step.
+        draws: As for `distributed`.
+        accumulations: The accumulations of the model's optimizers; None if there are no gradients.
 
     Attributes:
-        name: The step's: `train_step` or `test_step`.
-        trained: What was trainable when it was traced: the variables' ids; None before.
+        name: The name of the step: `train_step` or `test_step`.
+        trained: The ids of the variables that were trainable at tracing; None before.
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, accumulations: Any = None) -> None:
@@ -60,10 +60,10 @@ class StepFunction:
             iterator: Global batches, distributed or not.
 
         Returns:
-            The logs of the last of them.
+            The logs of the last batch.
 
         Raises:
-            StopIteration: There was none.
+            StopIteration: If there is no batch.
         """
         outputs = None
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
@@ -94,13 +94,13 @@ class StepFunction:
         return read
 
     def results(self) -> Results:
-        """The metrics over all replicas."""
+        """Return the metrics over all replicas."""
         if self._results is None or not self._results.covers(self._model):
             self._results = Results(self._model, self._strategy)
         return self._results
 
     def _function(self, updates: tuple[int, ...]) -> Any:
-        """The step, traced for the place of each optimizer's next update."""
+        """Return the step, traced for the place of each optimizer's next update."""
         if updates not in self._compiled:
 
             def one(data: Any, counts: Any) -> Any:
@@ -133,10 +133,10 @@ class StepFunction:
             return dict(zip(names, all_reduce_all([values[n] for n in names]), strict=True)), self.results().on_replica()
 
     def _logged(self, outputs: Any, seen: dict[int, tuple[Any, Any, Any]]) -> dict[str, Any]:
-        """What the step returned but for results of metrics, which are read when all replicas have counted."""
+        """Return the step's logs, except for results of metrics, which are read after all replicas have counted."""
         outputs = {} if outputs is None else outputs
         if not isinstance(outputs, dict):
-            raise WrongUse("A step must return a dict of logs", "Return {'loss': loss}, or nothing.", returned=outputs)
+            raise UsageError("A step must return a dict of logs", "Return {'loss': loss}, or nothing.", returned=outputs)
         outputs = _flat(outputs)
         self._plan = {name: seen[id(value)][1:] for name, value in outputs.items() if id(value) in seen}
         values = {name: value for name, value in outputs.items() if name not in self._plan}
@@ -146,11 +146,11 @@ class StepFunction:
 
 
 class PredictFunction:
-    """What Keras's predict calls with a list of batches.
+    """Predict for a list of batches, as Keras's predict calls it.
 
     Args:
         model: The model.
-        draws: As in `distributed`.
+        draws: As for `distributed`.
     """
 
     def __init__(self, model: Any, *, draws: str) -> None:
@@ -163,13 +163,13 @@ class PredictFunction:
         self._function = self._one if model.run_eagerly else compiled
 
     def __call__(self, data: list[Any]) -> Any:
-        """The outputs for some batches, rows in order; on every host all of them.
+        """Return the outputs for some batches, with the examples in order. Every host gets all of them.
 
         Args:
             data: Global batches, distributed or not.
 
         Returns:
-            The structure of the model's outputs, tensors.
+            The structure of the model's outputs, as tensors.
         """
         placed = [batches.distributed(self._strategy, batch) for batch in data]
         if placed and not self._is_built:
@@ -206,12 +206,12 @@ class PredictFunction:
 
 
 def trained_by(model: Any) -> tuple[int, ...]:
-    """The ids of the variables that a model trains."""
+    """Return the ids of the variables that a model trains."""
     return tuple(id(variable) for variable in model.trainable_variables)
 
 
 def _flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs in logs beside the others, as Keras has them: the result of the metrics given to `compile` is a dict."""
+    """Flatten nested logs as Keras does: the result of the metrics given to `compile` is a dict."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(_flat(value) if isinstance(value, dict) else {name: value})
@@ -221,9 +221,9 @@ def _flat(logs: dict[str, Any]) -> dict[str, Any]:
 def _added(name: str, parts: Any) -> Any:
     shapes = [tuple(part.shape) for part in parts]
     if len(set(shapes)) > 1:
-        raise WrongUse(
-            "What a step logs is a mean over the rows, of one shape on all replicas",
-            "Return the mean of its rows; outputs by row are what predict returns.",
+        raise UsageError(
+            "A log of a step must be a mean over the examples, with the same shape on all replicas",
+            "Return the mean over the examples. Use predict for outputs by example.",
             log=name,
             shapes=shapes,
         )
@@ -237,7 +237,7 @@ def _concat(parts: Any) -> Any:
 
 
 def _counts_of(strategy: Any, batch: Any) -> Any:
-    """Rows of each replica as a tensor, where they are known here; made once for each division."""
+    """Return the number of examples of each replica as a tensor, if it is known here; made once for each division."""
     if strategy.num_replicas_in_sync == 1:
         return None
     counts = batches.row_counts(strategy, batch)

@@ -1,4 +1,4 @@
-"""The logs that callbacks get: computed when one reads them, as most steps' logs nobody reads."""
+"""Compute the logs for callbacks on read: nobody reads the logs of most steps."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class Logs(dict[str, Any]):
-    """The numbers of a step, by name; the values are computed when the first one is read.
+    """Hold the numbers of a step by name. The values are computed when the first one is read.
 
     Args:
         names: The names.
-        read: Computes the values.
+        read: A function that computes the values.
     """
 
     def __init__(self, names: Iterable[str], read: Callable[[], dict[str, Any]]) -> None:
@@ -19,7 +19,7 @@ class Logs(dict[str, Any]):
         self._read: Callable[[], dict[str, Any]] | None = read
 
     def computed(self) -> Logs:
-        """These logs, with their values."""
+        """Return these logs, with their values."""
         if self._read is not None:
             read, self._read = self._read, None
             super().update({name: as_python(value) for name, value in read().items()})
@@ -33,27 +33,27 @@ class Logs(dict[str, Any]):
         return dict.__getitem__(self.computed(), name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a name."""
+        """Return the value of a name."""
         return dict.get(self.computed(), name, default)
 
     def items(self) -> Any:
-        """Names and values."""
+        """Return names and values."""
         return dict.items(self.computed())
 
     def values(self) -> Any:
-        """The values."""
+        """Return the values."""
         return dict.values(self.computed())
 
     def pop(self, *args: Any) -> Any:
-        """Take a value out."""
+        """Remove a value and return it."""
         return dict.pop(self.computed(), *args)
 
     def popitem(self) -> Any:
-        """Take any value out."""
+        """Remove any value and return it."""
         return dict.popitem(self.computed())
 
     def setdefault(self, *args: Any) -> Any:
-        """The value of a name, set where there was none."""
+        """Return the value of a name, after setting it if it was missing."""
         return dict.setdefault(self.computed(), *args)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
@@ -67,7 +67,7 @@ class Logs(dict[str, Any]):
         dict.__delitem__(self.computed(), name)
 
     def copy(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Return a plain dict."""
         return dict(self.items())
 
     def __eq__(self, other: object) -> bool:
@@ -89,7 +89,7 @@ class Logs(dict[str, Any]):
 
 
 def as_python(value: Any) -> Any:
-    """A number as a Python float; an array, as some metrics return, as NumPy's.
+    """Return a number as a Python float, or an array, which some metrics return, as a NumPy array.
 
     Args:
         value: A tensor or a number.

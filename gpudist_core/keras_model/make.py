@@ -1,10 +1,10 @@
-"""`distributed`: a Keras model whose fit is exact on every topology."""
+"""Make a Keras model whose fit gives the same result on every topology."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.upstream import batch_norm, classes, coordination, models, trainer
@@ -14,42 +14,49 @@ Model = TypeVar("Model")
 
 
 def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm: bool = True) -> Model:
-    """Make Keras's own compile, fit, evaluate and predict of a model exact on every topology.
+    """Make Keras's compile, fit, evaluate and predict of a model give the result of one device on every topology.
 
-    With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts, the coordinator
-    updates the variables, counts, evaluates and predicts.
+    With parameter servers each batch is trained in lock-step: workers compute the gradients of its parts. The coordinator
+    updates the variables, counts the metrics, evaluates and predicts.
 
-    In a `train_step` of one's own a number that is differentiated, or counted by a `Mean`, is taken for the mean over the rows
-    that the step was given, as Keras's losses are: what is divided by the global batch size instead is divided twice. Values by
-    row are taken for what they are. `tf.clip_by_global_norm`, `tf.clip_by_norm` and `tf.clip_by_value` of gradients as a tape
-    made them clip those of all replicas, and `tf.linalg.global_norm` is theirs. A number that a layer adds by `add_loss` is a
-    mean over its rows, too (values by row are added up, as Keras does), and so is what it assigns to a variable in its call: a
-    running mean becomes that of all rows. A running variance (a norm, a maximum) is no such mean, and becomes the mean of the
-    replicas' own: keep running means of `x` and of `x * x`, and make the variance of them. A metric's function that gives one
-    number for a batch, and what a step returns as logs, numbers and arrays, are taken so as well.
+    In a custom `train_step`, gpudist treats each scalar that you differentiate, pass to a `Mean` or return as a log as the mean
+    over this replica's examples, as Keras's losses are. So do not divide a loss by the global batch size. A loss with one value
+    for each example is also correct.
 
-    A gradient that is not finite on one replica is not finite in the sum: with a loss scale all skip the step, without one all
-    copies of a variable are damaged alike, as on one device (`keras.callbacks.TerminateOnNaN` ends such a training).
+    - `tf.clip_by_global_norm`, `tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` of a tape's gradients use the
+      gradients of all replicas.
+    - A scalar that a layer passes to `add_loss` is a mean over its examples. Values by example are summed, as in Keras.
+    - A value that a layer assigns to a variable in its call is averaged over the replicas, weighted by examples: a running mean
+      becomes that of all examples. A running variance, norm or maximum does not. Keep running means of `x` and `x * x` instead,
+      and
+      compute the variance from them.
+    - A metric function that returns one number for a batch is treated as a mean over the examples.
+
+    If a gradient is not finite on one replica, the sum is not finite. With a loss scale all replicas skip the step. Without a
+    loss scale all copies of a variable become non-finite, as on one device (`keras.callbacks.TerminateOnNaN` stops such a
+    training).
 
     Args:
         model: A Keras model, made in the strategy's scope.
-        draws: What a layer's dropout or noise depends on: `replica` for other draws on each, `row` for draws that belong
-            to the row's place in the global batch, so that they are the same on every topology.
+        draws: How a layer's dropout or noise is drawn. `replica`: differently on each replica. `row`: by the example's index in
+            the
+            global batch, so that it is the same on every topology.
         synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
 
     Returns:
-        The same object; its class is now a subclass of what it was, of the same name, and so is that of a clone, but
-        for a clone of a `Sequential`, which is a plain Keras model, as is what is saved.
+        The same object. Its class is now a subclass of the old class, with the same name. So is the class of a clone, except
+        that a
+        clone of a `Sequential` and a saved model are plain Keras models.
 
     Raises:
-        WrongUse: Where the model is no Keras model.
+        UsageError: If `model` is not a Keras model.
     """
     import keras
 
     if not isinstance(model, keras.Model):
-        raise WrongUse("A Keras model is needed", "Use gd.TrainStep for another callable.", model=type(model).__name__)
+        raise UsageError("model must be a Keras model", "Use gd.TrainStep for other callables.", model=type(model).__name__)
     if draws not in DRAWS:
-        raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+        raise UsageError("draws must be 'replica' or 'row'", draws=draws)
     warn_of_one_device(model, model.distribute_strategy)
     trainer.install()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
@@ -62,7 +69,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
 
 
 def _kind_of(model: object) -> type[DistributedModel]:
-    """What makes a model of this strategy exact."""
+    """Return the class that makes a model of this strategy exact."""
     if not coordination.is_coordinated(models.strategy_of(model)):
         return DistributedModel
     from gpudist_core.keras_model.coordinated import CoordinatedModel

@@ -1,4 +1,4 @@
-"""A Keras model whose own fit, evaluate and predict give on every topology what one device gives."""
+"""Define a Keras model whose fit, evaluate and predict give the result of one device on every topology."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
@@ -24,7 +24,7 @@ from gpudist_core.values import is_whole
 
 
 class DistributedModel:
-    """What `distributed` adds to the class of a model; everything else is the model's own and Keras's."""
+    """Extend the class of a model. `distributed` applies it; everything else is the model's own and Keras's."""
 
     _gpudist_draws = "replica"
     _gpudist_synchronizes = True
@@ -36,12 +36,12 @@ class DistributedModel:
 
     @property
     def _gpudist_place(self) -> Any:
-        """The strategy whose replicas get the batches."""
+        """Return the strategy whose replicas get the batches."""
         me: Any = self
         return me.distribute_strategy
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Keras's compile; what it makes is made in the strategy's scope, and optimizers sum gradients first."""
+        """Compile as Keras does, in the strategy's scope. Optimizers then sum gradients before they use them."""
         me: Any = self
         models.check_current(self)
         with me.distribute_strategy.scope():
@@ -49,12 +49,12 @@ class DistributedModel:
             self._gpudist_exact()
 
     def _gpudist_exact(self) -> None:
-        """Make what was compiled exact."""
+        """Make the compiled parts exact."""
         me: Any = self
         strategy = me.distribute_strategy
         if me.jit_compile and strategy.num_replicas_in_sync > 1:
             raise Unavailable(
-                "XLA compiles a step for one device. Received: jit_compile=True, "
+                "XLA must compile a step for one device only. Received: jit_compile=True, "
                 f"replicas={strategy.num_replicas_in_sync}. Leave jit_compile out, or use one device."
             )
         if strategy.num_replicas_in_sync > 1:
@@ -68,11 +68,11 @@ class DistributedModel:
         object.__setattr__(self, "_gpudist_results", None)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Keras's fit. `x` may be a `gd.Pipeline`; the batch size is that of the global batch.
+        """Train as Keras's fit does. `x` may be a `gd.Pipeline`. The batch size is that of the global batch.
 
         Args:
-            *args: Keras's.
-            **kwargs: Keras's.
+            *args: Keras's arguments.
+            **kwargs: Keras's arguments.
 
         Returns:
             Keras's `History`.
@@ -83,9 +83,9 @@ class DistributedModel:
         given.apply_defaults()
         asked = given.arguments
         if isinstance(asked.get("validation_data"), Pipeline) and asked.get("validation_batch_size") is not None:
-            raise WrongUse(
-                "A pipeline has targets, weights and batches of its own",
-                "Put them into the pipeline.",
+            raise UsageError(
+                "A pipeline must provide the targets, weights and batches itself",
+                "Leave them out of fit, and put them into the pipeline.",
                 validation_batch_size=asked["validation_batch_size"],
             )
         callbacks = self._gpudist_callbacks(asked, history=True)
@@ -95,14 +95,14 @@ class DistributedModel:
             return fit(*given.args, **given.kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Keras's evaluate; every row counts once.
+        """Evaluate as Keras's evaluate does. Every example counts once.
 
         Args:
-            *args: Keras's.
-            **kwargs: Keras's.
+            *args: Keras's arguments.
+            **kwargs: Keras's arguments.
 
         Returns:
-            What Keras's returns.
+            Keras's result.
         """
         models.check_current(self)
         evaluate = super().evaluate  # type: ignore[misc]
@@ -113,27 +113,27 @@ class DistributedModel:
             return evaluate(*given.args, **given.kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Keras's predict; rows come in order, on every host all of them.
+        """Predict as Keras's predict does, with the examples in order. Every host gets all of them.
 
         Args:
-            *args: Keras's.
-            **kwargs: Keras's.
+            *args: Keras's arguments.
+            **kwargs: Keras's arguments.
 
         Returns:
-            What Keras's returns.
+            Keras's result.
         """
         models.check_current(self)
         with trainer.iterating(self._gpudist_epochs_of(None, training=False)):
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def set_weights(self, weights: Any) -> None:
-        """Keras's set_weights; a table in slices takes all of its rows, as get_weights gives them.
+        """Set the weights as Keras does. A sharded table takes all of its rows, as get_weights returns them.
 
         Args:
-            weights: What `get_weights` returned.
+            weights: The result of `get_weights`.
 
         Raises:
-            ValueError: Where their number or shapes are others.
+            ValueError: If their number or shapes differ.
         """
         me: Any = self
         values, variables = list(weights), me.weights
@@ -146,12 +146,12 @@ class DistributedModel:
             if shape != tuple(value.shape):
                 raise ValueError(
                     f"A weight must keep its shape. Received: weight={variable.path!r}, shape={tuple(value.shape)}, "
-                    f"needed={shape}. Give what get_weights() of such a model returned."
+                    f"needed={shape}. Pass the result of get_weights() of such a model."
                 )
             tables[i].assign_rows(0, value) if i in tables else variable.assign(value)
 
     def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
-        """The callbacks, in a list that does in each step only what has to be done; it takes the place of theirs."""
+        """Return the callbacks in a list that does only what is needed in each step, in place of Keras's list."""
         import keras
 
         if isinstance(asked.get("callbacks"), keras.callbacks.CallbackList) or "callbacks" not in asked:
@@ -168,7 +168,7 @@ class DistributedModel:
         return asked["callbacks"]
 
     def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
-        """Makes what Keras's loop iterates: the first is the loop's own, one more is its validation's."""
+        """Return a function that makes the iterator for Keras's loop: first the loop's own, then that of its validation."""
         made: list[Epochs] = []
 
         def make(
@@ -183,8 +183,8 @@ class DistributedModel:
             steps_per_execution: int = 1,
         ) -> Epochs:
             if steps_per_epoch is not None and not is_whole(steps_per_epoch, 1):
-                raise WrongUse(
-                    "The batches of an epoch must be a positive whole number",
+                raise UsageError(
+                    "steps_per_epoch must be a positive integer",
                     "None means all.",
                     steps_per_epoch=steps_per_epoch,
                 )
@@ -214,13 +214,13 @@ class DistributedModel:
         return make
 
     def _gpudist_seed(self) -> int:
-        """Of the order of arrays: another in each fit, the same on all hosts."""
+        """Return the seed for the order of arrays: another one in each fit, the same on all hosts."""
         from gpudist_core.keras_model.seeds import common_seed
 
         return common_seed(self._gpudist_place, self._gpudist_fits)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
-        """Make all variables before a step is traced, with the shapes of the data; no batch is taken for it."""
+        """Create all variables before a step is traced, with the shapes of the data and without taking a batch."""
         me: Any = self
         default = trainer.is_default(type(self), "train_step")
         if default and isinstance(iterator, Epochs) and not isinstance(iterator.source, FromDistributed):
@@ -240,28 +240,29 @@ class DistributedModel:
                 self._gpudist_build_own(spec)
 
     def _gpudist_build_own(self, spec: Any) -> None:
-        """Build a model that trains itself: it may take a batch as a whole, or be one that cannot be called.
+        """Build a model that trains itself: it may take a batch as a whole, or may not be callable.
 
-        Its parts were made before then, or are made in the step, which says what it lacks.
+        Its parts were made before, or are made in the step, which then reports what is missing.
         """
         for batch in (spec, (spec,)):
             try:
                 trainer.build(self, batch)
                 return
-            except WrongUse:
+            except UsageError:
                 raise
             except (RuntimeError, TypeError, ValueError):
                 continue
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Compile the step of training."""
+        """Compile the training step."""
         me: Any = self
         known = getattr(me.train_function, "trained", None)
         if known is not None and known != trained_by(self):
             # A function that was traced before trains on what is frozen now, until a batch has another shape.
             warnings.warn(
-                "A model must be compiled after what it trains is changed. Received: "
-                f"trainable={len(trained_by(self))}, trained before={len(known)}. From here on it trains what is trainable "
+                "A model must be compiled after its trainable variables change. Received: "
+                f"trainable={len(trained_by(self))}, trained before={len(known)}. From now on it trains the variables that "
+                "are trainable "
                 "now. Call compile again.",
                 stacklevel=3,
             )
@@ -276,7 +277,7 @@ class DistributedModel:
         return me.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Compile the step of evaluation."""
+        """Compile the evaluation step."""
         me: Any = self
         if me.test_function is None or force:
             own = not trainer.is_default(type(self), "test_step")
@@ -285,17 +286,17 @@ class DistributedModel:
         return me.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """Compile the step of prediction."""
+        """Compile the prediction step."""
         me: Any = self
         if me.predict_function is None or force:
             me.predict_function = PredictFunction(self, draws=self._gpudist_draws)
         return me.predict_function
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The metrics' results over all replicas; on several hosts all must ask.
+        """Return the metrics' results over all replicas. With several hosts, all must call it.
 
         Returns:
-            As Keras's.
+            Keras's result.
         """
         from gpudist_core.keras_model.results import Results
 

@@ -1,4 +1,4 @@
-"""What metrics say of all replicas' rows: each replica counts its own rows, and counts are added before anything is divided."""
+"""Compute metrics over all replicas: each replica counts its own examples, and counts are summed before any division."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import central_storage, models, trainer
@@ -17,7 +17,7 @@ _remembered = threading.local()
 
 
 class Results:
-    """The metrics of a model, over all replicas.
+    """Compute the metrics of a model over all replicas.
 
     Args:
         model: A compiled Keras model whose metrics have their variables.
@@ -37,13 +37,13 @@ class Results:
         self._compiled: dict[Any, Any] = {}
 
     def covers(self, model: Any) -> bool:
-        """Whether the model has these metrics and these variables still."""
+        """Return whether the model still has these metrics and variables."""
         metrics = trainer.metrics_of(model)
         count = sum(len(metric.variables) for metric in metrics)
         return [*map(id, metrics)] == [*map(id, self.metrics)] and count >= len(self.variables) and self._covered == count
 
     def on_replica(self) -> list[Any]:
-        """Each variable's sum over all replicas, in a replica's context; of what is no sum the value of the first."""
+        """Return each variable's sum over all replicas, in a replica's context; for other values, the first replica's."""
         import tensorflow as tf
 
         context = tf.distribute.get_replica_context()
@@ -57,18 +57,18 @@ class Results:
         return all_reduce_all(values)
 
     def now(self) -> list[Any]:
-        """As `on_replica`, outside a step; on several hosts all must ask."""
+        """Return the sums as `on_replica` does, outside of a step. With several hosts, all must call it."""
         return list(self._compiled_sums())
 
     def of(self, plan: dict[str, tuple[Any, Any]], sums: list[Any]) -> dict[str, Any]:
-        """The results of some metrics.
+        """Return the results of some metrics.
 
         Args:
-            plan: For each name a metric, and the key of its result where that is a dict.
-            sums: What `now` or `on_replica` returned.
+            plan: For each name a metric, and the key of its result if that is a dict.
+            sums: The result of `now` or `on_replica`.
 
         Returns:
-            The results, tensors.
+            The results, as tensors.
         """
         import tensorflow as tf
 
@@ -92,7 +92,7 @@ class Results:
 
     @contextlib.contextmanager
     def summed(self) -> Iterator[None]:
-        """While the metrics' variables read as their sums over all replicas; on several hosts all must ask."""
+        """Let the metrics' variables read as their sums over all replicas. With several hosts, all must call it."""
         with self._as_variables(self.now()):
             yield
 
@@ -118,7 +118,7 @@ class Results:
         for metric in self.metrics:
             for variable in metric.variables:
                 if getattr(models.plain(variable), "distribute_strategy", None) is not self._strategy:
-                    raise WrongUse(
+                    raise UsageError(
                         "A metric must be made in the scope of the model's strategy",
                         "Make it under `with strategy.scope():`.",
                         metric=metric.name,
@@ -128,7 +128,7 @@ class Results:
 
 @contextlib.contextmanager
 def watched(metrics: list[Any]) -> Iterator[None]:
-    """While a step is traced: what the metrics return is known again in what the step returns.
+    """Recognize the results of the metrics among what a traced step returns.
 
     Args:
         metrics: The metrics.
@@ -159,7 +159,7 @@ def _watching(metric: Any, result: Any) -> Any:
 
 @contextlib.contextmanager
 def remembering() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
-    """While one replica's step is traced: what each of the watched metrics returned, by the identity of the value."""
+    """Remember, while one replica's step is traced, what each watched metric returned, by the identity of the value."""
     outer = getattr(_remembered, "seen", None)
     _remembered.seen = {}
     try:

@@ -1,4 +1,4 @@
-"""A seed that all hosts agree on."""
+"""Choose a seed that is equal on all hosts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gpudist_core.upstream import trainer
 
 
 def common_seed(strategy: Any, number: int) -> int:
-    """A seed for one of several uses.
+    """Return a seed for one of several uses.
 
     Args:
-        strategy: The strategy, all hosts of which must ask.
-        number: Of the use.
+        strategy: The strategy. All its hosts must ask.
+        number: The number of the use.
 
     Returns:
-        A function of what `keras.utils.set_random_seed` was told on the first host, and of the number; without it, of what the
-        first host draws.
+        A function of the seed from `keras.utils.set_random_seed` on the first host, and of the number. Without such a seed, the
+        first host draws one.
     """
     told = trainer.seed()
     seed = of_first_host(strategy, secrets.randbits(32) if told is None else int(told))
@@ -27,13 +27,13 @@ def common_seed(strategy: Any, number: int) -> int:
 
 
 def derived(seed: int, number: int) -> int:
-    """Of a seed one for each use.
+    """Derive a seed for each use from one seed.
 
     Args:
         seed: The seed.
-        number: Of the use.
+        number: The number of the use.
 
     Returns:
-        A whole number below 2**31.
+        An integer below 2**31.
     """
     return int(words(seed, number)[0] >> 33)

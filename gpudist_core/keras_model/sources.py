@@ -1,4 +1,4 @@
-"""Where the batches of fit, evaluate and predict come from: whatever Keras takes, and pipelines."""
+"""Read the batches of fit, evaluate and predict from everything that Keras takes, and from pipelines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
@@ -19,12 +19,12 @@ from gpudist_core.upstream import datasets, trainer
 
 
 class FromPipeline:
-    """The batches of a pipeline.
+    """Read batches from a pipeline.
 
     Args:
         pipeline: The pipeline.
-        strategy: Whose replicas get them.
-        moves: Whether its position goes on from epoch to epoch; else each epoch is the first one again.
+        strategy: The strategy whose replicas get the batches.
+        moves: Whether its position moves from epoch to epoch. Otherwise each epoch is the first one.
     """
 
     def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
@@ -36,33 +36,33 @@ class FromPipeline:
 
     @property
     def spec(self) -> Any:
-        """The structure of a batch."""
+        """Return the structure of a batch."""
         return self._distributed.element_spec
 
     @property
     def first(self) -> int:
-        """The number of the next batch in its epoch."""
+        """Return the number of the next batch in its epoch."""
         return int(self._distributed.state()["batch"]) if self._moves else 0
 
     def epoch(self) -> Iterator[Any]:
-        """The batches of an epoch, or what is left of it."""
+        """Return the batches of an epoch, or its rest."""
         return iter(self._distributed) if self._moves else self._distributed.epoch_batches()
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Start an epoch."""
 
     def end(self) -> None:
-        """An epoch has ended."""
+        """End an epoch."""
 
 
 class FromArrays(FromPipeline):
-    """The batches of arrays, whose position can be saved and restored.
+    """Read batches from arrays, with a position that can be saved and restored.
 
     Args:
-        make: Makes the pipeline, of a seed.
-        strategy: Whose replicas get the batches.
-        seed: Of the order: that of this `fit`, unless another one is gone on from.
-        moves: As in `FromPipeline`.
+        make: A function that makes the pipeline for a seed.
+        strategy: The strategy whose replicas get the batches.
+        seed: The seed of the order in this `fit`, unless another run is continued.
+        moves: As for `FromPipeline`.
     """
 
     def __init__(self, make: Callable[[int], Pipeline], strategy: Any, *, seed: int, moves: bool) -> None:
@@ -72,14 +72,14 @@ class FromArrays(FromPipeline):
         self.pipeline = self
 
     def state(self) -> dict[str, Any]:
-        """The position, the seed included."""
+        """Return the position, including the seed."""
         return dict(self._position.state())
 
     def restore(self, state: Any) -> None:
-        """Go on in the order of the run that was saved: without a seed of the user's this run has drawn another one.
+        """Continue in the order of the saved run: without a user's seed, this run has drawn another one.
 
         Args:
-            state: What `state` returned, in this process or another.
+            state: The result of `state`, in this process or another.
         """
         self._position = self._make(int(state.get("seed", 0)))
         self._position.restore(state)
@@ -87,16 +87,16 @@ class FromArrays(FromPipeline):
 
 
 class FromAdapter:
-    """The batches of a reader of Keras's own: every host reads all of them and keeps the rows of its replicas.
+    """Read batches from a data adapter of Keras: every host reads all batches and keeps the examples of its replicas.
 
     Args:
-        adapter: The reader.
-        strategy: Whose replicas get them.
-        seed: Of the order; None where the reader does not shuffle.
+        adapter: The data adapter.
+        strategy: The strategy whose replicas get the batches.
+        seed: The seed of the order; None if the adapter does not shuffle.
 
     Attributes:
         dataset: Its batches.
-        seed: The same.
+        seed: The seed of the order.
     """
 
     pipeline = None
@@ -112,7 +112,7 @@ class FromAdapter:
 
     @property
     def spec(self) -> Any:
-        """The structure of a batch."""
+        """Return the structure of a batch."""
         import tensorflow as tf
 
         return tf.nest.map_structure(
@@ -120,14 +120,14 @@ class FromAdapter:
         )
 
     def epoch(self) -> Iterator[Any]:
-        """The batches, on the replicas."""
+        """Return the batches, on the replicas."""
         if replicas_of(self._strategy).num_hosts == 1 or not trainer.is_made_in_python(self._adapter):
             return (batches.distributed(self._strategy, batch) for batch in self.dataset)
         known = ((digest_of(batches.leaves_of(b)), batches.distributed(self._strategy, b)) for b in self.dataset)
         return Alike(known, self._strategy, type(self._adapter).__name__)
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Start an epoch."""
         self._adapter.on_epoch_begin()
         if self._begun and self.seed is not None and trainer.arrays_of(self._adapter) is not None:
             # Keras's own shuffle of arrays, once it has a seed, is the same in each epoch.
@@ -135,12 +135,12 @@ class FromAdapter:
         self._begun += 1
 
     def end(self) -> None:
-        """An epoch has ended."""
+        """End an epoch."""
         self._adapter.on_epoch_end()
 
 
 class FromDistributed:
-    """The batches of a dataset that the user has distributed.
+    """Read the batches of a dataset that the user has distributed.
 
     Args:
         dataset: A `tf.distribute.DistributedDataset`.
@@ -161,22 +161,22 @@ class FromDistributed:
 
     @property
     def spec(self) -> Any:
-        """The structure of a batch, from the first one."""
+        """Return the structure of a batch, from the first one."""
         iterator = iter(self._dataset)
         first = next(iterator)
         self._taken = _chain(first, iterator)
         return batches.spec_of(self._strategy, first)
 
     def epoch(self) -> Iterator[Any]:
-        """The batches as they are; nothing of the first epoch is lost by having looked at it."""
+        """Return the batches unchanged, including the first one, which `spec` has read."""
         taken, self._taken = self._taken, None
         return iter(self._dataset) if taken is None else taken
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Start an epoch."""
 
     def end(self) -> None:
-        """An epoch has ended."""
+        """End an epoch."""
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
@@ -188,31 +188,31 @@ Source = FromPipeline | FromAdapter | FromDistributed
 
 
 def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int) -> Source:
-    """The batches of what was given to fit, evaluate or predict.
+    """Return the source of batches for the data given to fit, evaluate or predict.
 
     Args:
-        strategy: Whose replicas get them.
+        strategy: The strategy whose replicas get the batches.
         data: `x`, `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle`, `class_weight`.
-        training: Whether a pipeline goes on from epoch to epoch.
-        seed: Of the order of arrays, the same on all hosts.
+        training: Whether a pipeline moves from epoch to epoch.
+        seed: The seed of the order of arrays, equal on all hosts.
 
     Returns:
         The source.
 
     Raises:
-        WrongUse: Where something is given beside a pipeline that the pipeline has itself, a pipeline is distributed already, or
-            a dataset is shuffled by each host in an order of its own.
+        UsageError: If an argument is given that a pipeline provides itself, a pipeline is already distributed, or each host
+            shuffles a dataset in its own order.
     """
     import tensorflow as tf
 
     x = data["x"]
     if x is None:
-        raise WrongUse("fit, evaluate and predict need data", "Give arrays, a tf.data.Dataset or a gd.Pipeline.", x=None)
+        raise UsageError("fit, evaluate and predict need data", "Pass arrays, a tf.data.Dataset or a gd.Pipeline.", x=None)
     if isinstance(x, Pipeline):
         return FromPipeline(_of_pipeline(x, data), strategy, moves=training)
     if isinstance(x, Distributed):
-        raise WrongUse(
-            "A model is given a pipeline, which it distributes itself", "Leave out its distribute(...).", x=type(x).__name__
+        raise UsageError(
+            "fit needs the pipeline itself, which it distributes", "Leave distribute(...) out.", x=type(x).__name__
         )
     if isinstance(x, tf.distribute.DistributedDataset):
         return FromDistributed(x, strategy)
@@ -228,12 +228,12 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
 
 
 def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:
-    """Each host reads the whole dataset and keeps its rows: in another order they would be others' too, or nobody's."""
+    """Refuse orders that differ between hosts: some examples would be read twice, others never."""
     num_hosts = replicas_of(strategy).num_hosts
     if num_hosts > 1 and "unseeded" in datasets.shuffles_that_vary(dataset):
-        raise WrongUse(
-            "A dataset has the same order on all hosts",
-            "Give its shuffle a seed: dataset.shuffle(n, seed=SEED); or call keras.utils.set_random_seed(SEED) before.",
+        raise UsageError(
+            "A dataset must have the same order on all hosts",
+            "Give its shuffle a seed: dataset.shuffle(n, seed=SEED). Or call keras.utils.set_random_seed(SEED) before.",
             shuffle="without a seed",
             hosts=num_hosts,
         )
@@ -242,9 +242,9 @@ def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:
 def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
     given = {name: data[name] for name in ("y", "sample_weight", "batch_size") if data.get(name) is not None}
     if given:
-        raise WrongUse(
-            "A pipeline has targets, weights and batches of its own",
-            "Put them into the pipeline.",
+        raise UsageError(
+            "A pipeline must provide the targets, weights and batches itself",
+            "Leave them out of fit, and put them into the pipeline.",
             **{name: value if name == "batch_size" else type(value).__name__ for name, value in given.items()},
         )
     weights = data.get("class_weight")
@@ -266,7 +266,7 @@ def _dense(leaf: Any) -> bool:
 
 
 def _prepared(leaf: Any) -> Any:
-    """Floats in the type that Keras computes in, as its own reader of arrays makes them."""
+    """Convert floats to Keras's floatx, as its own adapter of arrays does."""
     import keras
 
     array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()

@@ -1,4 +1,4 @@
-"""One replica's part of a step of training and of evaluation, as Keras's own `train_step` and `test_step`."""
+"""Run one replica's part of a training or evaluation step, as Keras's own `train_step` and `test_step` do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudist_core.upstream import row_means, trainer
 
 
 def train_step(model: Any, data: Any) -> Any:
-    """Train on this replica's rows.
+    """Train on this replica's examples.
 
     Args:
         model: A compiled Keras model.
@@ -41,7 +41,7 @@ def train_step(model: Any, data: Any) -> Any:
 
 
 def test_step(model: Any, data: Any) -> Any:
-    """Evaluate this replica's rows.
+    """Evaluate this replica's examples.
 
     Args:
         model: A compiled Keras model.

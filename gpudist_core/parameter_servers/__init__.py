@@ -1,4 +1,4 @@
-"""Training with parameter servers: asynchronous or in lock-step, with tables partitioned over the servers."""
+"""Train with parameter servers, asynchronously or in lock-step, with tables partitioned over the servers."""
 
 from gpudist_core.parameter_servers.tables import PartitionedEmbedding, PartitionedTable, partition
 from gpudist_core.parameter_servers.training import CoordinatedTraining

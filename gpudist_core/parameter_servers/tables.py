@@ -1,4 +1,4 @@
-"""Tables whose rows are divided among parameter servers: only the rows looked up, and their gradients, travel."""
+"""Divide the rows of tables among parameter servers: only the rows of a lookup and their gradients are sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.shares import shares
 from gpudist_core.static import operations
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
@@ -20,10 +20,10 @@ _PIECE_BYTES = 1 << 26
 
 
 class PartitionedTable(tf.Module):
-    """A table in parts, each a variable on the next server; `partition` makes it.
+    """Hold a table in parts, each a variable on the next server. Make it with `partition`.
 
     Args:
-        parts: The variables, in the order of their rows; the first `rows % len(parts)` have a row more than the others.
+        parts: The variables, in the order of their rows. The first `rows % len(parts)` parts have one row more than the others.
         name: Its name.
     """
 
@@ -33,14 +33,14 @@ class PartitionedTable(tf.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the whole table."""
+        """Return the shape of the whole table."""
         return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
 
     def lookup(self, ids: Any) -> Any:
-        """Rows of the table; its gradient is sparse.
+        """Look up rows of the table. The gradient is sparse.
 
         Args:
-            ids: Numbers of rows, integers of any shape.
+            ids: Row numbers, integers of any shape.
 
         Returns:
             A tensor of shape (*ids.shape, *shape[1:]).
@@ -48,21 +48,24 @@ class PartitionedTable(tf.Module):
         return lookup(self.parts, ids)
 
     def as_numpy(self) -> npt.NDArray[Any]:
-        """The whole table, in this process's memory."""
+        """Return the whole table, in this process's memory."""
         return np.concatenate([part.numpy() for part in self.parts])
 
     def assign(self, values: Any) -> None:
         """Set the whole table, piece by piece.
 
         Args:
-            values: An array or tensor of the table's shape, a memory map perhaps.
+            values: An array, a memory map or a tensor of the table's shape.
 
         Raises:
-            WrongUse: Where the shape is another.
+            UsageError: If the shape differs.
         """
         if tuple(values.shape) != self.shape:
-            raise WrongUse(
-                "A table is assigned values of its shape", "Make another table for them.", shape=values.shape, table=self.shape
+            raise UsageError(
+                "values must have the shape of the table",
+                "Make another table for values of another shape.",
+                shape=values.shape,
+                table=self.shape,
             )
         fill(self.parts, lambda start, shape: values[start : start + shape[0]])
 
@@ -79,16 +82,17 @@ def partition(
 ) -> PartitionedTable:
     """Divide a table's rows among the servers of a strategy.
 
-    Train it by a model that is a `tf.Module` with the table as an attribute, or pass `variables=[*model.trainable_variables,
-    *table.parts]`.
+    To train it, use a model that is a `tf.Module` with the table as an attribute, or pass
+    `variables=[*model.trainable_variables, *table.parts]`.
 
     Args:
-        values: An array or a tensor of shape (rows, ...); or a function (start, (count, ...)) -> values of those rows, as
-            `gpudist_core.static.uniform` makes one, so that no process ever holds the whole table.
+        values: An array or a tensor of shape (rows, ...). Or a function (start, (count, ...)) -> values of those rows, such as
+            `gpudist_core.static.uniform` returns, so that no process ever holds the whole table.
         strategy: A `ParameterServerStrategy`.
-        parts: In how many; one for each server unless given. Give it where a checkpoint is to be restored with another number.
-        shape: Of the whole table, where the values are a function.
-        dtype: The values' own unless given; float32 for a function.
+        parts: Number of parts. Default: one for each server. Set it if you want to restore a checkpoint with another number of
+            servers.
+        shape: The shape of the whole table, if `values` is a function.
+        dtype: The dtype. Default: the dtype of the values; float32 for a function.
         trainable: Whether gradient tapes watch it.
         name: Its name.
 
@@ -96,7 +100,7 @@ def partition(
         The table.
 
     Raises:
-        WrongUse: Where the strategy has no servers, the shape is not known or there are more parts than rows.
+        UsageError: If the strategy has no servers, the shape is unknown, or there are more parts than rows.
 
     Example:
         >>> table = partition(np.eye(5, dtype="float32"), tf.distribute.get_strategy(), parts=2)
@@ -104,14 +108,14 @@ def partition(
         (TensorShape([1, 2, 5]), [3, 2])
     """
     if callable(values) != (shape is not None):
-        raise WrongUse(
-            "A shape is given where the values are a function, and only there", "Give both or an array.", shape=shape
+        raise UsageError(
+            "shape must be given if and only if values is a function", "Pass both, or an array without a shape.", shape=shape
         )
     if not callable(values) and not hasattr(values, "shape"):
         values = np.asarray(values)
     whole = tuple(shape if shape is not None else values.shape)
     if not whole:
-        raise WrongUse("A table has its rows along its first axis", "Give an array of rows.", shape=whole)
+        raise UsageError("A table must have its rows along its first axis", "Pass an array of shape (rows, ...).", shape=whole)
     kind = tf.as_dtype(dtype if dtype is not None else "float32" if callable(values) else values.dtype)
     sizes = part_sizes(whole[0], parts, strategy)
     with strategy.scope():
@@ -122,34 +126,36 @@ def partition(
 
 
 def lookup(parts: Sequence[Any], ids: Any) -> Any:
-    """Rows of a table in parts; each server sends only those of its own."""
+    """Look up rows of a table in parts. Each server sends only its own rows."""
     rows = sum(part.shape[0] for part in parts)
     return tf.nn.embedding_lookup(list(parts), operations.known(tf.cast(operations.dense(ids), tf.int64), rows))
 
 
 def part_sizes(rows: int, parts: int | None, strategy: Any) -> list[int]:
-    """Rows of each part.
+    """Return the number of rows of each part.
 
     Args:
-        rows: Of the table.
-        parts: How many parts; None for one on each server.
-        strategy: Whose servers.
+        rows: Number of rows of the table.
+        parts: Number of parts; None for one on each server.
+        strategy: The strategy with the servers.
 
     Returns:
-        As many numbers, all positive.
+        One positive number for each part.
 
     Raises:
-        WrongUse: Where that cannot be.
+        UsageError: If there are no servers, or more parts than rows.
     """
     if parts is None and not coordination.is_coordinated(strategy):
-        raise WrongUse(
-            "A table is divided among the servers of a ParameterServerStrategy",
-            "Say parts=..., or use gd.shard or gd.ShardedEmbedding, which divide it among devices.",
+        raise UsageError(
+            "A table needs the servers of a ParameterServerStrategy",
+            "Pass parts=..., or use gd.shard or gd.ShardedEmbedding, which split it over devices.",
             strategy=type(strategy).__name__,
         )
     count = parts if parts is not None else min(rows, coordination.num_tasks(strategy)[1])
     if not 1 <= count <= rows:
-        raise WrongUse("A table has at least one row in each part", "Use fewer parts, at least one.", rows=rows, parts=parts)
+        raise UsageError(
+            "A table must have at least one row in each part", "Use fewer parts, at least one.", rows=rows, parts=parts
+        )
     return shares(rows, count)
 
 
@@ -180,21 +186,21 @@ def _variable(shape: tuple[int, ...], dtype: Any, trainable: bool, name: str) ->
 
 
 class PartitionedEmbedding:
-    """A `keras.layers.Layer` that turns ids into rows of a trained table, of which each parameter server holds one part.
+    """Look up rows of a trained table of which each parameter server holds a part, as a `keras.layers.Layer`.
 
-    Each part is a Keras weight of its own, so optimizers keep its slots beside it on its server. Its first values depend on the
-    seed alone; saved weights hold the whole table and load into any number of parts.
+    Each part is a Keras weight, so optimizers keep its slots beside it on its server. Its initial values depend on the seed
+    only. Saved weights hold the whole table and can be loaded into any number of parts.
 
     Args:
         rows: Rows of the table: ids are 0 to rows - 1.
         dim: Columns of the table.
-        parts: In how many parts; one for each server of the strategy whose scope it is made in, unless given.
-        initializer: A function (start, (count, dim)) -> values of those rows; uniform between -0.05 and 0.05 unless given.
-        seed: Of the default initializer.
+        parts: Number of parts. Default: one for each server of the strategy of the current scope.
+        initializer: A function (start, (count, dim)) -> values of those rows. Default: uniform between -0.05 and 0.05.
+        seed: The seed of the default initializer.
         name: The layer's name.
 
     Raises:
-        WrongUse: Where parts are not given and the strategy has no servers, or there are more parts than rows.
+        UsageError: If `parts` is not given and the strategy has no servers, or there are more parts than rows.
 
     Example:
         >>> layer = PartitionedEmbedding(10, 4, parts=3)
@@ -220,7 +226,7 @@ def _layer_class() -> Any:
     import keras
 
     class PartitionedEmbedding(keras.layers.Layer):
-        """See `gpudist_core.PartitionedEmbedding`."""
+        """Look up rows of a partitioned table. See `gpudist_core.PartitionedEmbedding`."""
 
         def __init__(
             self, rows: int, dim: int, *, parts: int | None = None, initializer: Any = None, seed: int = 0, **kwargs: Any

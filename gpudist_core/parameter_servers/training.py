@@ -1,4 +1,4 @@
-"""Training through a ClusterCoordinator: workers compute gradients, the coordinator alone updates the servers' variables."""
+"""Train with a ClusterCoordinator: workers compute gradients, only the coordinator updates the servers' variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
 from gpudist_core.parameter_servers.work import Part, Work
@@ -30,24 +30,28 @@ _T = TypeVar("_T")
 
 
 class CoordinatedTraining:
-    """The training step of `TrainStep`, with parameter servers: asynchronous, or in lock-step with the result of one device.
+    """Train steps as `TrainStep` does, with parameter servers: asynchronously, or in lock-step with the result of one device.
 
-    Workers read the variables from the servers, compute the gradients of the rows sent to them, send them back; they change
-    nothing. The coordinator applies each result once. So a worker may die at any moment: its work is done again by another and
-    counted once, and `optimizer.iterations` is exactly the number of updates. The price is that gradients pass through the
+    Workers read the variables from the servers, compute the gradients of their examples, and send them back. They change
+    nothing. The coordinator applies each result once. So a worker may die at any moment: another worker repeats its work, and
+    it counts once. `optimizer.iterations` is exactly the number of updates. The price: all gradients pass through the
     coordinator's network, once in and once out (those of embeddings are sparse and small).
 
-    - `lock-step`: each global batch is cut into a part for each worker; the parts' sums are added in order, divided by the
-      weight of all rows, clipped and applied: the result of one device, within rounding.
-    - `asynchronous`: each global batch is the work of one worker, applied when it arrives; meanwhile the others go on with
-      variables that may be older by as many updates as there are other workers. The order of updates depends on timing, their
-      number does not. A layer that changes its state in the forward pass (BatchNormalization's moving averages) does so on the
-      worker: once for each time the work is done.
+    - `lock-step`: each global batch is cut into one part for each worker. The parts' sums are added in order, divided by the
+      total
+      weight, clipped and applied. The result is that of one device, within rounding.
+    - `asynchronous`: one worker processes each global batch, and the result is applied when it arrives. Meanwhile the other
+      workers
+      use older variables, by at most as many updates as there are other workers. The order of updates depends on timing, their
+      number
+      does not. A layer that changes its state in the forward pass (BatchNormalization's moving averages) does so on the worker,
+      once
+      for each time the work is done.
 
     Example:
         On a cluster with parameter servers (`gpudist run train.py --topology 2x1+1ps` emulates one)::
 
-            strategy = gd.make_strategy()                 # workers and servers stay in this call; the chief goes on
+            strategy = gd.make_strategy()                 # workers and servers stay in this call; the chief continues
             with strategy.scope():
                 model, optimizer = build_model(), keras.optimizers.Adam()
             training = gd.CoordinatedTraining(model, optimizer, "sparse_categorical_crossentropy", schedule="lock-step")
@@ -57,22 +61,23 @@ class CoordinatedTraining:
     Args:
         model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
         optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place, as by `TrainStep`.
-        per_example_loss: As in `TrainStep`.
+        per_example_loss: As for `TrainStep`.
         schedule: `asynchronous` or `lock-step`.
-        clip_norm: The largest L2 norm of each variable's gradient (of each part of a partitioned one).
+        clip_norm: The largest L2 norm of each variable's gradient (of each part of a partitioned variable).
         clip_global_norm: The largest L2 norm of all gradients together.
         clip_value: The largest absolute value in a gradient.
-        accumulate: How many batches make one update: in lock-step those that follow each other, else those that arrive so.
-        draws: As in `TrainStep`, with workers for replicas.
-        metrics: Keras metrics that are updated with (y, y_pred, weight) on the coordinator, once for each batch.
-        variables: What is trained; the model's trainable variables unless given.
-        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite. Its batches are
-            left out then: training may go on with the next.
-        timeout_seconds: How long no worker may finish anything before it is an error; None to wait for ever.
-        strategy: The `ParameterServerStrategy`; that of the model unless given.
+        accumulate: Number of batches that make one update: consecutive batches in lock-step, otherwise in order of arrival.
+        draws: As for `TrainStep`, with workers in place of replicas.
+        metrics: Keras metrics, updated with (y, y_pred, weight) on the coordinator, once for each batch.
+        variables: The variables to train. Default: the model's trainable variables.
+        check_finite: Raise `InvalidArgumentError`, which names the variable, if a gradient is not finite. Its batches are left
+            out;
+            the training may continue with the next ones.
+        timeout_seconds: The longest time without a result from any worker, in seconds; None for no limit.
+        strategy: The `ParameterServerStrategy`. Default: the strategy of the model.
 
     Raises:
-        WrongUse: Where the arguments do not fit together.
+        UsageError: If an argument is not valid, or arguments do not fit together.
     """
 
     def __init__(
@@ -99,8 +104,8 @@ class CoordinatedTraining:
         optimizers.check_single_updates(optimizer)
         arguments.check_model(model, variables)
         if timeout_seconds is not None and not (is_finite(timeout_seconds) and timeout_seconds > 0):
-            raise WrongUse(
-                "A time limit must be a positive number of seconds", "None waits for ever.", timeout_seconds=timeout_seconds
+            raise UsageError(
+                "timeout_seconds must be a positive number or None", "None means no limit.", timeout_seconds=timeout_seconds
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         losses.install()
@@ -124,28 +129,28 @@ class CoordinatedTraining:
         self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
 
     def train(self, data: Any, steps: int | None = None) -> npt.NDArray[np.float32]:
-        """Train on global batches; when it returns, each has been applied exactly once (or is pending, with `accumulate`).
+        """Train on global batches. On return each was applied exactly once (or is pending, with `accumulate`).
 
         Args:
             data: A `Pipeline`, or any iterable of batches (x, y) or (x, y, weight).
-            steps: How many global batches, over the end of an epoch of a pipeline if need be; None for the rest of one epoch.
+            steps: Number of global batches; a pipeline continues with its next epoch if needed. None for the rest of one epoch.
 
         Returns:
             The loss of each batch before its update, in the order of the batches: float32, shape (batches,).
 
         Raises:
-            WrongUse: Where a batch is none, or the data end before `steps` batches.
-            Unavailable: When a parameter server is lost, or no worker finishes anything in time.
+            UsageError: If a batch is not valid, or the data end before `steps` batches.
+            Unavailable: If a parameter server is lost, or no worker returns a result in time.
         """
         if steps is not None and not is_whole(steps, 0):
-            raise WrongUse("The number of steps must be whole, 0 or more", "None means the rest of the epoch.", steps=steps)
+            raise UsageError("steps must be an integer >= 0 or None", "None means the rest of the epoch.", steps=steps)
         batches = _batches(data, steps)
         run = self._in_lock_step if self.schedule == "lock-step" else self._asynchronously
         found = self._outside_scope(lambda: run(batches))
         if steps is not None and len(found) < steps:
-            raise WrongUse(
+            raise UsageError(
                 "The data must last for all steps",
-                "Ask for fewer, or give a Pipeline, which begins anew.",
+                "Use fewer steps, or a Pipeline, which starts again.",
                 steps=steps,
                 batches=len(found),
             )
@@ -161,61 +166,64 @@ class CoordinatedTraining:
             The batch's loss before the update: a float32 scalar.
 
         Raises:
-            WrongUse: Where the batch is none.
-            Unavailable: As in `train`.
+            UsageError: If the batch is not valid.
+            Unavailable: As for `train`.
         """
         return self.train([batch])[0]
 
     def flush(self) -> None:
-        """Make the update of the batches that are pending, if any: at the end of data whose batches do not divide."""
+        """Apply the pending batches as one update.
+
+        Call it at the end of data whose number of batches `accumulate` does not divide.
+        """
         if self._pending:
             self._outside_scope(self._apply_pending)
 
     @property
     def pending(self) -> int:
-        """Batches that were accumulated and have not made an update yet."""
+        """Return the number of accumulated batches that have not made an update yet."""
         return self._pending
 
     @property
     def num_updates(self) -> int:
-        """Updates that this object has made; `optimizer.iterations` has grown by as many."""
+        """Return the number of updates that this object has made. `optimizer.iterations` has grown by the same number."""
         return self._num_updates
 
     @property
     def trained_variables(self) -> list[Any]:
-        """What is trained, in the order of the gradients; a partitioned variable is its parts."""
+        """Return the trained variables, in the order of the gradients. A partitioned variable is listed by its parts."""
         whole = self._given if self._given is not None else list(self.model.trainable_variables)
         return [part for variable in whole for part in coordination.parts_of(variable)]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep besides model and optimizer: batches pending, and their sums, as arrays by name."""
+        """Return the state for a checkpoint besides model and optimizer: pending batches and their sums, as arrays by name."""
         kept = {} if self._sums is None else flattened(self._sums)
         return {"pending": self._pending, "sums": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, with any number of workers and servers.
+        """Restore what `state` returned, with any number of workers and servers.
 
         Args:
-            state: What `state` returned.
+            state: The result of `state`.
 
         Raises:
-            WrongUse: Where it was taken with another `accumulate`, or of a `TrainStep` whose batches were pending.
+            UsageError: If it comes from a training with another `accumulate`, or from a `TrainStep` with pending batches.
         """
         if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise WrongUse("A state is what CoordinatedTraining.state() returned", "Give that.", state=state)
+            raise UsageError("state must be a result of CoordinatedTraining.state()", state=state)
         pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
         if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise WrongUse(
-                "The state must come from a training that accumulates as many batches",
+            raise UsageError(
+                "The state must come from a training with the same accumulate",
                 "Restore it there.",
                 pending=pending,
                 accumulate=self.accumulate,
                 accumulated_by=of,
             )
         if pending and "sums" not in state:
-            raise WrongUse(
-                "Batches that are pending are gone on with by what accumulated them: a CoordinatedTraining by another",
-                "Save after flush(), or go on there.",
+            raise UsageError(
+                "Pending batches must be restored by what accumulated them: a CoordinatedTraining by another",
+                "Save after flush(), or restore it there.",
                 pending=pending,
                 state=sorted(state),
             )
@@ -252,7 +260,7 @@ class CoordinatedTraining:
             found[item] = self._take(under_way.pop(item), [part], items=1)
 
     def _send(self, key: int, item: int, batch: tuple[Any, ...], parts: int) -> int:
-        """Send the parts of a batch that have rows; returns how many."""
+        """Send the parts of a batch that have examples, and return their number."""
         assert self._work is not None
         total = int(shares.rows_of(batch))
         sizes = [size for size in rows_of_parts(total, parts) if size > 0]
@@ -269,7 +277,7 @@ class CoordinatedTraining:
         return len(sizes)
 
     def _take(self, batch: tuple[Any, ...], parts: list[Part], items: int | None) -> float:
-        """Make use of a batch's results, here alone and once; returns its loss."""
+        """Use a batch's results, only here and only once, and return its loss."""
         assert self._updates is not None
         outputs = [part["y_pred"] for part in parts if self.metrics]
         whole = self._updates.of_batch([{name: value for name, value in part.items() if name != "y_pred"} for part in parts])
@@ -296,7 +304,7 @@ class CoordinatedTraining:
             metric.update_state(y, y_pred, sample_weight=weight)
 
     def _build(self, batch: tuple[Any, ...]) -> None:
-        """Make the variables that are still missing, on the servers, and the functions that use them."""
+        """Create the missing variables on the servers, and the functions that use them."""
         if self._work is not None:
             return
         with self.strategy.scope():
@@ -310,7 +318,7 @@ class CoordinatedTraining:
         self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
 
     def _outside_scope(self, action: Callable[[], _T]) -> _T:
-        """Do it where no strategy is entered, as Keras's optimizers need it; tell what a lost server means."""
+        """Run an action outside of every strategy, as Keras's optimizers need it. Explain the error of a lost server."""
         try:
             if not tf.distribute.has_strategy():
                 return action()
@@ -326,15 +334,15 @@ class CoordinatedTraining:
 def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
     for name, (value, possible) in choices.items():
         if value not in possible:
-            raise WrongUse(f"{name} must be {' or '.join(map(repr, possible))}", "Choose one of them.", **{name: value})
+            raise UsageError(f"{name} must be {' or '.join(map(repr, possible))}", **{name: value})
 
 
 def _checked_strategy(strategy: Any) -> Any:
     if coordination.is_coordinated(strategy):
         return strategy
-    raise WrongUse(
-        "Coordinated training needs a model made in the scope of a ParameterServerStrategy",
-        "Make one by make_strategy() in a cluster with ps tasks; use TrainStep with other strategies.",
+    raise UsageError(
+        "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy",
+        "Use make_strategy() in a cluster with ps tasks. Use TrainStep with other strategies.",
         strategy=type(strategy).__name__,
     )
 
@@ -344,8 +352,8 @@ def _check_on_servers(**owners: Any) -> None:
         for variable in getattr(owner, "variables", []):
             for part in coordination.parts_of(variable):
                 if "/job:ps" not in str(models.plain(part).device):
-                    raise WrongUse(
-                        f"The {name} must be made in the scope of the ParameterServerStrategy",
+                    raise UsageError(
+                        f"{name} must be made in the scope of the ParameterServerStrategy",
                         "Make it under `with strategy.scope():`.",
                         variable=part.name,
                         device=models.plain(part).device,
@@ -356,9 +364,9 @@ def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
     inner = getattr(optimizer, "inner_optimizer", None) or optimizer
     built = coordination.variables_of(inner)
     if [id(v) for v in built] != [id(models.plain(v)) for v in variables]:
-        raise WrongUse(
-            "The optimizer must be built with the variables that are trained, partitioned ones in their parts",
-            "Leave building it to the training, or pass the variables it was built with.",
+        raise UsageError(
+            "The optimizer must be built with the trained variables, with partitioned ones in their parts",
+            "Do not build the optimizer yourself, or pass the variables it was built with.",
             built=[v.name for v in built][:8],
             trained=[v.name for v in variables][:8],
         )
@@ -368,9 +376,9 @@ def _checked(batch: Any) -> tuple[Any, ...]:
     found = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
     rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
     if len(rows) != 1:
-        raise WrongUse("All parts of a batch must have equally many rows", "Mend the data.", rows=sorted(rows))
+        raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
     if rows == {0}:
-        raise WrongUse("A batch must have rows", "Leave empty ones out.", rows=0)
+        raise UsageError("A batch must have at least one example", "Leave empty batches out.", rows=0)
     return found
 
 
@@ -379,10 +387,10 @@ def _tensor(value: Any) -> Any:
 
 
 def _batches(data: Any, steps: int | None) -> Iterator[Any]:
-    """The batches to train on; a pipeline's are on this process's CPU, and go on where the last ones ended."""
+    """Return the batches to train on. Those of a pipeline are on this process's CPU and continue after the last ones."""
     if not hasattr(data, "distribute"):
         if not isinstance(data, Iterable):
-            raise WrongUse("The data are a Pipeline or batches (x, y), (x, y, weight)", "Give them.", data=data)
+            raise UsageError("data must be a Pipeline, or batches (x, y) or (x, y, weight)", data=data)
         return itertools.islice(data, steps)
     with tf.device("CPU:0"):
         here = tf.zeros([]).device

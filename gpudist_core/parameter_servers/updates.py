@@ -1,4 +1,4 @@
-"""What the coordinator does with the workers' sums: add them, divide once, apply once."""
+"""Process the workers' sums on the coordinator: add them, divide once, apply once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gpudist_core.upstream import optimizers
 
 
 class Updates:
-    """The only writer of the trained variables, so that each update happens exactly once and every step is counted.
+    """Apply every update exactly once, and count every step, as the only writer of the trained variables.
 
     Args:
-        optimizer: What `exact_optimizer` returned.
-        variables: The trained variables, partitioned ones in their parts.
+        optimizer: The result of `exact_optimizer`.
+        variables: The trained variables, with partitioned ones in their parts.
         clip: Clipping before the optimizer's own.
         check_finite: Whether a gradient that is not finite is an error.
     """
@@ -29,10 +29,10 @@ class Updates:
         self._traced: dict[str, Any] = {}
 
     def of_batch(self, parts: Sequence[Part]) -> Part:
-        """The sums of one batch, in which the model's losses of its inputs have the weight of the batch's rows.
+        """Return the sums of one batch. The model's losses of its inputs are weighted by the batch's number of examples.
 
         Args:
-            parts: What workers returned, in the order of their rows, without outputs of the model; at least one.
+            parts: The workers' results, in the order of their examples, without the model's outputs; at least one.
 
         Returns:
             `grads`, `loss` and `weight`.
@@ -43,11 +43,11 @@ class Updates:
         return whole
 
     def sum(self, one: Part, other: Part) -> Part:
-        """The sums of two batches, or more, together.
+        """Add the sums of two or more batches.
 
         Args:
-            one: What `of_batch` or `sum` returned.
-            other: The same.
+            one: A result of `of_batch` or `sum`.
+            other: A result of `of_batch` or `sum`.
 
         Returns:
             Their sum.
@@ -59,12 +59,12 @@ class Updates:
         """Make one update.
 
         Args:
-            part: The sums of all rows of the update.
+            part: The sums over all examples of the update.
         """
         self._function("update", self._update, part)
 
     def _function(self, key: str, function: Any, argument: Any) -> Any:
-        """Traced once, for any number of rows in sparse gradients."""
+        """Trace once, for any number of rows in sparse gradients."""
         if key not in self._traced:
             self._traced[key] = tf.function(function, autograph=False).get_concrete_function(_spec(argument))
         return self._traced[key](argument)
@@ -92,12 +92,12 @@ class Updates:
 
 
 def loss_of(part: Part) -> Any:
-    """The loss of the batches that a part is the sum of: a float32 scalar."""
+    """Return the loss of the batches in a sum: a float32 scalar."""
     return tf.math.divide_no_nan(part["loss"], part["weight"])
 
 
 def flattened(part: Part) -> dict[str, Any]:
-    """A part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; none where there is no gradient."""
+    """Return a part as arrays by name: `grads/0`, or `grads/0/values` and `grads/0/indices`; none without a gradient."""
     found: dict[str, Any] = {}
     for name, value in part.items():
         for i, gradient in enumerate(value if name.endswith("grads") else ()):
@@ -113,7 +113,7 @@ def flattened(part: Part) -> dict[str, Any]:
 
 
 def unflattened(arrays: Mapping[str, Any], num_variables: int) -> Part:
-    """The part that `flattened` took apart."""
+    """Return the part that `flattened` converted."""
 
     def gradient(name: str) -> Any:
         if f"{name}/values" in arrays:
@@ -140,12 +140,12 @@ def _sum_of(name: str, values: list[Any]) -> Any:
 
 
 def _plus(one: Any, other: Any) -> Any:
-    """The sum of what two workers sent for one variable: both have the same form, as they ran the same function."""
+    """Add what two workers sent for one variable. Both have the same form, because they ran the same function."""
     return tuple(tf.concat(pair, 0) for pair in zip(one, other, strict=True)) if isinstance(one, (tuple, list)) else one + other
 
 
 def _together(one: Any, other: Any) -> Any:
-    """The sum of two gradients of one variable, sparse where both are; slices of the same rows of the data stay one."""
+    """Add two gradients of one variable; sparse if both are. Slices of the same rows of the data stay one."""
     if one is None or other is None:
         return one if other is None else other
     if not (isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices)):
@@ -169,7 +169,7 @@ def _both(one: Any, other: Any) -> tuple[Any, Any]:
 
 
 def _spec(argument: Any) -> Any:
-    """What a function is traced for."""
+    """Return the signature that a function is traced for."""
     if isinstance(argument, tuple):
         return tuple(tf.TensorSpec((None, *value.shape[1:]), value.dtype) for value in argument)
     if isinstance(argument, dict):
@@ -178,7 +178,7 @@ def _spec(argument: Any) -> Any:
 
 
 def _gradient(sent: Any, shape: Any) -> Any:
-    """A gradient as optimizers take it, of what a worker sent."""
+    """Return a worker's gradient in the form that optimizers take."""
     if not isinstance(sent, (tuple, list)):
         return sent
     return tf.IndexedSlices(*sent, tf.constant(shape.as_list(), sent[1].dtype)) if sent else None

@@ -1,4 +1,4 @@
-"""What a worker does: its part of one global batch, leaving no trace, so that it may be done twice and counted once."""
+"""Run a worker's part of one global batch without side effects, so that it may run twice and count once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.steps import local
 from gpudist_core.upstream import coordination, models, randomness
 
 Part = dict[str, Any]
-"""The sums of some rows: `grads` (for each variable a tensor, a pair (values, indices), () for none), `loss`, `weight`; where
-the model has losses of its inputs, besides `own_grads`, `own_loss` and `rows`, which are divided by rows instead."""
+"""The sums of some examples: `grads` (for each variable a tensor, a pair (values, indices), () for none), `loss`, `weight`. If
+the model has losses of its inputs, also `own_grads`, `own_loss` and `rows`; these are divided by the number of examples."""
 
 
 class PartOfBatch(shares.Share):
-    """A share of which the coordinator knows the place: workers need not ask each other.
+    """Describe a share whose place the coordinator knows: workers need not ask each other.
 
     Args:
         place: `rows`, `first`, `total` and `part` of this share: int32 scalars.
-        parts: How many shares the batch has.
+        parts: Number of shares in the batch.
     """
 
     def __init__(self, place: dict[str, Any], parts: int) -> None:
@@ -32,24 +32,24 @@ class PartOfBatch(shares.Share):
 
     @property
     def total(self) -> Any:
-        """Rows of the global batch: a float32 scalar."""
+        """Return the number of examples in the global batch: a float32 scalar."""
         return tf.cast(self._place["total"], tf.float32)
 
     @property
     def first(self) -> Any:
-        """The place of this share's first row in the global batch: an int32 scalar."""
+        """Return the index of this share's first example in the global batch: an int32 scalar."""
         return self._place["first"]
 
 
 class Work:
-    """The function that workers are sent.
+    """Hold the function that workers run.
 
     Args:
-        model: What is called.
-        variables: What the gradients are of, partitioned ones in their parts.
-        loss: (y, y_pred) -> losses of shape (rows, ...).
+        model: The model.
+        variables: The variables of the gradients, with partitioned ones in their parts.
+        loss: A function (y, y_pred) -> losses of shape (rows, ...).
         scale: The optimizer's loss scaling, or None.
-        draws: As in `TrainStep`.
+        draws: As for `TrainStep`.
         with_outputs: Whether the model's outputs are sent back, for metrics.
     """
 
@@ -62,38 +62,38 @@ class Work:
         self._seeds: dict[int, dict[int, tuple[Any, int]]] = {}
 
     def traced(self, batch: tuple[Any, ...], place: dict[str, Any], parts: int) -> Any:
-        """The concrete function for batches of this shape.
-
-        Returns:
-            A `ConcreteFunction`.
+        """Return the concrete function for batches of this shape.
 
         Args:
             batch: (x, y) or (x, y, weight).
             place: `rows`, `first`, `total`, `part` (int32) and `item` (int64): scalar tensors.
-            parts: How many shares the batch has.
+            parts: Number of shares in the batch.
+
+        Returns:
+            A `ConcreteFunction`.
         """
         if parts not in self._functions:
             self._functions[parts] = tf.function(functools.partial(self._part, parts), autograph=False)
         return self._functions[parts].get_concrete_function(batch, place)
 
     def draws_of(self, function: Any) -> dict[int, tuple[Any, int]]:
-        """What a traced function draws from Keras's seed generators."""
+        """Return what a traced function draws from Keras's seed generators."""
         return self._seeds.get(id(function.graph), {})
 
     def check_writes_nothing(self, function: Any) -> None:
-        """Refuse a forward pass that changes variables: on several workers it would do so several times, in any order.
+        """Refuse a forward pass that changes variables: several workers would do so several times, in any order.
 
         Args:
-            function: What `traced` returned.
+            function: The result of `traced`.
 
         Raises:
-            WrongUse: Where it does.
+            UsageError: If it changes variables.
         """
         written = _written(function)
         if written:
-            raise WrongUse(
+            raise UsageError(
                 "A lock-step model must not change variables in its forward pass",
-                "Replace the layer (BatchNormalization by LayerNormalization, say), or use "
+                "Replace the layer (BatchNormalization by LayerNormalization, for example), or use "
                 'CoordinatedTraining(schedule="asynchronous").',
                 variables=written,
             )
@@ -134,12 +134,12 @@ class Work:
 
 
 def sendable(grads: list[Any]) -> list[Any]:
-    """Gradients as a `Part` has them: RemoteValue takes no None."""
+    """Return gradients in the form of a `Part`: RemoteValue does not take None."""
     return [() if g is None else (g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in grads]
 
 
 def _written(function: Any) -> list[str]:
-    """The names of the variables that a concrete function writes; inside functions that it calls, of the operations that do."""
+    """Return the names of the variables that a concrete function writes; inside nested functions, of the writing operations."""
     names = {id(inner): _name(outer, function) for outer, inner in function.graph.captures}
     top = [names.get(id(op.inputs[0]), op.name) for op in function.graph.get_operations() if _writes(op.type)]
     called = [node for inner in function.graph.as_graph_def().library.function for node in inner.node_def]

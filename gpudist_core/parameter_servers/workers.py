@@ -1,4 +1,4 @@
-"""Work sent to the workers of a ClusterCoordinator, and its results; a lost worker's work goes to another."""
+"""Send work to the workers of a ClusterCoordinator, and receive results. A lost worker's work goes to another worker."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gpudist_core.upstream import coordination
 
 _RETRY_SECONDS = 0.05
 _WORK_AHEAD = 2
-"""Items under way for each worker: one that it works on, one that waits for it."""
+"""Items under way for each worker: one in work, one waiting."""
 
 
 class Workers:
-    """The workers of a strategy.
+    """Manage the workers of a strategy.
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        timeout_seconds: How long to wait for any result; None to wait for ever.
+        timeout_seconds: How long to wait for any result, in seconds; None for no limit.
     """
 
     def __init__(self, strategy: Any, timeout_seconds: float | None) -> None:
@@ -37,10 +37,10 @@ class Workers:
         self._bringers = _Bringers(self.ahead)
 
     def send(self, key: Any, function: Any, args: Sequence[Any]) -> None:
-        """Give work to whichever worker is free first; it must leave no trace, as it is done again when the worker dies.
+        """Give work to the first free worker. The work must have no side effects: it is repeated if the worker dies.
 
         Args:
-            key: What its result is known by.
+            key: The key of its result.
             function: A concrete function.
             args: Its arguments: tensors of this process.
         """
@@ -48,13 +48,13 @@ class Workers:
         self.under_way += 1
 
     def results(self) -> Iterator[tuple[Any, Any]]:
-        """What has arrived, at least one, with its key.
+        """Yield the results that have arrived, at least one, with their keys.
 
         Yields:
             The key and the result.
 
         Raises:
-            Unavailable: When nothing arrived in time.
+            Unavailable: If nothing arrived in time.
         """
         try:
             arrived = [self._bringers.arrived.get(timeout=self._timeout)]
@@ -74,7 +74,7 @@ class Workers:
             yield key, result
 
     def forget(self) -> None:
-        """Drop what is under way, after an error of the work."""
+        """Drop the work under way, after an error."""
         with contextlib.suppress(Exception):  # the error that led here, which TensorFlow keeps until somebody asks
             self._coordinator.done()
         self.under_way = 0
@@ -82,13 +82,13 @@ class Workers:
 
 
 class _Bringers:
-    """Threads that wait for results, as many as results may be under way at once; they stay, for the next ones.
+    """Wait for results in threads, one for each result that may be under way. The threads are reused.
 
     Args:
-        most: How many.
+        most: The largest number of threads.
 
     Attributes:
-        arrived: Results in the order in which they arrive: the key, the result, the error in its place.
+        arrived: Results in the order of arrival: the key, the result, and the error in its place.
     """
 
     def __init__(self, most: int) -> None:
@@ -101,7 +101,7 @@ class _Bringers:
 
         Args:
             remote: A `RemoteValue`.
-            key: What its result is known by.
+            key: The key of its result.
         """
         self._awaited.put((remote, key))
         if self._threads < self._most:
@@ -110,7 +110,7 @@ class _Bringers:
             threading.Thread(target=_bring, args=(self._awaited, self.arrived), daemon=True).start()
 
     def __del__(self) -> None:
-        """Each thread ends once what it waits for has come."""
+        """End each thread once its result has come."""
         for _ in range(self._threads):
             self._awaited.put(None)
 
@@ -129,7 +129,7 @@ def _brought(remote: Any, key: Any) -> tuple[Any, Any, BaseException | None]:
 
 
 def server_lost(error: BaseException) -> Unavailable | None:
-    """What to tell when an error means that a parameter server is gone; None for another error."""
+    """Return the error to raise if another error means that a parameter server is lost; None otherwise."""
     gone = (tf.errors.UnavailableError, tf.errors.AbortedError)
     restarted = isinstance(error, tf.errors.OpError) and "context_id" in str(error)
     if "/job:ps" not in str(error) or not (isinstance(error, gone) or restarted):
@@ -137,15 +137,15 @@ def server_lost(error: BaseException) -> Unavailable | None:
     servers = sorted(set(re.findall(r"remote target (/job:ps/[^ ]*task:\d+)", str(error))))
     return Unavailable(
         "A parameter server must stay up: the variables that it held are lost. "
-        f"Received: error={type(error).__name__}, servers={servers}. Restart all tasks and go on from the last checkpoint."
+        f"Received: error={type(error).__name__}, servers={servers}. Restart all tasks and continue from the last checkpoint."
     )
 
 
 def _result(remote: Any) -> Any:
-    """The result, once it is there; or the error of the work itself.
+    """Return the result once it is there, or raise the error of the work itself.
 
-    A worker may die when its result is known but not copied yet. TensorFlow does the work again; until it has, copying raises
-    another error each time, while the error of the work stays the same object.
+    A worker may die when its result is known but not copied yet. TensorFlow repeats the work. Until then, copying raises a new
+    error each time, while the error of the work stays the same object.
     """
     last: BaseException | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Rows to replicas: every row exactly once an epoch, the same global batches on every topology."""
+"""Feed examples to replicas: every example exactly once in an epoch, in the same global batches on every topology."""
 
 from gpudist_core.pipelines.distributed import Distributed, UnknownLength
 from gpudist_core.pipelines.pipeline import Pipeline

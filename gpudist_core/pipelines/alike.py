@@ -1,7 +1,8 @@
-"""Whether the hosts, each of which reads all rows and keeps those of its replicas, have read the same ones.
+"""Check that all hosts have read the same examples. Each host reads all and keeps those of its replicas.
 
-Before a global batch is handed out each host tells the first one what it has read, by the key-value store of the job, and
-hears from it what all have. That is no collective operation: a host that fails tells so, and one that waits can say for whom.
+Before a global batch is returned, each host tells the first host what it has read, through the key-value store of the job, and
+gets back the answers of all. That is not a collective: a host that fails reports it, and a waiting host can say for whom it
+waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import Unavailable, WrongUse
+from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import key_value
@@ -37,18 +38,19 @@ _runs: weakref.WeakKeyDictionary[Any, _Run] = weakref.WeakKeyDictionary()
 
 
 class HostFailed(RuntimeError):
-    """Another host could not make a global batch, or did not come for it; the text says which and why."""
+    """Report that another host could not make a global batch, or did not ask for it. The text says which host and why."""
 
 
 def digest_of(parts: Iterable[Any]) -> str:
-    """What tells some rows from others.
+    """Return a fingerprint of some examples.
 
     Args:
-        parts: Arrays or tensors with the rows along their first axes. Of a large one every n-th number is looked at: in another
-            order, or drawn anew, these are others, too.
+        parts: Arrays or tensors with the examples along their first axes. Of a large one, only every n-th number is used.
+            Another
+            order or newly drawn numbers give another fingerprint.
 
     Returns:
-        The number of rows and a checksum, in words.
+        The number of examples and a checksum, as text.
     """
     total, rows = 0, 0
     for part in parts:
@@ -67,12 +69,12 @@ def digest_of(parts: Iterable[Any]) -> str:
 
 
 class Alike:
-    """Global batches, each handed out when all hosts have the same one.
+    """Return global batches, each as soon as all hosts have the same one.
 
     Args:
-        batches: Pairs of what `digest_of` says of all rows of a batch, and the batch; with a `close()` where it has threads.
-        strategy: Whose hosts have them.
-        name: Of the data, the same on all hosts: iterations of one name are told from each other by their order.
+        batches: Pairs of (`digest_of` all examples of a batch, the batch), with a `close()` if it has threads.
+        strategy: The strategy whose hosts read them.
+        name: The name of the data, equal on all hosts. Iterations with the same name are numbered in their order.
     """
 
     def __init__(self, batches: Iterator[tuple[str, Any]], strategy: Any, name: str) -> None:
@@ -99,19 +101,19 @@ class Alike:
         return batch
 
     def close(self) -> None:
-        """End the threads that make the batches."""
+        """Stop the threads that make the batches."""
         close = getattr(self._batches, "close", None)
         if close is not None:
             close()
 
 
 class _Hosts:
-    """The hosts in one iteration, and what each has.
+    """Compare in one iteration what each host has.
 
     Args:
-        strategy: Whose hosts.
-        name: Of the data.
-        to: What a host that is waited for is to do, with a place for the number of the batch.
+        strategy: The strategy of the hosts.
+        name: The name of the data.
+        to: What a missing host must do, with a placeholder for the number of the batch.
     """
 
     def __init__(self, strategy: Any, name: str, to: str = "ask for global batch {}, which all hosts take together") -> None:
@@ -124,14 +126,14 @@ class _Hosts:
         self._batch = -1
 
     def check(self, mine: str) -> None:
-        """All hosts must have the same.
+        """Raise unless all hosts have the same.
 
         Args:
             mine: What this host has.
 
         Raises:
-            HostFailed: One could not make it.
-            WrongUse: They differ.
+            HostFailed: If a host could not make the batch.
+            UsageError: If the hosts have different examples.
         """
         told = self.told(mine, lambda told: len(set(told)) == 1)
         if told is None:
@@ -142,22 +144,22 @@ class _Hosts:
                 f"Every host must make each global batch. Received: batch={self._batch}, failed hosts={failed}. "
                 "See the error there."
             )
-        raise WrongUse(
-            "All hosts must have the same rows in the same order: each reads all of them and keeps those of its replicas",
-            "Give what shuffles or draws them a seed that is the same on all hosts: np.random.default_rng(SEED).",
+        raise UsageError(
+            "All hosts must read the same examples in the same order",
+            "Give shuffles and random draws a seed that is the same on all hosts: np.random.default_rng(SEED).",
             batch=self._batch,
             hosts=told,
         )
 
     def told(self, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
-        """What each host has; None where all is well.
+        """Return what each host has, or None if all is well.
 
         Args:
             mine: What this host has.
-            are_alike: Whether all is well.
+            are_alike: A function that says whether the answers of all hosts agree.
 
         Returns:
-            By host.
+            The answers by host, or None.
         """
         self._batch += 1
         told = self._gathered(mine)
@@ -167,7 +169,7 @@ class _Hosts:
         return told
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this host cannot make the batch."""
+        """Tell the other hosts that this host cannot make the batch."""
         self._batch += 1
         failure = f"{_FAILED}{type(error).__name__}: {error}"[:_FAILURE_LETTERS]
         with contextlib.suppress(Exception):  # the host's own error is what is to be seen
@@ -178,7 +180,7 @@ class _Hosts:
                 self._part()
 
     def _gathered(self, mine: str) -> list[str]:
-        """What each host has."""
+        """Return what each host has."""
         if self._host:
             self._tell(self._host, mine)
             return list(json.loads(self._waited_for(_ALL, 0)))
@@ -189,7 +191,7 @@ class _Hosts:
         return told
 
     def _part(self) -> None:
-        """The hosts end; the first one, which keeps the store, when the others have heard why."""
+        """End the exchange. The first host, which runs the store, waits until the others have got the reason."""
         if self._host:
             self._tell(f"{self._host}/heard", "")
             return
@@ -210,14 +212,15 @@ class _Hosts:
         return f"{self._prefix}/{batch // _KEPT_BATCHES}/{batch}"
 
     def _waited_for(self, what: Any, host: int) -> str:
-        """What a host says, waited for: it may be about to save, and is named meanwhile."""
+        """Wait for an answer of a host, and report it by name meanwhile: it may be about to save."""
         begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
         while (text := self._heard(what, _PATIENCE_SECONDS)) is None:
             waited = time.monotonic() - begin
             if waited > self.longest:
                 raise HostFailed(
-                    f"All hosts must take each global batch together. Received: batch={self._batch}, no word of host {host} "
-                    f"for {waited:.0f} s. See in its log why it does not come."
+                    f"All hosts must take each global batch together. Received: batch={self._batch}, no answer from host "
+                    f"{host} "
+                    f"for {waited:.0f} s. Its log may say why."
                 )
             if waited > next_word:
                 next_word = waited + _NEXT_WORD_SECONDS
@@ -230,14 +233,14 @@ class _Hosts:
 
 
 class _Run:
-    """What the hosts of a strategy have in common.
+    """Hold what the hosts of a strategy have in common.
 
     Args:
-        token: Begins their keys in the store, which may outlive the strategy.
+        token: The prefix of their keys in the store, which may outlive the strategy.
 
     Attributes:
-        iterations: Counts those of each name.
-        meetings: Of hosts that tell each other other things than batches, by what it is.
+        iterations: The number of iterations for each name.
+        meetings: Exchanges between the hosts about anything but batches, by subject.
     """
 
     def __init__(self, token: int) -> None:
@@ -247,31 +250,31 @@ class _Run:
 
 
 def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
-    """What each host says of something that all are to have alike; all must ask together, in one order.
+    """Return what each host says about something that must be equal on all hosts. All must ask together, in one order.
 
     Args:
-        strategy: Whose hosts.
-        what: What it is.
+        strategy: The strategy of the hosts.
+        what: The subject.
         mine: What this host says.
-        are_alike: Whether all is well with what they say.
+        are_alike: A function that says whether the answers of all hosts agree.
 
     Returns:
-        By host; None where all is well.
+        The answers by host, or None if they agree.
     """
     meetings = _run_of(strategy).meetings
     if what not in meetings:
-        meetings[what] = _Hosts(strategy, what, "begin to iterate what all hosts iterate together")
+        meetings[what] = _Hosts(strategy, what, "start the iteration that all hosts run together")
     limit = getattr(strategy, "_gpudist_limit", None)  # what is allowed to a step is allowed to a host that is to begin
     meetings[what].longest = _LONGEST_SECONDS if limit is None else limit
     return meetings[what].told(mine, are_alike)
 
 
 def _run_of(strategy: Any) -> _Run:
-    """That of a strategy, all hosts of which must ask for the first time together."""
+    """Return the state of a strategy's hosts. On the first call, all hosts must ask together."""
     if strategy not in _runs:
         if not key_value.is_available():
             raise Unavailable(
-                "Several hosts need TensorFlow's coordination service to compare the rows they read. Received: none. "
+                "Several hosts need TensorFlow's coordination service to compare the examples they read. Received: no service. "
                 "Make the strategy with tf.distribute.MultiWorkerMirroredStrategy, which starts it."
             )
         _runs[strategy] = _Run(of_first_host(strategy, secrets.randbits(32)))
@@ -279,14 +282,14 @@ def _run_of(strategy: Any) -> _Run:
 
 
 def of_first_host(strategy: Any, value: int) -> int:
-    """The number that the first host gives, by a collective operation.
+    """Return the number that the first host passes, by a collective.
 
     Args:
-        strategy: The strategy, all hosts of which must ask.
-        value: This host's, from 0 and below 2**32.
+        strategy: The strategy. All its hosts must ask.
+        value: This host's number, from 0 and below 2**32.
 
     Returns:
-        That of the first host.
+        The number of the first host.
     """
     import tensorflow as tf
 

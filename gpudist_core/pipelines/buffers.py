@@ -1,4 +1,4 @@
-"""A stream's rows shuffled in a buffer of fixed size, and cut into batches of one size: with arrays, not row by row."""
+"""Shuffle the examples of a stream in a buffer of fixed size, and cut them into batches, as arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gpudist_core.pipelines.sources.access import Rows
 
 
 def rebatched(chunks: Iterator[Rows], size: int) -> Iterator[Rows]:
-    """The same rows in the same order, `size` at a time; what is left at the end comes last.
+    """Yield the same examples in the same order, `size` at a time. The remainder comes last.
 
     Args:
-        chunks: Rows, in chunks of any size.
-        size: Rows of a batch.
+        chunks: Examples, in chunks of any size.
+        size: Examples of a batch.
 
     Yields:
         The batches.
@@ -43,16 +43,18 @@ def _joined(chunks: list[Rows]) -> Rows:
 
 
 def shuffled_chunks(chunks: Iterator[Rows], size: int, seed: int, epoch: int) -> Iterator[Rows]:
-    """The same rows, each exchanged for a random one of a buffer of `size` rows; what is left comes last, in random order.
+    """Yield the same examples, each swapped with a random one in a buffer of `size` examples.
+
+    The remainder comes last, shuffled.
 
     Args:
-        chunks: Rows, in chunks of any size.
-        size: Rows of the buffer.
-        seed: Of the pipeline.
+        chunks: Examples, in chunks of any size.
+        size: Examples in the buffer.
+        seed: The seed of the pipeline.
         epoch: The number of the epoch.
 
     Yields:
-        Chunks of rows.
+        Chunks of examples.
     """
     buffer = _Buffer(size)
     for number, chunk in enumerate(chunks):
@@ -62,7 +64,7 @@ def shuffled_chunks(chunks: Iterator[Rows], size: int, seed: int, epoch: int) ->
 
 
 class _Buffer:
-    """Rows in numbered slots: `_order[i]` is the slot of the i-th row of the buffer, `_free` are slots whose rows have left."""
+    """Hold examples in numbered slots: `_order[i]` is the slot of the i-th example, `_free` lists unused slots."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -71,7 +73,7 @@ class _Buffer:
         self._free: list[int] = []
 
     def exchange(self, chunk: Rows, places: Integers) -> Iterator[Rows]:
-        """Put a chunk in; once the buffer is full, each row that comes in drives out the one at its place."""
+        """Add a chunk. In a full buffer, each new example replaces the one at its place."""
         leaving = []
         for slot, place in zip(self._store(chunk), places.tolist(), strict=True):
             if len(self._order) < self._size:

@@ -1,4 +1,4 @@
-"""Mapped rows kept in memory, by their numbers."""
+"""Keep mapped examples in memory, by their numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist_core.pipelines.sources.access import Rows
 
 
 class RowCache:
-    """The rows that this host has met, each made once. Several threads may use it."""
+    """Cache the examples that this host has made, each once. Several threads may use it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -22,14 +22,14 @@ class RowCache:
         self._parts: Rows = []
 
     def get(self, rows: Integers, make: Callable[[Integers], Rows]) -> Rows:
-        """The rows of these numbers.
+        """Return the examples with these numbers.
 
         Args:
             rows: Their numbers.
-            make: Makes the rows at some places of `rows`; called for those that are not kept yet.
+            make: A function that makes the examples at some places of `rows`. It is called for those that are not cached yet.
 
         Returns:
-            The rows, flattened.
+            The examples, flattened.
         """
         numbers = rows.tolist()
         with self._lock:

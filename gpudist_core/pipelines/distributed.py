@@ -1,4 +1,4 @@
-"""A pipeline on the replicas of a strategy: per-replica batches, on their devices before they are asked for."""
+"""Feed a pipeline to the replicas of a strategy: per-replica batches, on their devices before they are requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import same_data
 from gpudist_core.pipelines.alike import Alike
 from gpudist_core.pipelines.caching import RowCache
@@ -25,7 +25,7 @@ from gpudist_core.replicas import per_replica, replicas_of
 
 
 class Rowwise:
-    """What happens to the rows of a share before they are placed: cache, functions, weights.
+    """Process the examples of a share before they are placed on devices: cache, functions, weights.
 
     Args:
         plan: What the pipeline does.
@@ -46,7 +46,7 @@ class Rowwise:
             self.spec = _with_weight(self.spec, by_class=by_class)
 
     def __call__(self, share: Share) -> Rows:
-        """The rows of a share as they go to the replicas, flattened."""
+        """Return the examples of a share as the replicas get them, flattened."""
         made = partial(self._made, share)
         parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
         parts = self._after(parts, self._plan.seed, share.epoch, share.rows, share.repeats)
@@ -68,23 +68,30 @@ def _with_weight(spec: Any, *, by_class: bool) -> Any:
     import tensorflow as tf
 
     if not isinstance(spec, tuple) or len(spec) != 2:
-        raise WrongUse("Weights are added to rows of (x, y)", "Return (x, y) from the last map, and no weight.", row=spec)
+        raise UsageError(
+            "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=spec
+        )
     shape = tf.nest.flatten(spec[1])[0].shape[:-1] if by_class else ()
     return (*spec, tf.TensorSpec(shape, tf.float32))
 
 
 class Distributed:
-    """The batches of a pipeline, for the replicas of a strategy: an iteration is an epoch, and the next one the next epoch.
+    """Iterate over the batches of a pipeline for the replicas of a strategy. Each iteration is the next epoch.
 
-    Each element has the structure of a batch: a `PerReplica` for each component, or plain tensors where the strategy has one
-    replica. The rows of the replicas in their order are the global batch; a replica without rows has tensors with 0 rows. An
-    iteration that was left begins where it was left. A new iteration ends the one before it.
+    Each element has the structure of a batch, with a `PerReplica` for each component (plain tensors with one replica). The
+    examples of the replicas, in order, are the global batch. A replica without examples gets tensors with 0 rows. After an
+    early exit, the next iteration continues there. A new iteration ends the previous one.
 
     Args:
         plan: What the pipeline does.
-        position: Where it is; shared with the pipeline.
-        strategy: Whose replicas get the batches.
-        allow_idle: Whether every batch may have fewer rows than there are replicas.
+        position: The position, shared with the pipeline.
+        strategy: The strategy whose replicas get the batches.
+        allow_idle: Whether every batch may have fewer examples than there are replicas.
+
+    Example:
+        >>> data = gd.Pipeline.from_arrays(np.arange(5.0), global_batch_size=4)
+        >>> [x.shape[0] for x in data.distribute(tf.distribute.get_strategy())]
+        [4, 1]
     """
 
     def __init__(self, plan: Plan, position: Position, strategy: Any, *, allow_idle: bool = False) -> None:
@@ -95,9 +102,9 @@ class Distributed:
         self._latest: Callable[[], Any] = lambda: None
         self._is_of_all = not self.has_several_hosts
         if plan.global_batch_size < self._replicas.total and not allow_idle:
-            raise WrongUse(
-                "A global batch has at least one row for each replica (the last of an epoch may have fewer)",
-                "Make the global batch larger, or use fewer devices.",
+            raise UsageError(
+                "A global batch must have at least one example for each replica (the last batch of an epoch may have fewer)",
+                "Use a larger global batch or fewer devices.",
                 global_batch_size=plan.global_batch_size,
                 replicas=self._replicas.total,
             )
@@ -105,30 +112,30 @@ class Distributed:
 
     @property
     def element_spec(self) -> Any:
-        """The structure of a batch, a `tf.TensorSpec` with an unknown number of rows for each component."""
+        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
         return batch_spec(self._rowwise.spec)
 
     @property
     def num_batches(self) -> int | None:
-        """Global batches of an epoch; None where the pipeline's rows are not counted."""
+        """Return the number of global batches in an epoch, or None if the number of examples is unknown."""
         return self._plan.num_batches
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next batch belongs to."""
+        """Return the number of the epoch that the next batch belongs to, from 0."""
         return self._position.epoch
 
     @property
     def has_several_hosts(self) -> bool:
-        """Whether other hosts take their shares of the same batches."""
+        """Return whether other hosts take their shares of the same batches."""
         return self._replicas.num_hosts > 1
 
     def state(self) -> dict[str, Any]:
-        """The position as plain values: see `Pipeline.state`."""
+        """Return the position as plain values. See `Pipeline.state`."""
         return state_of(self._plan, self._position)
 
     def restore(self, state: Any) -> None:
-        """Go on from a position: see `Pipeline.restore`."""
+        """Continue from a position. See `Pipeline.restore`."""
         restore(self._plan, self._position, state)
 
     def __len__(self) -> int:
@@ -138,9 +145,9 @@ class Distributed:
         import tensorflow as tf
 
         if not tf.executing_eagerly():
-            raise WrongUse(
-                "A pipeline is iterated in Python",
-                "Take the loop out of the tf.function, and give it the batches.",
+            raise UsageError(
+                "A pipeline must be iterated in Python",
+                "Move the loop out of the tf.function, and pass the batches to it.",
                 inside="tf.function",
             )
         latest = self._latest()
@@ -151,17 +158,17 @@ class Distributed:
         return epoch
 
     def epoch_batches(self, epoch: int = 0, start: int = 0) -> LookAhead[Any] | Alike:
-        """The batches of one epoch, without a change to the position: for an evaluation, which sees the same rows each time.
+        """Return the batches of one epoch without moving the position: an evaluation sees the same examples each time.
 
-        The first time all hosts must ask, and that they were given the same data is looked at. Of a stream, which every host
-        reads, all hosts take each batch together: that they have the same rows is looked at.
+        On the first call all hosts must ask, and they compare the data that they were given. For a stream, which every host
+        reads, all hosts take each batch together and compare it.
 
         Args:
             epoch: The number of the epoch.
-            start: The first global batch that is wanted.
+            start: The number of the first global batch.
 
         Returns:
-            An iterator over them; `close()` ends its threads, and so does dropping it.
+            An iterator. `close()` stops its threads, and so does dropping it.
         """
         if not self._is_of_all:
             same_data.check(self._plan, self.strategy)
@@ -176,7 +183,7 @@ class Distributed:
         return Alike(known, self.strategy, digest(*identity_of(self._plan).values(), epoch))
 
     def _known(self, share: Share) -> tuple[str, Any]:
-        """A batch, and what tells it from others."""
+        """Return the fingerprint of a batch, and the batch."""
         return share.digest, self._made(share)
 
     def _made(self, share: Share) -> Any:
@@ -188,11 +195,11 @@ class Distributed:
 
 
 class Epoch:
-    """The rest of an epoch, which moves the position by each batch that is asked for.
+    """Iterate over the rest of an epoch. Each batch moves the position.
 
     Args:
-        distributed: Whose batches.
-        position: What is moved.
+        distributed: The source of the batches.
+        position: The position to move.
     """
 
     def __init__(self, distributed: Distributed, position: Position) -> None:
@@ -225,9 +232,9 @@ class Epoch:
         if self._turn == self._position.turn:
             return
         self.close()
-        raise WrongUse(
-            "Only the last iteration of a pipeline goes on, and none goes on after a restore",
-            "Iterate anew; for an evaluation beside it use a second pipeline, or epoch_batches().",
+        raise UsageError(
+            "Only the last iteration of a pipeline can continue, and no iteration can continue after a restore",
+            "Start a new iteration. For an evaluation in between use a second pipeline, or epoch_batches().",
             iteration=self._turn,
             last=self._position.turn,
         )
@@ -246,7 +253,7 @@ class Epoch:
         return next(self._batches)
 
     def close(self) -> None:
-        """End the threads; the position stays."""
+        """Stop the threads. The position stays."""
         self._over = True
         self._batches.close()
 
@@ -259,32 +266,32 @@ def restore(plan: Plan, position: Position, state: Any) -> None:
 
 
 def batch_spec(row: Any) -> Any:
-    """The structure of a batch of such rows."""
+    """Return the structure of a batch of such examples."""
     import tensorflow as tf
 
     return tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), row)
 
 
-class UnknownLength(WrongUse, TypeError):
-    """The rows of a stream are not counted; a `TypeError` because `list()` asks for a length and goes on without."""
+class UnknownLength(UsageError, TypeError):
+    """Report that a stream has no length. It is a `TypeError`, because `list()` asks for a length and continues without one."""
 
 
 def length_of(plan: Plan) -> int:
-    """Global batches of an epoch.
+    """Return the number of global batches in an epoch.
 
     Args:
         plan: What the pipeline does.
 
     Returns:
-        How many.
+        The number of batches.
 
     Raises:
-        UnknownLength: Rows come in a stream and are not counted.
+        UnknownLength: If the examples come from a stream and are not counted.
     """
     if plan.num_batches is None:
         raise UnknownLength(
-            "A length is known where the rows are counted",
-            "Say rows=... where the pipeline is made.",
+            "A length needs a known number of examples",
+            "Pass rows=... where the pipeline is made.",
             source=type(plan.source).__name__,
         )
     return plan.num_batches

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of what they are for: the same in every process, on every machine, in every version.
+"""Draw random numbers as a function of their purpose: the same in every process, on every machine, in every version.
 
 NumPy may change what its generators draw from one version to the next, and a run that is restored must go on in the order in
 which it began. So order and augmentation come from a hash (splitmix64) of the seed, the epoch and the row.
@@ -16,14 +16,14 @@ Integers = npt.NDArray[np.int64]
 
 
 def words(seed: int, *parts: Any) -> Words:
-    """One word of 64 random bits for each element of the parts, which broadcast.
+    """Return one word of 64 random bits for each element of the parts, which broadcast.
 
     Args:
         seed: Any integer.
-        *parts: Integers or arrays of integers that say what the word is for.
+        *parts: Integers or arrays of integers that identify the purpose of the word.
 
     Returns:
-        The words, an array even where all parts are single numbers.
+        The words, as an array even if all parts are single numbers.
     """
     state = _mixed(np.atleast_1d(np.asarray(seed & 0xFFFFFFFFFFFFFFFF, np.uint64)))
     for part in parts:
@@ -41,13 +41,13 @@ def _mixed(value: Words) -> Words:
 
 
 def permutation(length: int, seed: int, *parts: Any) -> Integers:
-    """The numbers below `length` in an order drawn for the parts (single numbers)."""
+    """Return the numbers below `length` in an order drawn for the parts (single numbers)."""
     only: Integers = permutations(1, length, seed, *parts)[0]
     return only
 
 
 def permutations(count: int, length: int, seed: int, *parts: Any) -> Integers:
-    """As many orders of the numbers below `length`, one in each row."""
+    """Return several orders of the numbers below `length`, one in each row."""
     keys = words(seed, *parts, np.arange(count)[:, np.newaxis], np.arange(length))
     # Only a stable sort orders equal words alike on every processor.
     return np.argsort(keys, axis=1, kind="stable").astype(np.int64, copy=False)

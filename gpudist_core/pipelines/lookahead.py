@@ -1,4 +1,4 @@
-"""The next results, made in background threads before they are asked for, and handed out in order."""
+"""Make the next results in background threads before they are requested, and return them in order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PATIENCE = 5.0
 
 
 class LookAhead(Generic[T]):
-    """An iterator over the results of tasks, a bounded number of which are made ahead.
+    """Iterate over the results of tasks, and make a limited number of them ahead.
 
-    The threads know only what they share, not this object, so they end when it is dropped; they also end when a task fails,
-    when the consumer is interrupted while it waits, and when Python exits.
+    The threads hold only the shared state, not this object. So they end when the object is dropped, when a task fails, when the
+    consumer is interrupted while it waits, and when Python exits.
 
     Args:
-        tasks: Functions that make one result each; the next is taken as soon as there is room, by one thread at a time.
-        ahead: How many results there are at most before they are asked for, those in work included; 0 starts no thread.
-        workers: How many threads make them.
+        tasks: Functions that make one result each. One thread at a time takes the next as soon as there is room.
+        ahead: The largest number of results ahead of the consumer, including unfinished ones; 0 starts no thread.
+        workers: Number of threads.
     """
 
     def __init__(self, tasks: Iterator[Callable[[], T]], ahead: int, workers: int) -> None:
@@ -46,7 +46,7 @@ class LookAhead(Generic[T]):
             raise
 
     def close(self) -> None:
-        """End the threads; what was made ahead is dropped."""
+        """Stop the threads, and drop the results that were made ahead."""
         self._finalizer()
 
 
@@ -63,11 +63,11 @@ def _run(task: Callable[[], T]) -> T:
     try:
         return task()
     except StopIteration as error:
-        raise RuntimeError("a function of the pipeline raised StopIteration, which must not end the epoch") from error
+        raise RuntimeError("a function of the pipeline raised StopIteration, which would end the epoch early") from error
 
 
 class _Shared(Generic[T]):
-    """What the threads and the iterator share."""
+    """Hold the state that the threads and the iterator share."""
 
     def __init__(self, tasks: Iterator[Callable[[], T]], ahead: int) -> None:
         self._tasks = tasks
@@ -80,7 +80,7 @@ class _Shared(Generic[T]):
         self._stopped = False
 
     def take(self) -> T:
-        """The next result, waited for."""
+        """Wait for the next result and return it."""
         with self._changed:
             self._changed.wait_for(lambda: self._taken in self._results or self._stopped)
             if self._stopped:
@@ -97,13 +97,13 @@ class _Shared(Generic[T]):
             del error
 
     def make(self) -> T:
-        """The next result, made now."""
+        """Make the next result now and return it."""
         if self._stopped:
             raise StopIteration
         return _run(next(self._tasks))
 
     def work(self) -> None:
-        """Make results until there are no more tasks, one fails, or it is all over."""
+        """Make results until there are no more tasks, one fails, or the iterator stops."""
         while (issued := self._next_task()) is not None:
             number, task = issued
             try:
@@ -136,14 +136,14 @@ class _Shared(Generic[T]):
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the threads, and drop what they made."""
+        """Stop the threads, and drop what they made."""
         with self._changed:
             self._stopped = True
             self._results.clear()
             self._changed.notify_all()
 
     def close_tasks(self) -> None:
-        """Let the generator of tasks run its `finally`, now and in this thread."""
+        """Run the `finally` of the generator of tasks now, in this thread."""
         with self._taking_task:
             if hasattr(self._tasks, "close"):
                 self._tasks.close()

@@ -1,4 +1,4 @@
-"""The user's functions, each called once per row, for many rows in one call of a compiled function.
+"""Call the user's functions once for each example, with many examples in one call of a compiled function.
 
 A `tf.data` map dispatches every row on its own (about 30 us); here the rows of a host's share go through one `tf.map_fn`, two
 to three times as many a second, and the function is traced once, not once an epoch.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers, words
 from gpudist_core.pipelines.order import AUGMENTATION
 from gpudist_core.pipelines.sources.access import Rows
@@ -32,11 +32,11 @@ _TOLERANCE = 1e-3  # of numbers that Python computes twice, with threads that ad
 
 @dataclass(frozen=True)
 class Stage:
-    """A function of a row, or the cache (no function).
+    """Describe a function of an example, or the cache (no function).
 
     Attributes:
-        function: What is done to each row; None is the cache.
-        random: Whether it takes a seed.
+        function: The function applied to each example; None is the cache.
+        random: Whether the function takes a seed.
     """
 
     function: Callable[..., Any] | None
@@ -44,12 +44,12 @@ class Stage:
 
 
 class Mapper:
-    """Functions, one after the other, on each of many rows.
+    """Apply functions to each of many examples, one after the other.
 
     Args:
         stages: The functions.
-        row: The structure of a row, a `tf.TensorSpec` for each component.
-        first: How many random functions come before these, so that each draws its own numbers.
+        row: The structure of an example, a `tf.TensorSpec` for each component.
+        first: The number of random functions before these, so that each draws its own numbers.
     """
 
     def __init__(self, stages: Sequence[Stage], row: Any, first: int) -> None:
@@ -73,9 +73,10 @@ class Mapper:
         except TypeError as error:
             if "Binding inputs to tf.function failed" not in str(error):
                 raise
-            raise WrongUse(
-                "A map takes the components of a row" + (", and seed= where it is random" if self._seeded else ""),
-                "Give it as many parameters.",
+            raise UsageError(
+                "A map function must take the components of an example"
+                + (", and seed= with random=True" if self._seeded else ""),
+                "Give it one parameter for each.",
                 functions=[stage.function for stage in self._stages],
                 row=row,
             ) from error
@@ -122,20 +123,20 @@ class Mapper:
         return tf.map_fn(one, list(values), fn_output_signature=outputs, parallel_iterations=_PARALLEL)
 
     def __call__(self, parts: Rows, seed: int, epoch: int, rows: Integers, repeats: Integers) -> Rows:
-        """Map rows.
+        """Map examples.
 
         Args:
-            parts: The rows, flattened.
-            seed: Of the pipeline.
+            parts: The examples, flattened.
+            seed: The seed of the pipeline.
             epoch: The number of the epoch.
-            rows: The number of each row.
-            repeats: How often each had been drawn before in this epoch.
+            rows: The number of each example.
+            repeats: How often each example was drawn before in this epoch.
 
         Returns:
-            The mapped rows, flattened.
+            The mapped examples, flattened.
 
         Raises:
-            WrongUse: Where the mapped rows have different shapes, or Python makes another row each time.
+            UsageError: If mapped examples have different shapes, or Python code returns another example each time.
         """
         import tensorflow as tf
 
@@ -155,10 +156,12 @@ class Mapper:
             if "TensorListStack" not in error.message:
                 raise
             shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
-            raise WrongUse("A map function returns rows of one shape", "Pad or crop them in the map.", shapes=shapes) from error
+            raise UsageError(
+                "A map function must return examples of one shape", "Pad or crop them in the map.", shapes=shapes
+            ) from error
 
     def _check_python(self, given: list[Any], mapped: list[Any]) -> None:
-        """Make the first row once more, once, where Python has a part in it: what it draws no graph shows."""
+        """Map the first example a second time if Python code takes part: a graph does not show what Python draws."""
         import tensorflow as tf
 
         in_python, self._in_python = self._in_python, []
@@ -180,9 +183,11 @@ def _tensor(value: Any) -> Any:
     import tensorflow as tf
 
     if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
-        raise WrongUse("A map function returns dense tensors", "Make them dense, with one shape for all rows.", value=value)
+        raise UsageError(
+            "A map function must return dense tensors", "Make them dense, with one shape for all examples.", value=value
+        )
     if value is None or isinstance(value, tf.data.Dataset):
-        raise WrongUse("A map function returns tensors", "Return the components of the row.", value=value)
+        raise UsageError("A map function must return tensors", "Return the components of the example.", value=value)
     return tf.convert_to_tensor(value)
 
 
@@ -203,7 +208,10 @@ def _seed_pairs(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
 
 
 def _check_closure(function: Any) -> None:
-    """TensorFlow copies an array from outside into the graph, slowly (256 MB in 17 s), and above 2 GB not at all."""
+    """Refuse large arrays from outside.
+
+    TensorFlow copies them into the graph slowly (256 MB in 17 s), above 2 GB not at all.
+    """
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     if code is None:
         return
@@ -214,22 +222,22 @@ def _check_closure(function: Any) -> None:
         raise _draws(drawing)
     large = {name: value.nbytes for name, value in outside.items() if isinstance(value, np.ndarray) and value.nbytes > _LARGE}
     if large:
-        raise WrongUse(
-            f"A map function uses tensors from outside, not arrays, above {_LARGE} bytes",
-            "Make it a tensor, once, before: tf.constant(array).",
+        raise UsageError(
+            f"A map function must not use arrays above {_LARGE} bytes from outside",
+            "Convert the array to a tensor once, before the map: tf.constant(array).",
             function=function.__name__,
             nbytes=large,
         )
 
 
 def _drawn_in_python() -> dict[str, Any]:
-    """The states of Python's and NumPy's generators: a draw of theirs would be made once, when the map is traced."""
+    """Return the states of Python's and NumPy's generators: they would draw only once, while the map is traced."""
     kind, keys, *rest = np.random.get_state()
     return {"random": random.getstate(), "numpy.random": (kind, np.asarray(keys).tobytes(), *rest)}
 
 
 def _check_draws(concrete: Any, in_python: list[str]) -> None:
-    """A draw or a variable that remembers would give other rows on another topology, or after a restore."""
+    """Refuse random draws and stateful variables: they would give other examples on another topology, or after a restore."""
     found = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
     if found:
         raise _draws(found)
@@ -241,15 +249,15 @@ def _nodes(concrete: Any) -> list[Any]:
 
 
 def _operations(concrete: Any) -> list[tuple[str, bytes]]:
-    """Its operations, with the values of constants."""
+    """Return the operations, with the values of constants."""
     return sorted((node.op, node.attr["value"].SerializeToString() if node.op == "Const" else b"") for node in _nodes(concrete))
 
 
-def _draws(operations: list[str]) -> WrongUse:
-    return WrongUse(
-        "A map function is a function of the row, the same on every topology",
-        "For a random one say map(function, random=True): it gets seed=, a pair for tf.random.stateless_* and "
-        "tf.image.stateless_*, made from the seed, the epoch and the row.",
+def _draws(operations: list[str]) -> UsageError:
+    return UsageError(
+        "A map function must depend on the example only, so that it is the same on every topology",
+        "For a random function use map(function, random=True). It gets seed=, a pair for tf.random.stateless_* and "
+        "tf.image.stateless_*, made from the seed, the epoch and the example.",
         operations=operations,
     )
 

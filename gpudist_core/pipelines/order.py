@@ -1,4 +1,4 @@
-"""In which order the rows of an epoch come, where any row can be had at any time."""
+"""Choose the order of the examples in an epoch, for sources with random access."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ ROWS, CLASSES, CLASS_ROWS, BUFFER, BUFFER_REST, FILES, AUGMENTATION = range(7)
 
 @dataclass(frozen=True)
 class Drawn:
-    """The rows of an epoch, or of a part of it.
+    """Hold the examples of an epoch, or of a part of it.
 
     Attributes:
-        rows: The number of each row in the data.
-        repeats: How often the row had been drawn before in this epoch: 0 unless classes are balanced.
+        rows: The number of each example in the data.
+        repeats: How often the example was drawn before in this epoch: 0 unless classes are balanced.
     """
 
     rows: Integers
     repeats: Integers
 
     def part(self, start: int, stop: int) -> Drawn:
-        """The rows from one position up to another."""
+        """Return the examples from one position up to another."""
         return Drawn(self.rows[start:stop], self.repeats[start:stop])
 
 
 def in_order(num_rows: int) -> Drawn:
-    """Every row once, as they stand in the data."""
+    """Return every example once, in the order of the data."""
     return Drawn(np.arange(num_rows), np.zeros(num_rows, np.int64))
 
 
 def shuffled(num_rows: int, seed: int, epoch: int) -> Drawn:
-    """Every row once, in an order of this epoch."""
+    """Return every example once, in a random order for this epoch."""
     return Drawn(permutation(num_rows, seed, ROWS, epoch), np.zeros(num_rows, np.int64))
 
 
 def balanced(labels: Integers, num_rows: int, seed: int, epoch: int) -> Drawn:
-    """Every class equally often, in an order of this epoch; each run of as many rows as there are classes has each class once.
+    """Draw every class equally often, in a random order for this epoch.
 
-    Within a class every row is drawn once before any is drawn again.
+    Each run of as many examples as there are classes has each class once. Within a class, every example is drawn once before
+    any is drawn again.
 
     Args:
-        labels: The class of each row of the data, any integers.
-        num_rows: Rows to draw.
-        seed: Of the pipeline.
+        labels: The class of each example, any integers.
+        num_rows: Number of examples to draw.
+        seed: The seed of the pipeline.
         epoch: The number of the epoch.
 
     Returns:
-        What is drawn.
+        The drawn examples.
     """
     classes = np.unique(labels)
     turns = -(-num_rows // len(classes))

@@ -1,4 +1,4 @@
-"""The public face of the pipelines: what a user says about the data, in any order."""
+"""Define `Pipeline`, the public interface to the data. The order of its calls does not matter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.distributed import Distributed, Rowwise, batch_spec, length_of, restore
 from gpudist_core.pipelines.mapping import Stage
 from gpudist_core.pipelines.plan import Plan, Remainder
@@ -19,16 +19,16 @@ from gpudist_core.values import is_whole
 
 
 class Pipeline:
-    """Rows, as global batches that are the same on every topology, to the replicas of any strategy.
+    """Feed examples to the replicas of any strategy, in global batches that are the same on every topology.
 
-    In each epoch every row comes exactly once, whatever the topology; order and augmentation are functions of the seed, the
-    epoch and the row. Each replica has a contiguous share of each global batch (`shares`). Each method returns a new pipeline,
-    at its beginning; the order of the calls does not matter, but for maps and the cache among each other.
+    In each epoch every example comes exactly once. Order and augmentation depend on the seed, the epoch and the example only.
+    Each replica gets a contiguous share of each global batch (see `shares`). Each method returns a new pipeline at its start.
+    The order of the calls does not matter, except among maps and the cache.
 
     Make one with `from_arrays`, `from_tfrecord`, `from_files`, `from_generator` or `from_dataset`.
 
     Args:
-        plan: What is to be done.
+        plan: What the pipeline does.
 
     Examples:
         >>> import numpy as np, tensorflow as tf
@@ -47,17 +47,21 @@ class Pipeline:
     def from_arrays(
         cls, arrays: Any, *, global_batch_size: int, shuffle: bool = False, seed: int = 0, remainder: Remainder = "keep"
     ) -> Pipeline:
-        """The rows of arrays, in memory or mapped from a file (`mmap_mode="r"`), of which only the rows needed are read.
+        """Make a pipeline from arrays, in memory or mapped from a file (`mmap_mode="r"`). Only the needed examples are read.
 
         Args:
-            arrays: Arrays or tensors with the rows along their first axes, in tuples and dicts.
-            global_batch_size: Rows of a global batch, over all replicas.
-            shuffle: Whether each epoch has its own order, over all rows.
-            seed: Of all that is random in the pipeline.
-            remainder: "keep" makes a smaller batch of the last rows of an epoch, "drop" leaves them out.
+            arrays: Arrays or tensors with the examples along their first axes, in tuples and dicts.
+            global_batch_size: Number of examples in a global batch, over all replicas.
+            shuffle: Whether to shuffle all examples in each epoch.
+            seed: The seed of everything random in the pipeline.
+            remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
         Returns:
             The pipeline.
+
+        Example:
+            >>> len(Pipeline.from_arrays({"x": np.zeros((10, 3))}, global_batch_size=4, remainder="drop"))
+            2
         """
         return cls._of(ArraySource(arrays), global_batch_size, seed, remainder, shuffle)
 
@@ -72,15 +76,16 @@ class Pipeline:
         seed: int = 0,
         remainder: Remainder = "keep",
     ) -> Pipeline:
-        """The records of uncompressed TFRecord files. Each host reads all headers once, then the records it needs.
+        """Make a pipeline from uncompressed TFRecord files. Each host reads all headers once, then only the records it needs.
 
         Args:
-            files: A path, or paths in the order in which their records count; fewer than hosts is no matter.
-            parse: Makes a row of a record (a scalar string tensor), as the first map; None leaves the strings.
-            global_batch_size: Rows of a global batch, over all replicas.
-            shuffle: Whether each epoch has its own order, over all records of all files.
-            seed: Of all that is random in the pipeline.
-            remainder: "keep" makes a smaller batch of the last rows of an epoch, "drop" leaves them out.
+            files: A path, or several paths in the order of their records. There may be fewer files than hosts.
+            parse: A function that makes an example from a record (a scalar string tensor), as the first map. None keeps the
+                strings.
+            global_batch_size: Number of examples in a global batch, over all replicas.
+            shuffle: Whether to shuffle all records of all files in each epoch.
+            seed: The seed of everything random in the pipeline.
+            remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
         Returns:
             The pipeline.
@@ -100,18 +105,21 @@ class Pipeline:
         seed: int = 0,
         remainder: Remainder = "keep",
     ) -> Pipeline:
-        """Rows that a function of your own reads from files.
+        """Make a pipeline from files that your own function reads.
 
         Args:
             files: The paths.
-            read: From a path to the rows of the file, arrays with the rows along their first axes; with `row_per_file` to its
-                one row. It may be called in several threads at once.
-            global_batch_size: Rows of a global batch, over all replicas.
-            row_per_file: Whether each file is one row. Then each host reads only the files of its rows; else each reads all.
-            shuffle: With `row_per_file`, whether each epoch has its own order. Else the rows of a buffer: each epoch has its
-                own order of files, whose rows are mixed in the buffer.
-            seed: Of all that is random in the pipeline.
-            remainder: "keep" makes a smaller batch of the last rows of an epoch, "drop" leaves them out.
+            read: A function from a path to the examples in the file: arrays with the examples along their first axes. With
+                `row_per_file` it returns the one example. Several threads may call it at once.
+            global_batch_size: Number of examples in a global batch, over all replicas.
+            row_per_file: Whether each file is one example. Then each host reads only the files it needs. Otherwise each host
+                reads
+                all files.
+            shuffle: With `row_per_file`: whether to shuffle all examples in each epoch. Otherwise: the number of examples in
+                the
+                shuffle buffer; each epoch then also has its own order of files.
+            seed: The seed of everything random in the pipeline.
+            remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
         Returns:
             The pipeline.
@@ -131,31 +139,38 @@ class Pipeline:
         seed: int = 0,
         remainder: Remainder = "keep",
     ) -> Pipeline:
-        """The rows of a generator. Every host runs all of it and keeps its own rows, before any map.
+        """Make a pipeline from a generator. Every host runs all of it and keeps its own examples, before any map.
 
-        Several hosts take each batch together, and one that has read other rows is an error on all of them.
+        Several hosts take each batch together. If a host has read other examples, all hosts raise an error.
 
         Args:
-            make: Makes an iterable of rows: called at each epoch, it returns a new one each time, of the same rows in the same
-                order.
-            global_batch_size: Rows of a global batch, over all replicas.
-            signature: The structure of one row, a `tf.TensorSpec` for each component; None calls `make` once more, for its
-                first row.
-            rows: How many rows there are; then the pipeline has a length.
-            shuffle: Rows of the buffer in which they are shuffled, 0 for none.
-            seed: Of all that is random in the pipeline.
-            remainder: "keep" makes a smaller batch of the last rows of an epoch, "drop" leaves them out.
+            make: A function that returns a new iterable of examples. It is called in each epoch and must return the same
+                examples in
+                the same order.
+            global_batch_size: Number of examples in a global batch, over all replicas.
+            signature: The structure of one example, a `tf.TensorSpec` for each component. Default: taken from the first example
+                of an
+                extra call of `make`.
+            rows: The number of examples. With it the pipeline has a length.
+            shuffle: The number of examples in the shuffle buffer; 0 for no shuffle.
+            seed: The seed of everything random in the pipeline.
+            remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: `make` is no function.
+            UsageError: If `make` is not a function.
+
+        Example:
+            >>> data = Pipeline.from_generator(lambda: iter(range(5)), global_batch_size=2, rows=5)
+            >>> data.num_batches
+            3
         """
         if not callable(make):
-            raise WrongUse(
-                "The rows of a generator are made anew in each epoch",
-                "Give a function that makes them: lambda: zip(x, y).",
+            raise UsageError(
+                "make must be a function that returns a new iterable in each epoch",
+                "Pass a function: lambda: zip(x, y).",
                 make=type(make).__name__,
             )
         return cls._of(GeneratorStream(make, signature, rows), global_batch_size, seed, remainder, shuffle)
@@ -171,17 +186,17 @@ class Pipeline:
         seed: int = 0,
         remainder: Remainder = "keep",
     ) -> Pipeline:
-        """The rows of a `tf.data.Dataset`. Every host runs all of it and keeps its own rows; maps of the pipeline see those.
+        """Make a pipeline from a `tf.data.Dataset`. Every host runs all of it, keeps its own examples, and maps those.
 
-        Several hosts take each batch together, and one that has read other rows is an error on all of them.
+        Several hosts take each batch together. If a host has read other examples, all hosts raise an error.
 
         Args:
-            dataset: Gives the same rows in the same order each time, and ends.
-            global_batch_size: Rows of a global batch, over all replicas; batches of the dataset are cut anew.
-            batched: Whether its elements are batches of rows.
-            shuffle: Rows of the buffer in which they are shuffled, 0 for none.
-            seed: Of all that is random in the pipeline.
-            remainder: "keep" makes a smaller batch of the last rows of an epoch, "drop" leaves them out.
+            dataset: A finite dataset that yields the same examples in the same order each time.
+            global_batch_size: Number of examples in a global batch, over all replicas. Batches of the dataset are re-cut.
+            batched: Whether the elements of the dataset are batches.
+            shuffle: The number of examples in the shuffle buffer; 0 for no shuffle.
+            seed: The seed of everything random in the pipeline.
+            remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
         Returns:
             The pipeline.
@@ -191,16 +206,16 @@ class Pipeline:
     @classmethod
     def _of(cls, source: Any, global_batch_size: int, seed: int, remainder: Remainder, shuffle: bool | int) -> Pipeline:
         if not is_whole(global_batch_size, 1):
-            raise WrongUse("A global batch has 1 or more rows", "Give a count.", global_batch_size=global_batch_size)
+            raise UsageError("global_batch_size must be an integer >= 1", global_batch_size=global_batch_size)
         if not is_whole(seed):
-            raise WrongUse("A seed is a whole number", "Give one, the same on all hosts.", seed=seed)
+            raise UsageError("seed must be an integer", "Use one seed, the same on all hosts.", seed=seed)
         if remainder not in {"keep", "drop"}:
-            raise WrongUse('The remainder is "keep" or "drop"', "Say one of them.", remainder=remainder)
+            raise UsageError('remainder must be "keep" or "drop"', remainder=remainder)
         plan = Plan(source, int(global_batch_size), int(seed), remainder)
         if plan.num_batches == 0:
-            raise WrongUse(
-                "An epoch has at least one global batch",
-                'Say remainder="keep", or make the global batch smaller.',
+            raise UsageError(
+                "An epoch must have at least one global batch",
+                'Use remainder="keep", or a smaller global batch.',
                 rows=plan.num_rows,
                 global_batch_size=global_batch_size,
                 remainder=remainder,
@@ -208,40 +223,41 @@ class Pipeline:
         return cls(_with_shuffle(plan, shuffle))
 
     def map(self, function: Callable[..., Any], *, random: bool = False) -> Pipeline:
-        """Apply a function to each row, once, on the host whose row it is; in parallel, in order.
+        """Apply a function to each example, once, on the host that feeds it. Calls run in parallel; the order is kept.
 
         Args:
-            function: As for `tf.data.Dataset.map`, a function of the components of one row (tensors without a batch axis) that
-                TensorFlow traces; it returns rows of one shape. It may use tensors from outside. Where it calls Python
-                (`tf.numpy_function`), which may draw from any generator, the first row is made twice and compared.
-            random: Whether it takes `seed=`, an int32 pair for `tf.random.stateless_*` and `tf.image.stateless_*` that is a
-                function of the seed, the epoch and the row: the same on every topology, another in each epoch.
+            function: A function of the components of one example (tensors without a batch axis), as for `tf.data.Dataset.map`.
+                TensorFlow traces it. It must return examples of one shape. It may use tensors from outside. If it calls Python
+                (`tf.numpy_function`), which may draw random numbers, the first example is made twice and compared.
+            random: Whether the function takes `seed=`: an int32 pair for `tf.random.stateless_*` and `tf.image.stateless_*`. It
+                depends
+                on the seed, the epoch and the example, so it is the same on every topology and differs in each epoch.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: It cannot be called.
+            UsageError: If the function is not callable.
         """
         if not callable(function):
-            raise WrongUse("A map is a function of a row", "Give a function.", function=function)
+            raise UsageError("map needs a function of an example", function=function)
         return self._with(stages=(*self._plan.stages, Stage(function, random)))
 
     def cache(self) -> Pipeline:
-        """Keep the rows in memory as the maps before this call made them; maps after it run in each epoch.
+        """Keep the examples in memory as the maps before this call made them. Maps after it run in each epoch.
 
-        A host keeps the mapped rows that it has met, which with shuffling are all in the end; of a stream it keeps all rows
-        besides, as they were read, so that it is read once.
+        A host keeps the mapped examples that it has made; with shuffling these are all in the end. For a stream, it also keeps
+        all examples as they were read, so that it reads the stream once.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: A map before it is random: each epoch would have the same draws.
+            UsageError: If a map before it is random: each epoch would have the same draws.
         """
         if any(stage.random for stage in self._plan.stages):
-            raise WrongUse(
-                "What is cached is the same in each epoch",
+            raise UsageError(
+                "A random map must come after cache(), which keeps its input for all epochs",
                 "Call cache() before the random map.",
                 maps=[stage.function for stage in self._plan.stages if stage.random],
             )
@@ -249,10 +265,12 @@ class Pipeline:
         return self._with(source=source, stages=(*self._plan.stages, Stage(None)))
 
     def shuffle(self, buffer: int | None = None) -> Pipeline:
-        """Give each epoch an order of its own, by the seed.
+        """Shuffle each epoch with the seed.
 
         Args:
-            buffer: Rows of the buffer in which a stream is shuffled; None where rows are at random access and all are shuffled.
+            buffer: The number of examples in the shuffle buffer, for a stream. None for sources with random access, which are
+                shuffled
+                as a whole.
 
         Returns:
             The pipeline.
@@ -260,39 +278,40 @@ class Pipeline:
         return Pipeline(_with_shuffle(self._plan, True if buffer is None else buffer))
 
     def prefetch(self, batches: int) -> Pipeline:
-        """Say how many batches are made, and on their devices, before they are asked for.
+        """Set how many batches are made, and placed on their devices, before they are requested.
 
         Args:
-            batches: How many; 2 unless told, 0 makes each when it is asked for, without threads.
+            batches: The number of batches. Default without this call: 2. With 0, each batch is made on request, without
+                threads.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: `batches` is not a count.
+            UsageError: If `batches` is not an integer >= 0.
         """
         if not is_whole(batches, 0):
-            raise WrongUse("Prefetching is for 0 or more batches", "Give a count.", batches=batches)
+            raise UsageError("prefetch needs an integer >= 0", batches=batches)
         return self._with(ahead=int(batches))
 
     def balanced(self, labels: Any = None, *, rows: int | None = None) -> Pipeline:
-        """Draw every class equally often, by the seed: rare classes' rows come several times an epoch, of common ones not all.
+        """Draw every class equally often: examples of rare classes repeat in an epoch, and some of common classes are left out.
 
-        Each run of as many rows as there are classes has each class once. A row that comes again gets a seed of its own in a
-        random map.
+        Each run of as many examples as there are classes has each class once. A repeated example gets another seed in a random
+        map.
 
         Args:
-            labels: The class of each row, integers of shape [rows]; None takes the second component of the arrays.
-            rows: Rows of an epoch; None takes as many as there are.
+            labels: The class of each example, integers of shape (rows,). Default: the second component of the arrays.
+            rows: The number of examples in an epoch. Default: the number of examples in the data.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: Rows come in a stream, or `rows` is not a count.
+            UsageError: If the data is a stream, or `rows` is not an integer >= 1.
         """
         if rows is not None and not is_whole(rows, 1):
-            raise WrongUse("An epoch has 1 or more rows", "Give a count.", rows=rows)
+            raise UsageError("rows must be an integer >= 1", rows=rows)
         known = self._labels(labels, "balanced")
         return self._with(labels=known, epoch_rows=rows or len(known))
 
@@ -303,25 +322,30 @@ class Pipeline:
         labels: Any = None,
         otherwise: float | None = None,
     ) -> Pipeline:
-        """Add a weight to each row: batches of (x, y) become (x, y, weight), float32 of shape [rows].
+        """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (rows,).
 
         Args:
-            weights: The weight of each class, which is y as the maps leave it (a number, or one-hot; as Keras takes
-                `class_weight`); or "balanced", with which all classes count the same in all and a row 1 in the mean over the
-                data; or the weight of each row, of shape [rows].
-            labels: The class of each row, integers of shape [rows], for weights by class. Where None, "balanced" takes the
-                second component of a row as it is before the maps.
-            otherwise: The weight of a class that is given none; None refuses it.
+            weights: One of these:
+                a dict with the weight of each class (y after the maps, as a number or one-hot, like Keras's `class_weight`);
+                "balanced": weight(c) = examples / (classes * examples of class c);
+                an array with the weight of each example, of shape (rows,).
+            labels: The class of each example, integers of shape (rows,), for weights by class. "balanced" uses the second
+                component
+                of an example before the maps if it is None.
+            otherwise: The weight of classes that `weights` does not list. None refuses such classes.
 
         Returns:
             The pipeline.
 
         Raises:
-            WrongUse: There are not as many weights as rows, a class has none, one is negative or not finite, rows have weights
-                already, or rows come in a stream and are not counted.
+            UsageError: If the number of weights is wrong, a class has no weight, a weight is negative or not finite, examples
+                already
+                have weights, or the data is a stream of unknown length.
         """
         if self._plan.weighting is not None:
-            raise WrongUse("A row has one weight", "Call weights() once, with the product of several.", weights=weights)
+            raise UsageError(
+                "An example must have one weight only", "Call weights() once, with the product of all weights.", weights=weights
+            )
         if isinstance(weights, Mapping):
             check_weights([*weights.values(), *([] if otherwise is None else [otherwise])])
             if labels is None:
@@ -329,16 +353,15 @@ class Pipeline:
             return self._with(weighting=Weighting(by_class(self._labels(labels, "weights"), of_classes(weights), otherwise)))
         if isinstance(weights, str):
             if weights != "balanced":
-                raise WrongUse('Weights are numbers or "balanced"', "Say one of them.", weights=weights)
+                raise UsageError('weights must be numbers or "balanced"', weights=weights)
             known = self._labels(labels, "weights")
             return self._with(weighting=Weighting(by_class(known, balancing(known))))
         check_weights(weights)
         of_rows = np.asarray(weights, np.float32)
         self._check_counted("weights")
         if of_rows.shape != (self._plan.source.num_rows,):
-            raise WrongUse(
-                "There is one weight for each row",
-                "Give as many as rows.",
+            raise UsageError(
+                "weights must hold one weight for each example",
                 shape=of_rows.shape,
                 rows=self._plan.source.num_rows,
             )
@@ -348,14 +371,18 @@ class Pipeline:
         self._check_counted(use)
         source = self._plan.source
         if labels is None and not isinstance(source, ArraySource):
-            raise WrongUse("The class of each row is known", "Say labels=..., one for each row.", source=type(source).__name__)
+            raise UsageError(
+                "The class of each example must be known",
+                "Pass labels=..., one for each example.",
+                source=type(source).__name__,
+            )
         return checked(source.parts[label_component(source.spec)] if labels is None else labels, (source.num_rows,))
 
     def _check_counted(self, use: str) -> None:
         if not self._plan.at_random:
-            raise WrongUse(
-                f"{use}() needs rows at random access",
-                "Make the pipeline from arrays, TFRecord files or files of one row each; or return the weight from a map.",
+            raise UsageError(
+                f"{use}() needs examples with random access",
+                "Make the pipeline from arrays, TFRecord files or files of one example each. Or return the weight from a map.",
                 source=type(self._plan.source).__name__,
             )
 
@@ -363,14 +390,14 @@ class Pipeline:
         return Pipeline(replace(self._plan, **changes))
 
     def distribute(self, strategy: Any, *, allow_idle: bool = False) -> Distributed:
-        """The batches of this pipeline for the replicas of a strategy, by tracing the maps.
+        """Return the batches of this pipeline for the replicas of a strategy. This call traces the maps.
 
         Args:
-            strategy: A `tf.distribute.Strategy`; `tf.distribute.get_strategy()` where there is none.
-            allow_idle: Whether every batch may have fewer rows than there are replicas, as in an evaluation of few rows.
+            strategy: A `tf.distribute.Strategy`. Without one use `tf.distribute.get_strategy()`.
+            allow_idle: Whether every batch may have fewer examples than there are replicas, for example in a small evaluation.
 
         Returns:
-            What is iterated, once for each epoch. It moves this pipeline's position.
+            An iterable; each iteration is an epoch. It moves this pipeline's position.
         """
         return Distributed(self._plan, self._position, strategy, allow_idle=allow_idle)
 
@@ -378,40 +405,40 @@ class Pipeline:
         return length_of(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
-        raise WrongUse(
-            "A pipeline is iterated for the replicas of a strategy",
-            "Iterate pipeline.distribute(strategy); tf.distribute.get_strategy() is one, also where there is no other.",
+        raise UsageError(
+            "A pipeline must be distributed before it is iterated",
+            "Iterate over pipeline.distribute(strategy). Without a strategy use tf.distribute.get_strategy().",
             pipeline=type(self).__name__,
         )
 
     @property
     def num_batches(self) -> int | None:
-        """Global batches of an epoch; None where rows come in a stream and are not counted."""
+        """Return the number of global batches in an epoch, or None for a stream of unknown length."""
         return self._plan.num_batches
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next batch belongs to, from 0."""
+        """Return the number of the epoch that the next batch belongs to, from 0."""
         return self._position.epoch
 
     @property
     def element_spec(self) -> Any:
-        """The structure of a batch, a `tf.TensorSpec` with an unknown number of rows for each component."""
+        """Return the structure of a batch: a `tf.TensorSpec` with an unknown number of examples for each component."""
         return batch_spec(Rowwise(self._plan).spec)
 
     def state(self) -> dict[str, Any]:
-        """The position: which global batches the training loop has had, not what is made ahead of it.
+        """Return the position: the global batches that the training loop has taken, without those made ahead.
 
         Returns:
-            Plain values that JSON can hold; valid on any topology, and in any process over the same data.
+            Plain values for JSON. They are valid on any topology, and in any process with the same data.
         """
         return state_of(self._plan, self._position)
 
     def restore(self, state: Any) -> None:
-        """Go on from a position: the next iteration gives the rest of that epoch.
+        """Continue from a position: the next iteration returns the rest of that epoch.
 
         Args:
-            state: What `state()` returned, here or elsewhere.
+            state: The result of `state()` of a pipeline over the same data.
         """
         restore(self._plan, self._position, state)
 
@@ -419,10 +446,14 @@ class Pipeline:
 def _with_shuffle(plan: Plan, shuffle: bool | int) -> Plan:
     if plan.at_random:
         if not isinstance(shuffle, bool):
-            raise WrongUse(
-                "Rows at random access are shuffled as a whole", "Say shuffle=True, without a buffer.", shuffle=shuffle
+            raise UsageError(
+                "Examples with random access must be shuffled as a whole",
+                "Use shuffle=True, without a buffer.",
+                shuffle=shuffle,
             )
         return replace(plan, shuffle=shuffle)
     if shuffle is True or shuffle < 0:
-        raise WrongUse("A stream is shuffled in a buffer of some rows", "Say how many: shuffle=10_000.", shuffle=shuffle)
+        raise UsageError(
+            "A stream needs a shuffle buffer of a fixed size", "Pass its number of examples: shuffle=10_000.", shuffle=shuffle
+        )
     return replace(plan, buffer=int(shuffle))

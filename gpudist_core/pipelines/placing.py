@@ -1,4 +1,4 @@
-"""The rows of a host, cut into one part for each of its replicas, on the device of each."""
+"""Split the examples of a host into one part for each of its replicas, on the device of each."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gpudist_core.pipelines.sources.access import Rows
 
 
 def placed(parts: Rows, cuts: list[int], devices: tuple[str, ...]) -> list[Rows]:
-    """The rows of each replica, on its device.
+    """Place the examples of each replica on its device.
 
     Args:
-        parts: The rows of the host, flattened, arrays or tensors on the CPU.
-        cuts: Where the rows of each replica begin and end.
+        parts: The examples of the host, flattened, as arrays or tensors on the CPU.
+        cuts: The boundaries between the replicas' examples.
         devices: The device of each replica.
 
     Returns:
-        For each replica, its tensors.
+        The tensors of each replica.
     """
     return [
         [_on(device, part, start, stop) for part in parts] for device, start, stop in zip(devices, cuts, cuts[1:], strict=False)
@@ -41,12 +41,12 @@ def _on(device: str, part: Any, start: int, stop: int) -> Any:
 
 
 def rows_between(part: Any, start: int, stop: int) -> Any:
-    """Some rows of an array or a tensor, sparse ones included.
+    """Return some rows of an array or a tensor. Sparse tensors are supported.
 
     Args:
-        part: Of shape (rows, ...).
-        start: The first.
-        stop: The one after the last.
+        part: An array or tensor of shape (rows, ...).
+        start: The first row.
+        stop: The first row after the last.
 
     Returns:
         The rows.

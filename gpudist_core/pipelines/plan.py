@@ -1,4 +1,4 @@
-"""What a pipeline is to do, whatever the order in which it was said."""
+"""Describe what a pipeline does, in a form that does not depend on the order of the user's calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import order
 from gpudist_core.pipelines.alike import digest_of
 from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
@@ -24,16 +24,16 @@ Remainder = Literal["keep", "drop"]
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of one global batch that one host has.
+    """Hold one host's examples of one global batch.
 
     Attributes:
         batch: The number of the global batch in its epoch.
         epoch: The number of the epoch.
-        rows: The number of each row in the data.
-        repeats: How often each had been drawn before in this epoch.
-        cuts: Where the rows of each replica of the host begin and end, one number more than there are replicas.
-        parts: The rows themselves where they came in a stream; None where they are still to be taken.
-        digest: Of all rows of the global batch, where several hosts read them in a stream.
+        rows: The number of each example in the data.
+        repeats: How often each example was drawn before in this epoch.
+        cuts: The boundaries between the examples of this host's replicas: one number more than there are replicas.
+        parts: The examples, if they came from a stream; None if they are still to be taken.
+        digest: The fingerprint of all examples of the global batch, if several hosts read them from a stream.
     """
 
     batch: int
@@ -47,20 +47,20 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pipeline is to do.
+    """Describe what a pipeline does.
 
     Attributes:
-        source: Where the rows come from.
-        global_batch_size: Rows of a global batch.
-        seed: Of all that is random.
-        remainder: Whether the last rows of an epoch make a smaller batch, or none.
-        shuffle: Whether rows at random access are shuffled.
-        buffer: Rows of the buffer in which a stream is shuffled; 0 leaves its order.
-        labels: The class of each row, where classes are to be balanced.
-        epoch_rows: Rows of an epoch where classes are balanced.
-        weighting: The weight of each row, where batches are to have weights.
+        source: The source of the examples.
+        global_batch_size: Number of examples in a global batch.
+        seed: The seed of everything random.
+        remainder: Whether the last examples of an epoch make a smaller batch, or none.
+        shuffle: Whether examples with random access are shuffled.
+        buffer: Number of examples in the shuffle buffer of a stream; 0 keeps its order.
+        labels: The class of each example, if classes are balanced.
+        epoch_rows: Number of examples in an epoch, if classes are balanced.
+        weighting: The weight of each example, if batches have weights.
         stages: The user's functions and the cache, in the user's order.
-        ahead: How many batches are made before they are asked for.
+        ahead: Number of batches made before they are requested.
     """
 
     source: Any
@@ -77,17 +77,17 @@ class Plan:
 
     @property
     def at_random(self) -> bool:
-        """Whether any row can be had at any time."""
+        """Return whether the source has random access."""
         return hasattr(self.source, "take")
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of an epoch, if that is known."""
+        """Return the number of examples in an epoch, or None if it is unknown."""
         return self.epoch_rows if self.labels is not None else self.source.num_rows
 
     @property
     def num_batches(self) -> int | None:
-        """Global batches of an epoch, if that is known."""
+        """Return the number of global batches in an epoch, or None if it is unknown."""
         if self.num_rows is None:
             return None
         return (
@@ -95,15 +95,15 @@ class Plan:
         ) // self.global_batch_size
 
     def shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[Share]:
-        """What one host has of each global batch of an epoch.
+        """Yield one host's share of each global batch of an epoch.
 
         Args:
             replicas: The replicas of all hosts, and which of them are this host's.
             epoch: The number of the epoch.
-            start: The first global batch that is wanted.
+            start: The number of the first global batch.
 
         Yields:
-            The shares, one for each global batch: also those without rows.
+            One share for each global batch, also if it has no examples.
         """
         parts = self._drawn_shares(replicas, epoch, start) if self.at_random else self._streamed_shares(replicas, epoch)
         for share in parts:
@@ -132,7 +132,7 @@ class Plan:
             yield Share(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:], digest)
 
     def _global_batches(self, epoch: int) -> Iterator[Rows]:
-        """The global batches of a stream; the first component is the number of each row in the stream."""
+        """Yield the global batches of a stream. The first component is the number of each example in the stream."""
         source: StreamSource = self.source
         chunks = _counted(source.chunks(self.global_batch_size, self.seed if self.buffer else None, epoch), source.num_rows)
         if self.buffer:
@@ -148,9 +148,9 @@ def _counted(chunks: Iterator[Rows], expected: int | None) -> Iterator[Rows]:
         yield chunk
         count += len(chunk[0])
     if count == 0 or (expected is not None and count != expected):
-        raise WrongUse(
-            "A stream gives as many rows as it is said to have, and at least one",
-            "Look at what it yields in its second iteration; leave rows= out where the number varies.",
+        raise UsageError(
+            "A stream must yield at least one example, and as many as rows= says",
+            "Check what it yields in its second iteration. If the number varies, leave rows= out.",
             rows=expected,
             found=count,
         )

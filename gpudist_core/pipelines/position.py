@@ -1,11 +1,11 @@
-"""Where a pipeline is: what the training loop has had, whatever has been made ahead of it."""
+"""Track the position of a pipeline: the batches that the training loop has taken, without those made ahead."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.plan import Plan
 from gpudist_core.values import is_whole
 
@@ -14,13 +14,13 @@ _FORMAT = "gpudist.pipeline/1"
 
 @dataclass
 class Position:
-    """Where a pipeline is.
+    """Hold the position of a pipeline.
 
     Attributes:
         epoch: The number of the epoch, from 0.
-        batch: How many of its global batches have been handed out.
-        turn: Grows with each iteration and each restore: an iterator of an earlier turn is over.
-        is_apart: Whether the other hosts may have had a batch that this one could not make.
+        batch: The number of its global batches that were taken.
+        turn: A counter of iterations and restores: an iterator with an earlier number is over.
+        is_apart: Whether the other hosts may have had a batch that this host could not make.
     """
 
     epoch: int = 0
@@ -30,25 +30,25 @@ class Position:
 
 
 def check_together(position: Position) -> None:
-    """Refuse to go on where hosts may be at different batches.
+    """Refuse to continue if the hosts may be at different batches.
 
     Args:
-        position: Where the pipeline is on this host.
+        position: The position on this host.
 
     Raises:
-        WrongUse: A batch could not be made here.
+        UsageError: If a batch could not be made here.
     """
     if position.is_apart:
-        raise WrongUse(
-            "Hosts go on from one position: after an error on one of them the others may have had the batch that it lacks",
-            "Restore a position that was saved, on all hosts, or make the pipeline anew.",
+        raise UsageError(
+            "All hosts must continue from one position: after an error on one host, the others may have had the missing batch",
+            "Restore a saved position on all hosts, or make the pipeline again.",
             epoch=position.epoch,
             batch=position.batch,
         )
 
 
 def state_of(plan: Plan, position: Position) -> dict[str, Any]:
-    """The position as plain values, with what tells the data and their order from others."""
+    """Return the position as plain values, with a fingerprint of the data and their order."""
     # After the last batch of an epoch the next one is meant, also while the loop is still in the body for that batch.
     over = plan.num_batches is not None and position.batch >= plan.num_batches
     epoch, batch = (position.epoch + 1, 0) if over else (position.epoch, position.batch)
@@ -56,7 +56,7 @@ def state_of(plan: Plan, position: Position) -> dict[str, Any]:
 
 
 def identity_of(plan: Plan) -> dict[str, Any]:
-    """What tells the rows of a pipeline and their order from others."""
+    """Return a fingerprint of a pipeline's examples and their order."""
     return {
         "data": plan.source.fingerprint,
         "rows": -1 if plan.num_rows is None else plan.num_rows,
@@ -74,34 +74,34 @@ def _order(plan: Plan) -> str:
 
 
 def restored(plan: Plan, state: Any) -> tuple[int, int]:
-    """The epoch and the batch of a state.
+    """Return the epoch and the batch of a state.
 
     Args:
         plan: What the pipeline does.
-        state: What `state_of` made of a pipeline over the same data.
+        state: The result of `state_of` for a pipeline over the same data.
 
     Returns:
         Epoch and batch.
 
     Raises:
-        WrongUse: It is no such state, or one of other data, another order or other batches.
+        UsageError: If it is not such a state, or belongs to other data, another order or other batches.
     """
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise WrongUse("A state is what Pipeline.state() returned", "Give that.", state=state)
+        raise UsageError("state must be a result of Pipeline.state()", state=state)
     for name, value in identity_of(plan).items():
         found = state.get(name)
         if not _is(value, found):
-            raise WrongUse(
-                f"A state is restored over the same data in the same order: `{name}` is what it was",
-                "Make the pipeline as it was when the state was saved, or begin anew without restoring.",
+            raise UsageError(
+                f"A state must be restored over the same data in the same order: `{name}` must be what it was",
+                "Make the pipeline as it was when the state was saved, or start again without restoring.",
                 **{name: value, "saved": found},
             )
     epoch, batch = state.get("epoch"), state.get("batch")
     most = plan.num_batches
     if not is_whole(epoch, 0) or not is_whole(batch, 0) or (most is not None and int(batch) > most):
-        raise WrongUse(
-            f"A state counts epochs and batches from 0{'' if most is None else f', of {most} batches an epoch'}",
-            "Give what Pipeline.state() returned.",
+        raise UsageError(
+            f"A state must count epochs and batches from 0{'' if most is None else f', with {most} batches in an epoch'}",
+            "Pass the result of Pipeline.state().",
             epoch=epoch,
             batch=batch,
         )
@@ -109,7 +109,7 @@ def restored(plan: Plan, state: Any) -> tuple[int, int]:
 
 
 def _is(value: Any, found: Any) -> bool:
-    """Whether a value that was kept somewhere, as a number of another type perhaps, is the same."""
+    """Return whether a saved value, perhaps with another number type, is equal."""
     try:
         return found is not None and bool(type(value)(found) == value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether all hosts were given the same data, which each takes its own rows of: asked once, before the first batch.
+"""Check once, before the first batch, that all hosts were given the same data.
 
 A host that was given a part of the data would take its part of that, and the other rows would be nobody's.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.alike import told_by_all
 from gpudist_core.pipelines.plan import Plan
 from gpudist_core.pipelines.position import identity_of
@@ -17,14 +17,14 @@ _TOLERANCE = 2e-3  # of numbers that each host has computed itself, on a device 
 
 
 def check(plan: Plan, strategy: Any) -> None:
-    """All hosts must have been given the same data, in the same order.
+    """Raise unless all hosts were given the same data in the same order.
 
     Args:
         plan: What a pipeline does on this host.
-        strategy: Whose hosts have one, all of which must ask.
+        strategy: The strategy of the hosts. All of them must ask.
 
     Raises:
-        WrongUse: They differ.
+        UsageError: If the hosts have different data.
     """
     known = identity_of(plan) | {"data": plan.source.looks}
     numbers = getattr(plan.source, "numbers", [])
@@ -35,10 +35,10 @@ def check(plan: Plan, strategy: Any) -> None:
     differing = {name: [one[name] for one in hosts] for name in known if any(one[name] != hosts[0][name] for one in hosts)}
     if not differing:
         differing = {"data": [one["data"] for one in hosts], "looked_at": [[round(x, 3) for x in one[:4]] for one in looked_at]}
-    raise WrongUse(
-        "All hosts must be given the same data, in the same order: each takes the rows of its replicas",
-        "Give all of it to each host: gpudist_core deals it out. What draws, splits or shuffles it before needs a seed that is "
-        "the same on all hosts.",
+    raise UsageError(
+        "All hosts must be given the same data, in the same order: each takes the examples of its replicas",
+        "Pass all of the data on each host: gpudist_core splits it. Code that draws, splits or shuffles it before needs a seed "
+        "that is the same on all hosts.",
         **differing,
     )
 

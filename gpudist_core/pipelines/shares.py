@@ -1,25 +1,25 @@
-"""How many rows of a global batch each replica has."""
+"""Compute how many examples of a global batch each replica gets."""
 
 from __future__ import annotations
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 def shares(rows: int, total: int) -> list[int]:
-    """How many rows of a global batch each replica has: contiguous, and as equal as can be.
+    """Return how many examples of a global batch each replica gets: contiguous shares, as equal as possible.
 
-    The first `rows % total` replicas have one row more than the others; the rows of the replicas, one after the other in the
-    order of the replicas, are the global batch.
+    The first `rows % total` replicas get one example more than the others. The shares, in the order of the replicas, are the
+    global batch.
 
     Args:
-        rows: Rows of the global batch, 0 or more.
-        total: Replicas in all, 1 or more.
+        rows: Number of examples in the global batch, 0 or more.
+        total: Number of replicas, 1 or more.
 
     Returns:
-        Rows of each replica.
+        The number of examples of each replica.
 
     Raises:
-        WrongUse: `rows` is negative, or there is no replica.
+        UsageError: If `rows` is negative, or `total` is below 1.
 
     Examples:
         >>> from gpudist_core.pipelines import shares
@@ -27,12 +27,12 @@ def shares(rows: int, total: int) -> list[int]:
         ([3, 3, 2, 2], [1, 1, 1, 0])
     """
     if rows < 0 or total < 1:
-        raise WrongUse("A share is of 0 or more rows, for 1 or more replicas", "Give both as counts.", rows=rows, total=total)
+        raise UsageError("shares needs rows >= 0 and total >= 1", rows=rows, total=total)
     each, more = divmod(rows, total)
     return [each + 1] * more + [each] * (total - more)
 
 
 def cuts(rows: int, total: int, replicas: range) -> list[int]:
-    """Where the shares of consecutive replicas begin and end in the global batch: one number more than there are replicas."""
+    """Return the boundaries between the shares of consecutive replicas: one number more than there are replicas."""
     each, more = divmod(rows, total)
     return [replica * each + min(replica, more) for replica in range(replicas.start, replicas.stop + 1)]

@@ -1,4 +1,4 @@
-"""Static tensors: one resident copy on each device, or one slice of a table on each."""
+"""Keep tensors resident: one copy on each device, or one slice of a table on each."""
 
 from gpudist_core.static.embedding import ShardedEmbedding
 from gpudist_core.static.info import ShardInfo

@@ -1,4 +1,4 @@
-"""Where code runs: in which replica of which strategy, or outside of any."""
+"""Find out where code runs: in which replica of which strategy, or outside of any."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.replicas import Replicas, replicas_of
 
 
 def check_strategy(strategy: Any, what: str) -> Replicas:
-    """The replicas of a strategy whose every replica can hold something of its own.
+    """Return the replicas of a strategy that can hold a separate value on each replica.
 
     Args:
-        strategy: What the user gave.
-        what: Who asks, for the message.
+        strategy: The `strategy` argument.
+        what: The name of the caller, for the message.
 
     Returns:
         The replicas.
 
     Raises:
-        WrongUse: For anything else.
+        UsageError: For any other strategy or object.
     """
     import tensorflow as tf
 
     if not isinstance(strategy, tf.distribute.Strategy):
-        raise WrongUse(f"{what} needs a tf.distribute.Strategy", "gd.make_strategy() returns one.", strategy=strategy)
+        raise UsageError(f"{what} needs a tf.distribute.Strategy", "gd.make_strategy() returns one.", strategy=strategy)
     if "ParameterServer" in type(strategy).__name__:
-        raise WrongUse(
-            f"{what} needs a strategy whose replicas run in step",
-            "With parameter servers give the strategy a variable_partitioner.",
+        raise UsageError(
+            f"{what} needs a strategy with synchronous replicas",
+            "With parameter servers, give the strategy a variable_partitioner.",
             strategy=type(strategy).__name__,
         )
     return replicas_of(strategy)
 
 
 def replica_in(strategy: Any) -> int | None:
-    """The number of the replica that runs or is traced here, None outside of the strategy's replicas.
+    """Return the number of the replica that runs or is traced here, or None outside of the strategy's replicas.
 
     Args:
         strategy: The strategy.
@@ -55,7 +55,7 @@ def replica_in(strategy: Any) -> int | None:
 
 
 def is_in_other_strategy(strategy: Any) -> bool:
-    """Whether this runs in a replica of another strategy (TensorFlow's default one is nobody's)."""
+    """Return whether this runs in a replica of another strategy. TensorFlow's default strategy does not count."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()
@@ -64,38 +64,40 @@ def is_in_other_strategy(strategy: Any) -> bool:
 
 @contextlib.contextmanager
 def meeting(what: str) -> Iterator[None]:
-    """Within, the replicas exchange something, for which TensorFlow lets them meet in the step's own function alone.
+    """Mark a block in which the replicas exchange values. TensorFlow allows that only in the step's own function.
 
     Args:
-        what: Who asks, for the message.
+        what: The name of the caller, for the message.
 
     Raises:
-        WrongUse: In a function, a loop or a condition within it.
+        UsageError: In a nested function, loop or condition.
     """
     try:
         yield
     except RuntimeError as error:
         if "merge_call" not in str(error):
             raise
-        raise WrongUse(
-            f"{what} is called where all replicas meet, in the function that Strategy.run is given",
-            "Call it outside of the tf.function, the loop (tf.while_loop, a Keras RNN's) or the condition there, for all "
-            "rounds of a loop at once.",
+        raise UsageError(
+            f"{what} must be called directly in the function that Strategy.run gets",
+            "Move the call out of the inner tf.function, loop (tf.while_loop, a Keras RNN) or condition. Call it once for all "
+            "iterations of a loop.",
             inside="a function within it",
         ) from error
 
 
 def check_not_in_a_step(what: str) -> None:
-    """Raise inside of `Strategy.run`: what is made there would be made by each replica, and in each step."""
+    """Raise inside `Strategy.run`, where each replica would create the object in each step."""
     import tensorflow as tf
 
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        raise WrongUse(f"{what} is made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
+        raise UsageError(f"{what} must be made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
 
 
 def check_eager(what: str) -> None:
-    """Raise where a graph is traced: what is done once must not become part of every step."""
+    """Raise in a graph: a call between steps must not become part of every step."""
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        raise WrongUse(f"{what} is for between steps", "Call it outside of tf.function and Strategy.run.", executing="a graph")
+        raise UsageError(
+            f"{what} must be called between steps", "Call it outside of tf.function and Strategy.run.", executing="a graph"
+        )

@@ -1,4 +1,4 @@
-"""A Keras embedding whose table is sharded; the layer's class is made when it is first asked for, as Keras is imported then."""
+"""Define a Keras embedding with a sharded table. Its class is made on first use, because it imports Keras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
 from gpudist_core.static.sharded import ShardedTable, allocate, initialize
 from gpudist_core.static.sources import Source
@@ -18,23 +18,23 @@ OWN_NAMES = {"input_dim": "rows", "output_dim": "dim", "embeddings_initializer":
 
 
 class ShardedEmbedding:
-    """A `keras.layers.Layer` that turns ids into rows of a trained table, of which each device holds one slice.
+    """Look up rows of a trained table of which each device holds one slice, as a `keras.layers.Layer`.
 
-    Making one gives a Keras layer with one trainable weight, the slices, and with `table`, the `ShardedTable`. It is called
-    in steps (inside `Strategy.run`), also by Keras's own `fit`; the weight's gradient is the slice's total, which must not be
-    summed over replicas again: train it with `gd.TrainStep`, `gd.distributed`, or an optimizer of theirs.
+    The layer has one trainable weight, the slices. Its `table` is the `ShardedTable`. Call it in steps (inside `Strategy.run`);
+    Keras's `fit` does that. The weight's gradient is already the slice's total. Do not sum it over replicas again: train the
+    layer with `gd.TrainStep`, `gd.distributed`, or the optimizer of one of them.
 
     Args:
         rows: Rows of the table: ids are 0 to rows - 1.
         dim: Columns of the table.
-        strategy: The strategy whose replicas hold the slices; that in whose scope it is made unless given.
-        initializer: As `gd.shard` takes it; uniform between -0.05 and 0.05 unless given.
-        seed: Of the default initializer.
+        strategy: The strategy whose replicas hold the slices. Default: the strategy of the current scope.
+        initializer: As for `gd.shard`. Default: uniform between -0.05 and 0.05.
+        seed: The seed of the default initializer.
         name: The layer's name.
-        **unknown: Arguments of `keras.layers.Embedding` that it does not have: they are refused.
+        **unknown: Other arguments of `keras.layers.Embedding`. They are refused.
 
     Raises:
-        WrongUse: For an argument that it does not have, or that is none it can take.
+        UsageError: For an unsupported argument or a value that is not valid.
 
     Example:
         >>> layer = ShardedEmbedding(10, 4, tf.distribute.get_strategy())
@@ -58,7 +58,7 @@ class ShardedEmbedding:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """A layer of what its `get_config` gave, for the strategy in whose scope this is called, as Keras loads models.
+        """Return a layer from a `get_config` result, for the strategy of the current scope. Keras calls it to load models.
 
         Args:
             config: The configuration.
@@ -72,9 +72,9 @@ class ShardedEmbedding:
 def _check_known(unknown: dict[str, Any]) -> None:
     for name, value in unknown.items():
         own = OWN_NAMES.get(name)
-        raise WrongUse(
-            "A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name",
-            f"Give it as {own}." if own else "Leave it out; regularizers, constraints and masks are of tables in one piece.",
+        raise UsageError(
+            "ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only",
+            f"Use {own}." if own else "Leave it out: regularizers, constraints and masks need a table in one piece.",
             **{name: value},
         )
 
@@ -84,7 +84,7 @@ def _layer_class() -> Any:
     import keras
 
     class ShardedEmbedding(keras.layers.Layer):
-        """See `gpudist_core.ShardedEmbedding`."""
+        """Look up rows of a sharded table. See `gpudist_core.ShardedEmbedding`."""
 
         def __init__(
             self, rows: int, dim: int, strategy: Any = None, *, initializer: Any = None, seed: int = 0, **kwargs: Any
@@ -94,7 +94,7 @@ def _layer_class() -> Any:
 
             for what, count in (("rows", rows), ("dim", dim)):
                 if not is_whole(count, 1):
-                    raise WrongUse(f"{what} must be a positive whole number", "Give 1 or more.", **{what: count})
+                    raise UsageError(f"{what} must be a positive integer", **{what: count})
             if initializer is not None:
                 check_initializer(initializer)
             self.rows, self.dim, self.seed = int(rows), int(dim), seed
@@ -125,7 +125,7 @@ def _layer_class() -> Any:
             return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
 
         def compute_output_spec(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
-            """Not traced: replicas cannot meet while Keras builds a model."""
+            """Return the shape without tracing: replicas cannot exchange values while Keras builds a model."""
             return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
 
         def compute_output_shape(self, input_shape: Any) -> Any:

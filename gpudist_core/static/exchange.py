@@ -1,7 +1,7 @@
-"""Rows between replicas that each have another number of them: given to all, and dealt out again.
+"""Exchange rows between replicas with different numbers of rows: give them to all, and deal them out again.
 
-The two are each other's gradients. With the total loss the sum over the replicas (each differentiates its own share),
-what a replica's rows cause on all replicas comes back to it, and what all replicas' rows cause in a slice reaches the slice.
+The two are each other's gradients. With the total loss the sum over the replicas (each differentiates its own share), what a
+replica's rows cause on all replicas comes back to it, and what all replicas' rows cause in a slice reaches the slice.
 
 Both are all-reduces of blocks in which every replica has a place for the most rows that any has: an all-reduce is the one
 collective that every strategy of TensorFlow runs, in graphs and eagerly (2.21: an eager all_gather is traced anew in each call,
@@ -17,12 +17,12 @@ from gpudist_core.upstream.strategies import merges
 
 
 class Exchange:
-    """One exchange of rows between all replicas; every replica makes it, also with 0 rows.
+    """Exchange rows between all replicas once. Every replica must make it, also with 0 rows.
 
     Args:
-        rows: How many rows this replica has: an integer where that is known, else an integer scalar tensor.
+        rows: Number of rows of this replica: an integer if it is known, else an integer scalar tensor.
         replica: This replica's number.
-        total: Replicas in all.
+        total: Number of replicas on all hosts.
     """
 
     def __init__(self, rows: Any, replica: int, total: int) -> None:
@@ -37,13 +37,13 @@ class Exchange:
         self._last = total * most
 
     def give(self, values: Any) -> Any:
-        """Give this replica's rows to all.
+        """Give this replica's rows to all replicas.
 
         Args:
             values: Shape (rows, ...).
 
         Returns:
-            The rows of all replicas, shape (places, ...), the same on all; 0 in places without a row.
+            The rows of all replicas, shape (places, ...), equal on all; 0 in places without a row.
         """
         import tensorflow as tf
 
@@ -53,7 +53,7 @@ class Exchange:
         return run(values)
 
     def deal(self, block: Any) -> Any:
-        """Add up what all replicas have in each place and keep the places of this replica's own rows.
+        """Sum the values of all replicas in each place, and return the places of this replica's own rows.
 
         Args:
             block: Shape (places, ...).
@@ -81,7 +81,7 @@ class Exchange:
 
 
 def _known_most(rows: Any) -> int | None:
-    """The most rows that any replica has, where all are of this host and all know theirs: one exchange less in the step."""
+    """Return the largest number of rows of any replica if all are on this host and know theirs. That saves one exchange."""
     import tensorflow as tf
 
     context = tf.distribute.get_replica_context()

@@ -1,4 +1,4 @@
-"""Which replica holds which part of a table: slices of equal height, the last ones shorter or empty."""
+"""Describe which replica holds which part of a table: slices of equal height, the last ones shorter or empty."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """How a table lies over the replicas; the variable with the slices carries it as `_gpudist_shard`.
+    """Describe how a table is split over the replicas. The variable with the slices carries it as `_gpudist_shard`.
 
     Attributes:
         axis: The dimension that is split.
-        rows: The size of the whole table along it.
-        total_replicas: Replicas in all, over all hosts.
+        rows: The size of the whole table along that dimension.
+        total_replicas: Number of replicas on all hosts.
 
     Example:
         >>> ShardInfo(axis=0, rows=10, total_replicas=4).span(3)
@@ -25,27 +25,27 @@ class ShardInfo:
 
     @property
     def height(self) -> int:
-        """What each replica has room for, the same on all; where there are fewer rows the rest is padding, never read."""
+        """Return the allocated height of each slice, equal on all replicas. Unused rows are padding that is never read."""
         return -(-self.rows // self.total_replicas)
 
     def span(self, replica: int) -> tuple[int, int]:
-        """The first row of a replica and the first after its last.
+        """Return the first row of a replica and the first row after its last.
 
         Args:
             replica: The replica's number, counted over all hosts.
 
         Returns:
-            (start, stop), equal where it holds none.
+            (start, stop), equal if the replica holds no rows.
         """
         return min(self.rows, replica * self.height), min(self.rows, (replica + 1) * self.height)
 
     def slice_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of each replica's variable.
+        """Return the shape of each replica's variable.
 
         Args:
             shape: The shape of the whole table.
 
         Returns:
-            The same with `height` along the axis.
+            The same shape with `height` along the split dimension.
         """
         return (*shape[: self.axis], self.height, *shape[self.axis + 1 :])

@@ -1,4 +1,4 @@
-"""First values of a sharded table that are the same on every topology: each row's depend on its number alone."""
+"""Initialize a sharded table with the same values on every topology: each row depends on its number only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 Initializer = Callable[[int, tuple[int, ...]], Any]
 """A function (start, (count, *rest)) -> values of `count` rows from `start` on."""
 
 _PAGE = 1024
-"""Rows that share a generator: enough to be fast, few enough that little is drawn in vain at a slice's edges."""
+"""Rows that share a generator: enough to be fast, few enough to draw little more than a slice needs."""
 
 
 def uniform(low: float = -0.05, high: float = 0.05, seed: int = 0) -> Callable[[int, tuple[int, ...]], NDArray[Any]]:
-    """Uniform random rows, as `shard` takes them; the defaults are Keras's for embeddings.
+    """Return an initializer of uniform random rows for `shard`. The defaults are Keras's defaults for embeddings.
 
     Args:
         low: The smallest value.
-        high: The value that none reaches.
-        seed: Another seed gives other values.
+        high: The exclusive upper bound.
+        seed: The seed. Each seed gives other values.
 
     Returns:
-        A function of (start, (count, *rest)) that returns float32 values of that shape.
+        A function of (start, (count, *rest)) that returns float32 values of shape (count, *rest).
 
     Example:
         >>> rows = uniform(seed=1)
@@ -51,20 +51,22 @@ def uniform(low: float = -0.05, high: float = 0.05, seed: int = 0) -> Callable[[
 
 
 def check_initializer(initializer: Any) -> None:
-    """Refuse what does not make rows by their numbers, an initializer of Keras say.
+    """Refuse an initializer that does not make rows by their numbers, such as a Keras initializer.
 
     Args:
-        initializer: What the user gave.
+        initializer: The `initializer` argument.
 
     Raises:
-        WrongUse: It is none.
+        UsageError: If it is not such a function.
     """
     keras = sys.modules.get("keras")
     of_keras = keras is not None and isinstance(initializer, keras.initializers.Initializer)
     if of_keras or not callable(initializer):
-        raise WrongUse(
-            "A table's initializer is a function of (start, (count, ...)) that gives those rows, by their numbers alone, so "
-            "that each device makes its own slice",
-            "Take gpudist_core.static.uniform(low, high, seed), or write one: Keras's draw a table as a whole.",
+        raise UsageError(
+            "A table's initializer must be a function of (start, (count, ...)) that returns those rows and depends on their "
+            "numbers "
+            "only, so that each device can make its own slice",
+            "Use gpudist_core.static.uniform(low, high, seed), or write such a function. Keras initializers draw the whole "
+            "table.",
             initializer=type(initializer).__name__ if of_keras else initializer,
         )

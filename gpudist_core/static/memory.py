@@ -1,4 +1,4 @@
-"""Writing into variables in place and reading them in pieces: never a second full copy."""
+"""Write into variables in place and read them in pieces, without a second full copy."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Array = NDArray[Any]
 
 
 def zeros(shape: tuple[int, ...], dtype: Any, device: str) -> Any:
-    """What a variable starts from, to be filled piece by piece.
+    """Return the zeros that a variable starts from before it is filled piece by piece.
 
-    Large ones on a CPU do not come from TensorFlow's own allocator, which where oneDNN is on (most Intel CPUs) touches 8 bytes
-    of books for each 256, takes regions that double in size, and gives none of it back when the variable is gone.
+    Large ones on a CPU do not come from TensorFlow's own allocator. If oneDNN is on (most Intel CPUs), that allocator touches 8
+    bytes of bookkeeping for each 256, takes regions that double in size, and frees nothing when the variable is gone.
 
     Args:
         shape: The shape.
-        dtype: A dtype of NumPy.
-        device: Where the variable will be.
+        dtype: A NumPy dtype.
+        device: The device of the variable.
 
     Returns:
         A tensor of zeros.
@@ -42,7 +42,7 @@ def write(variable: Any, begin: tuple[int, ...], values: Array) -> None:
 
     Args:
         variable: A `tf.Variable` on one device, of rank 1 or more.
-        begin: Where the block begins, by dimension.
+        begin: The start of the block in each dimension.
         values: The block.
     """
     shape = tuple(variable.shape)
@@ -71,7 +71,7 @@ def _update(variable: Any, start: int, rows: Array) -> None:
 
 
 def _scatter(variable: Any, start: int, rows: Array) -> None:
-    """In place on a CPU, 64 pieces of a variable of 256 MB in 0.06 s; a slice takes 0.27 s."""
+    """Write in place on a CPU: 64 pieces of a variable of 256 MB in 0.06 s; a slice takes 0.27 s."""
     import tensorflow as tf
 
     indices = tf.range(start, start + len(rows))
@@ -79,7 +79,7 @@ def _scatter(variable: Any, start: int, rows: Array) -> None:
 
 
 def _assign_slice(variable: Any, start: int, rows: Array) -> None:
-    """In place on a GPU, where scattering whole numbers, or anything that is to be deterministic, goes through the host."""
+    """Write in place on a GPU, where scattering integers, or any deterministic scatter, goes through the host."""
     import tensorflow as tf
 
     with tf.device("CPU:0"):
@@ -90,15 +90,15 @@ def _assign_slice(variable: Any, start: int, rows: Array) -> None:
 
 
 def read(variable: Any, start: int, stop: int) -> Array:
-    """Some rows of a variable.
+    """Return some rows of a variable.
 
     Args:
         variable: A `tf.Variable` on one device, of rank 1 or more.
         start: The first row.
-        stop: The first after the last.
+        stop: The first row after the last.
 
     Returns:
-        An array of its own dtype; it may not be written to.
+        A read-only array of the variable's dtype.
     """
     import tensorflow as tf
 
@@ -109,21 +109,21 @@ def read(variable: Any, start: int, stop: int) -> Array:
 
 
 def along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
-    """The index of a part of an array along one dimension.
+    """Return the index of a part of an array along one dimension.
 
     Args:
         axis: The dimension.
-        start: Where the part begins.
-        stop: Where it ends.
+        start: The start of the part.
+        stop: The end of the part.
 
     Returns:
-        An index as NumPy takes it.
+        An index for NumPy.
     """
     return (*(slice(None),) * axis, slice(start, stop))
 
 
 def read_pieces(variable: Any, stop: int) -> Iterator[tuple[int, Array]]:
-    """The first `stop` rows of a variable, in pieces: (start, rows)."""
+    """Yield the first `stop` rows of a variable in pieces: (start, rows)."""
     each = rows_per_piece(variable.shape, np.dtype(variable.dtype.as_numpy_dtype))
     for start in range(0, stop, each):
         yield start, read(variable, start, min(stop, start + each))

@@ -1,19 +1,19 @@
-"""Lookup, gather and matmul on a table of which each replica has a slice, for use in the replicas of a step."""
+"""Look up, gather and multiply on a table of which each replica holds a slice, in the replicas of a step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.static.exchange import Exchange
 from gpudist_core.static.info import ShardInfo
 
 _BAD = -1
-"""An id that is no row, among ids from 1 on: 0 is in places without one."""
+"""An id that is never valid, among ids from 1 on: 0 stands in places without an id."""
 
 
 def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, replica: int) -> Any:
-    """`tf.gather` from a whole table.
+    """Gather from a whole table, like `tf.gather`.
 
     Args:
         variable: This replica's slice.
@@ -24,13 +24,13 @@ def gather(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, repli
         replica: This replica's number.
 
     Returns:
-        As `tf.gather(table, ids, axis=axis)`.
+        The same as `tf.gather(table, ids, axis=axis)`.
     """
     import tensorflow as tf
 
     ids = dense(ids)
     if not ids.dtype.is_integer:
-        raise WrongUse("Ids must be integers", "Cast them.", ids=ids.dtype.name)
+        raise UsageError("Ids must be integers", "Cast them.", ids=ids.dtype.name)
     flat = tf.reshape(tf.cast(ids, tf.int64), [-1])
     if info.total_replicas == 1:
         rows = _to_front(tf.gather(variable, known(flat, size), axis=axis), axis)
@@ -61,40 +61,40 @@ def _from_all(variable: Any, info: ShardInfo, size: int, ids: Any, axis: int, re
 
 
 def dense(ids: Any) -> Any:
-    """Ids as a tensor.
+    """Convert ids to a dense tensor.
 
     Args:
-        ids: What a user looks up.
+        ids: The ids of a lookup.
 
     Returns:
         The tensor.
 
     Raises:
-        WrongUse: They are ragged or sparse.
+        UsageError: If the ids are ragged or sparse.
     """
     import tensorflow as tf
 
     if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-        raise WrongUse(
+        raise UsageError(
             "Ids must be a dense tensor",
-            "Look up ids.values (ragged: tf.ragged.map_flat_values(table.lookup, ids) keeps the rows).",
+            "Look up ids.values. For ragged ids, tf.ragged.map_flat_values(table.lookup, ids) keeps the rows.",
             ids=type(ids).__name__,
         )
     return tf.convert_to_tensor(ids)
 
 
 def known(ids: Any, size: int) -> Any:
-    """Ids, that are refused when the step runs where one is no row of a table of so many."""
+    """Return the ids, with a check in the step that each is a row of a table of this size."""
     import tensorflow as tf
 
     return _checked(ids, tf.reduce_all((ids >= 0) & (ids < size)), size)
 
 
 def _on_this_host(good: Any) -> Any:
-    """Whether what all replicas of this host have seen is good; known when all of them have seen it.
+    """Combine the checks of all replicas of this host, and wait until each has finished its check.
 
-    An assertion that fails ends the step on its host. Where another replica of the host were still in the exchange of the ids,
-    its part would be missing on the other hosts, which would wait for it for ever.
+    A failed assertion ends the step on its host. If another replica of the host were still in the exchange of the ids, its part
+    would be missing on the other hosts, which would wait for it forever.
     """
     import tensorflow as tf
 
@@ -110,7 +110,7 @@ def _on_this_host(good: Any) -> Any:
 
 
 def _checked(ids: Any, good: Any, size: int) -> Any:
-    """TensorFlow alone raises on a CPU, and reads zeros on a GPU in silence."""
+    """Assert that the ids are valid: TensorFlow alone raises on a CPU, but silently reads zeros on a GPU."""
     import tensorflow as tf
 
     text = f"An id must be a row of the table: 0 <= id < {size}."
@@ -119,7 +119,7 @@ def _checked(ids: Any, good: Any, size: int) -> Any:
 
 
 def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> Any:
-    """`x @ table` for a whole table of rank 2.
+    """Compute `x @ table` for a whole table of rank 2.
 
     Args:
         variable: This replica's slice.
@@ -150,7 +150,7 @@ def matmul(variable: Any, info: ShardInfo, cols: int, x: Any, replica: int) -> A
 
 
 def _placed(block: Any, info: ShardInfo, axis: int, replica: int) -> Any:
-    """A slice's part in its place in the whole, zeros around it; without the padding."""
+    """Return a slice at its place in the whole table, surrounded by zeros and without its padding."""
     import tensorflow as tf
 
     start, stop = info.span(replica)
@@ -160,9 +160,9 @@ def _placed(block: Any, info: ShardInfo, axis: int, replica: int) -> Any:
 
 
 def _sizes(tensor: Any, dtype: Any = None) -> Any:
-    """A tensor's shape as a list, whose sizes are integers where they are known: nothing is left to work out in the step.
+    """Return a tensor's shape as a list, with integers for known sizes, so that the step computes nothing for them.
 
-    Where not even the rank is known, it is a tensor.
+    If the rank is unknown, return a tensor.
     """
     import tensorflow as tf
 
@@ -180,7 +180,7 @@ def _to_front(values: Any, axis: int) -> Any:
 
 
 def _from_front(values: Any, axis: int, count: int) -> Any:
-    """The first `count` dimensions back to where `axis` was."""
+    """Move the first `count` dimensions back to the position of `axis`."""
     import tensorflow as tf
 
     if not axis:

@@ -1,14 +1,14 @@
-"""One resident copy of a tensor on each device.
+"""Keep one resident copy of a tensor on each device.
 
 Each copy is a plain `tf.Variable` of its own on its device, and steps capture it by reference: nothing of it is in the graph,
-nothing is copied per step. A mirrored variable costs the same per step (64 MB on 1x4: both 0.2 ms); but it is not made
-under CentralStorageStrategy, is broadcast between hosts when it is made, and cannot be read in a `tf.data` map on the host.
+nothing is copied per step. A mirrored variable costs the same per step (64 MB on 1x4: both 0.2 ms); but it is not made under
+CentralStorageStrategy, is broadcast between hosts when it is made, and cannot be read in a `tf.data` map on the host.
 
 On a GPU that holds of floating numbers, of int64 and bool. TensorFlow keeps variables of int32 in the host's memory there, and
 gathers unsigned integers and those of 8 and 16 bits there: they are copied in each step, and better replicated as int64.
 
-Rows are gathered from the tensor, not from the variable: once a variable's own sparse read has been used, every whole read
-of it is a copy (TensorFlow 2.21, 256 MB: 0.3 ms before, 50 ms after).
+Rows are gathered from the tensor, not from the variable: once a variable's own sparse read has been used, every whole read of
+it is a copy (TensorFlow 2.21, 256 MB: 0.3 ms before, 50 ms after).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.static import context, memory
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import Source, exactly, source_of
@@ -32,19 +32,19 @@ _TOO_LARGE = "Use gd.shard, which keeps one slice on each device."
 
 
 class Replicated:
-    """A tensor with one resident copy on each device of this host; `replicate` makes it.
+    """Hold a tensor with one resident copy on each device of this host. Make it with `replicate`.
 
-    It can stand wherever a tensor can: `tf.gather(table, ids)`, `x @ table`, `tf.convert_to_tensor(table)`. In a step
-    (inside `Strategy.run`) that is the replica's own copy, in a function of `tf.data` the host's, elsewhere the first.
+    Use it like a tensor: `tf.gather(table, ids)`, `x @ table`, `tf.convert_to_tensor(table)`. In a step (inside `Strategy.run`)
+    that uses the replica's own copy, in a function of `tf.data` the host's copy, elsewhere the first copy.
 
     Args:
-        source: Its first values.
-        strategy: The strategy whose devices have a copy.
-        name: Its name.
+        source: The initial values.
+        strategy: The strategy whose devices hold a copy.
+        name: The name.
 
     Attributes:
-        strategy: The strategy whose devices have a copy.
-        name: Its name.
+        strategy: The strategy whose devices hold a copy.
+        name: The name.
         copies: The copy on each device of this host, in the order of the replicas: plain `tf.Variable`s.
     """
 
@@ -79,25 +79,25 @@ class Replicated:
 
     @property
     def shape(self) -> Any:
-        """The tensor's shape."""
+        """Return the tensor's shape."""
         return self.copies[0].shape
 
     @property
     def dtype(self) -> Any:
-        """The tensor's dtype."""
+        """Return the tensor's dtype."""
         return self.copies[0].dtype
 
     @property
     def variable(self) -> Any:
-        """The copy that belongs here: in a replica its own, in a function of `tf.data` the host's, elsewhere the first.
+        """Return the copy to use here: in a replica its own, in a function of `tf.data` the host's, elsewhere the first.
 
         Raises:
-            WrongUse: In a replica of another strategy.
+            UsageError: In a replica of another strategy.
         """
         if upstream.is_in_dataset_function():
             return self._on_host()
         if context.is_in_other_strategy(self.strategy):
-            raise WrongUse(
+            raise UsageError(
                 "A replicated tensor must be used in steps of its own strategy",
                 "Replicate it for the strategy whose run() this is.",
                 strategy=type(self.strategy).__name__,
@@ -107,7 +107,7 @@ class Replicated:
         return self.copies[0 if replica is None else replica - self._first]
 
     def _on_host(self) -> Any:
-        """The copy that input pipelines read: the first on a CPU; where there is none, one more, made when first needed."""
+        """Return the copy that input pipelines read: the first on a CPU. Without one, make a CPU copy on first use."""
         on_cpu = next((copy for copy in self._all() if "CPU" in copy.device.upper()), None)
         if on_cpu is None:
             with tf.init_scope():
@@ -119,38 +119,40 @@ class Replicated:
 
     @property
     def value(self) -> Any:
-        """The tensor here: the replica's own copy, by reference."""
+        """Return the tensor to use here: the replica's own copy, by reference."""
         return self.variable.value()
 
     def numpy(self) -> NDArray[Any]:
-        """The whole tensor in host memory."""
+        """Return the whole tensor in host memory."""
         return np.asarray(self.copies[0].numpy())
 
     def assign(self, values: Any) -> None:
-        """Replace every value on all devices of this host, in place; each host does it with the same values.
+        """Replace every value in place on all devices of this host. Each host must pass the same values.
 
         Args:
-            values: What `replicate` takes, of the same shape.
+            values: Values of the same shape, as for `replicate`.
 
         Raises:
-            WrongUse: When the shape is another, or inside a step.
+            UsageError: If the shape differs, or inside a step.
         """
         context.check_eager("Replicated.assign")
         shape = tuple(self.shape) if callable(values) or hasattr(values, "__next__") else None
         source = source_of(values, shape, self.dtype, exact=True)
         if source.shape != tuple(self.shape):
-            raise WrongUse("assign keeps the shape", "Replicate another tensor.", values=source.shape, shape=tuple(self.shape))
+            raise UsageError(
+                "assign must keep the shape", "Replicate another tensor.", values=source.shape, shape=tuple(self.shape)
+            )
         self._fill(source)
 
     def update_rows(self, start: int, values: Any) -> None:
-        """Replace some rows on all devices of this host, in place; each host does it with the same values.
+        """Replace some rows in place on all devices of this host. Each host must pass the same values.
 
         Args:
             start: The first row.
             values: Rows of shape (rows, *shape[1:]).
 
         Raises:
-            WrongUse: When they are not rows of the tensor, or inside a step.
+            UsageError: If they are not rows of the tensor, or inside a step.
         """
         context.check_eager("Replicated.update_rows")
         rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
@@ -158,9 +160,9 @@ class Replicated:
         start = start.numpy() if isinstance(start, tf.Tensor) else start
         fits = bool(shape) and rows.shape[1:] == shape[1:] and rows.ndim == len(shape)
         if not fits or not is_whole(start, 0) or start > shape[0] - len(rows):
-            raise WrongUse(
+            raise UsageError(
                 "Rows to update must be rows of the tensor",
-                "Mend start or values.",
+                "Fix start or values.",
                 start=start,
                 values=rows.shape,
                 shape=shape,
@@ -168,7 +170,7 @@ class Replicated:
         self._write(start, rows)
 
     def bytes_per_device(self) -> dict[str, int]:
-        """What the copies of this host occupy, in bytes, by the device's full name."""
+        """Return the size in bytes of this host's copies, by the device's full name."""
         size = int(np.prod(self.shape, dtype=np.int64)) * int(self.dtype.size)
         found: dict[str, int] = {}
         for copy in self._all():
@@ -176,20 +178,20 @@ class Replicated:
         return found
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"values": self.numpy()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` gave.
+        """Restore what `state` returned.
 
         Args:
             state: The state of a tensor of the same shape.
 
         Raises:
-            WrongUse: It is none.
+            UsageError: If it is not such a state.
         """
         if not isinstance(state, dict) or "values" not in state:
-            raise WrongUse("A state is what Replicated.state() returned", "Give that.", state=state)
+            raise UsageError("state must be a result of Replicated.state()", state=state)
         self.assign(state["values"])
 
     def __len__(self) -> int:
@@ -215,23 +217,24 @@ def replicate(
     dtype: Any = None,
     shape: Sequence[int] | None = None,
 ) -> Replicated:
-    """Keep one copy of a tensor on each device, for every step; nothing of it is in the graph or copied per step.
+    """Keep one copy of a tensor on each device for every step. It is neither stored in the graph nor copied in each step.
 
     Args:
-        tensor: An array, a memory map, a tensor; or an iterator (or a function that returns one) of chunks of rows, which
-            are copied to the devices one after the other. Every host gives the same values.
-        strategy: A strategy other than `ParameterServerStrategy`.
-        name: A name, `replicated` unless given.
-        dtype: The dtype on the devices; the tensor's own unless given. On GPUs give "int64" for integers of other sizes: what
-            TensorFlow keeps or gathers in the host's memory is copied in each step.
-        shape: The whole shape, needed for chunks.
+        tensor: An array, a memory map or a tensor; or an iterator of chunks of rows (or a function that returns one), which are
+            copied to the devices one after the other. Every host must pass the same values.
+        strategy: A strategy, but no `ParameterServerStrategy`.
+        name: A name. Default: `replicated`.
+        dtype: The dtype on the devices. Default: the tensor's dtype. On GPUs use "int64" for integers: TensorFlow keeps or
+            gathers
+            other integers in the host's memory and copies them in each step.
+        shape: The whole shape. Needed for chunks.
 
     Returns:
-        The tensor, usable in steps and in functions of `tf.data`.
+        The tensor, for use in steps and in functions of `tf.data`.
 
     Raises:
-        WrongUse: When the values are no numbers or chunks do not make up the shape; inside of `Strategy.run`.
-        Unavailable: When it does not fit; nothing was allocated then.
+        UsageError: If the values are not numbers, or chunks do not fill the shape; inside `Strategy.run`.
+        Unavailable: If it does not fit into memory. Then nothing was allocated.
 
     Example:
         >>> table = replicate(np.eye(3, dtype="float32"), tf.distribute.get_strategy())
@@ -244,7 +247,7 @@ def replicate(
 
 def _to_tensor(value: Replicated, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
     if dtype is not None and not dtype.is_compatible_with(value.dtype):
-        raise ValueError(f"A conversion keeps the dtype. Received: dtype={dtype.name}, tensor={value!r}. Use tf.cast.")
+        raise ValueError(f"A conversion must keep the dtype. Received: dtype={dtype.name}, tensor={value!r}. Use tf.cast.")
     return tf.identity(value.value, name) if name else value.value
 
 

@@ -1,4 +1,4 @@
-"""Whether a tensor fits, asked before anything is allocated."""
+"""Check that a tensor fits into memory before anything is allocated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def check_room(needed: Mapping[str, int], advice: str) -> None:
-    """Raise where a device has not the room for what is about to be allocated on it.
+    """Raise if a device does not have enough free memory for an allocation.
 
     Args:
         needed: Bytes by the device's full name.
@@ -33,13 +33,13 @@ def check_room(needed: Mapping[str, int], advice: str) -> None:
         room = host_bytes() if place == "host" else limits[place] - _used(place)
         if room is not None and size > room:
             raise Unavailable(
-                f"A static tensor must fit where it is kept. Received: needed={_text(size)} on {place}, "
+                f"A static tensor must fit into the memory of its device. Received: needed={_text(size)} on {place}, "
                 f"available={_text(room)}. {advice}"
             )
 
 
 def host_bytes() -> int | None:
-    """Bytes of host memory that can be had without swapping; None where the system does not say."""
+    """Return the bytes of host memory that are available without swapping; None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""One slice of a table on each device, for tables larger than a device.
+"""Keep one slice of a table on each device, for tables larger than a device.
 
-The slices are the components of one mirrored variable of a slice's shape, each given other values, and collectives in
-replica context bring together what a step needs of them. So the table works with every loop, optimizer and gradient tape that
-works with tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is
+The slices are the components of one mirrored variable of a slice's shape, each given other values, and collectives in replica
+context bring together what a step needs of them. So the table works with every loop, optimizer and gradient tape that works
+with tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is
 `tf.IndexedSlices` of the rows that this slice was asked for. DTensor, the alternative, has dense gradients only, does not mix
 with tf.distribute in one step, and Keras 3 does not know it (`keras.distribution` does nothing on TensorFlow).
 
@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.replicas import replicas_of
 from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
@@ -32,23 +32,23 @@ from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole
 
 Array = NDArray[Any]
-_TOO_LARGE = "Use more devices, each of which holds a smaller slice, or a smaller dtype."
+_TOO_LARGE = "Use more devices, so that each slice is smaller, or use a smaller dtype."
 
 
 class ShardedTable:
-    """A table of which each replica holds one slice; `shard` makes it.
+    """Hold a table of which each replica has one slice. Make it with `shard`.
 
     Args:
         variable: A distributed `tf.Variable` of a slice's shape, or the Keras variable around it.
         strategy: The strategy whose replicas hold the slices.
-        info: Which replica holds what.
+        info: Which replica holds which rows.
         shape: The shape of the whole table.
 
     Attributes:
-        variable: What an optimizer trains: another slice on each replica. It carries `_gpudist_shard`; its local gradient is
-            the total of the slice.
+        variable: The variable that an optimizer trains: another slice on each replica. It carries `_gpudist_shard`. Its local
+            gradient is the slice's total.
         strategy: The strategy whose replicas hold the slices.
-        info: Which replica holds what.
+        info: Which replica holds which rows.
         shape: The shape of the whole table.
     """
 
@@ -63,27 +63,27 @@ class ShardedTable:
 
     @property
     def _tf(self) -> Any:
-        """The tf.Variable, also where a Keras variable is around it."""
+        """Return the tf.Variable, also if a Keras variable wraps it."""
         value = getattr(self.variable, "value", None)
         return self.variable if callable(value) or value is None else value
 
     @property
     def dtype(self) -> Any:
-        """The table's dtype."""
+        """Return the table's dtype."""
         return self._tf.dtype
 
     @property
     def name(self) -> str:
-        """The variable's name."""
+        """Return the variable's name."""
         return str(self.variable.name).removesuffix(":0")
 
     @property
     def slices(self) -> tuple[Any, ...]:
-        """This host's slices, each a `tf.Variable` on its device, in the order of the replicas."""
+        """Return this host's slices, each a `tf.Variable` on its device, in the order of the replicas."""
         return tuple(self.strategy.experimental_local_results(self._tf))
 
     def _slice(self, replica: int) -> Any:
-        """A replica's own variable: a gather from the mirrored one would read, and so copy, all of it (TensorFlow 2.21)."""
+        """Return a replica's own variable: a gather from the mirrored one would copy all of it (TensorFlow 2.21)."""
         return self.slices[replica - replicas_of(self.strategy).first]
 
     def _replica(self, what: str) -> int:
@@ -91,9 +91,9 @@ class ShardedTable:
             return 0
         replica = context.replica_in(self.strategy)
         if replica is None:
-            raise WrongUse(
+            raise UsageError(
                 f"{what} needs all replicas of the table's own strategy at once",
-                "Call it inside strategy.run; table.as_numpy() and table.read() give the values outside.",
+                "Call it inside strategy.run. Outside, table.as_numpy() and table.read() return the values.",
                 strategy=type(self.strategy).__name__,
                 replicas=self.info.total_replicas,
             )
@@ -101,24 +101,25 @@ class ShardedTable:
 
     @tf.autograph.experimental.do_not_convert
     def lookup(self, ids: Any) -> Any:
-        """Rows of the table, in a step; every replica calls it, each with its own ids.
+        """Look up rows of the table in a step. Every replica must call it, each with its own ids.
 
         Args:
-            ids: Row numbers of any integer dtype and shape, of another number on each replica, also none.
+            ids: Row numbers of any integer dtype and shape. Each replica may pass another number of ids, also none.
 
         Returns:
-            A tensor of shape (*ids.shape, *shape[1:]). An id that is no row raises `tf.errors.InvalidArgumentError` on all
+            A tensor of shape (*ids.shape, *shape[1:]). An id outside of the table raises `tf.errors.InvalidArgumentError` on
+            all
             replicas.
         """
         return self.gather(ids)
 
     @tf.autograph.experimental.do_not_convert
     def gather(self, ids: Any, axis: int = 0) -> Any:
-        """As `tf.gather(table, ids, axis=axis)`, in a step.
+        """Gather along an axis in a step, like `tf.gather(table, ids, axis=axis)`. Every replica must call it.
 
         Args:
-            ids: Numbers along the axis, of any integer dtype and shape, of another number on each replica, also none.
-            axis: The dimension to gather along; it need not be the one that is split.
+            ids: Numbers along the axis, of any integer dtype and shape. Each replica may pass another number of ids, also none.
+            axis: The dimension to gather along. It may differ from the split dimension.
 
         Returns:
             A tensor of shape (*shape[:axis], *ids.shape, *shape[axis + 1:]).
@@ -132,7 +133,7 @@ class ShardedTable:
 
     @tf.autograph.experimental.do_not_convert
     def matmul(self, x: Any) -> Any:
-        """`x @ table`, in a step; every replica calls it, each with its own x.
+        """Compute `x @ table` in a step. Every replica must call it, each with its own x.
 
         Args:
             x: A tensor of the table's dtype and shape (..., rows of the table).
@@ -141,11 +142,11 @@ class ShardedTable:
             A tensor of shape (..., columns of the table).
 
         Raises:
-            WrongUse: When the table is not of rank 2, or x has not its rows as columns.
+            UsageError: If the table is not of rank 2, or the last dimension of x is not the table's number of rows.
         """
         size = getattr(x, "shape", (None,))[-1]
         if len(self.shape) != 2 or size != self.shape[0]:
-            raise WrongUse("x @ table needs x of shape (..., rows)", "Mend the shapes.", x=size, table=self.shape)
+            raise UsageError("x @ table needs x of shape (..., rows)", "Fix the shapes.", x=size, table=self.shape)
         if upstream.is_symbolic():
             return self._symbol((), x[..., 0], self.shape[1:])
         replica = self._replica("ShardedTable.matmul")
@@ -153,40 +154,40 @@ class ShardedTable:
             return operations.matmul(self._slice(replica), self.info, self.shape[1], x, replica)
 
     def _symbol(self, before: tuple[int, ...], inner: Any, after: tuple[int, ...]) -> Any:
-        """What has the shape of a result: replicas cannot meet while Keras builds a model."""
+        """Return a tensor with the shape of the result: replicas cannot exchange values while Keras builds a model."""
         inner = tf.convert_to_tensor(inner)
         zeros = tf.zeros(tf.concat([before, tf.shape(inner), after], 0), self.dtype)
         zeros.set_shape([*before, *inner.shape, *after])
         return zeros
 
     def bytes_per_device(self) -> dict[str, int]:
-        """What this host's slices occupy, in bytes, by the device's full name."""
+        """Return the size in bytes of this host's slices, by the device's full name."""
         return {one.device: int(np.prod(one.shape, dtype=np.int64)) * int(one.dtype.size) for one in self.slices}
 
     def _local(self) -> Iterator[tuple[int, int, Any]]:
-        """This host's slices: (start, stop, variable)."""
+        """Yield this host's slices: (start, stop, variable)."""
         first = replicas_of(self.strategy).first
         for k, variable in enumerate(self.slices):
             yield (*self.info.span(first + k), variable)
 
     def assign_rows(self, start: int, values: Any) -> None:
-        """Replace a part of the table along the axis that is split; each host does it with the same values, between steps.
+        """Replace a part of the table along the split axis, between steps. Each host must pass the same values.
 
         Args:
-            start: Where the part begins along the axis.
-            values: Shape of the table but for the axis.
+            start: The start of the part along the axis.
+            values: An array with the shape of the table, except along the axis.
 
         Raises:
-            WrongUse: When it is not a part of the table, or inside a step.
+            UsageError: If it is not a part of the table, or inside a step.
         """
         context.check_eager("ShardedTable.assign_rows")
         axis = self.info.axis
         rows = exactly(values, np.dtype(self.dtype.as_numpy_dtype))
         fits = rows.ndim == len(self.shape) and _without(rows.shape, axis) == _without(self.shape, axis)
         if not fits or not 0 <= start <= self.info.rows - rows.shape[axis]:
-            raise WrongUse(
+            raise UsageError(
                 "Rows to assign must be rows of the table",
-                "Mend start or values.",
+                "Fix start or values.",
                 start=start,
                 values=rows.shape,
                 table=self.shape,
@@ -196,10 +197,10 @@ class ShardedTable:
         self.place(tuple(begin), rows)
 
     def place(self, begin: tuple[int, ...], block: Array) -> None:
-        """Write a block of the table into the slices of this host that it meets.
+        """Write a block of the table into the overlapping slices of this host.
 
         Args:
-            begin: Where the block begins in the table, by dimension.
+            begin: The start of the block in the table, in each dimension.
             block: The values.
         """
         axis = self.info.axis
@@ -210,7 +211,7 @@ class ShardedTable:
                 memory.write(variable, (*begin[:axis], low - start, *begin[axis + 1 :]), block[inner])
 
     def state_slices(self) -> Iterator[tuple[int, Array]]:
-        """What this host holds, in pieces that fit in memory: (start along the axis, values).
+        """Yield this host's part of the table in pieces that fit in memory: (start along the axis, values).
 
         Yields:
             The pieces of one slice after the other.
@@ -222,10 +223,10 @@ class ShardedTable:
                 yield start, variable.numpy()[memory.along(self.info.axis, 0, stop - start)]
 
     def restore_slices(self, reader: Callable[[int, int], Any]) -> None:
-        """Fill what this host holds.
+        """Fill this host's part of the table.
 
         Args:
-            reader: Called with (start, stop) along the axis, returns that part of the table; one after the other.
+            reader: A function of (start, stop) along the axis that returns that part of the table. Calls are sequential.
         """
         each = self._rows_per_piece()
         for start, stop, _ in self._local():
@@ -237,10 +238,10 @@ class ShardedTable:
         return max(1, PIECE_BYTES // max(1, size))
 
     def read(self, chunk: int | None = None) -> Iterator[tuple[int, Array]]:
-        """The whole table in order, on every host: (start along the axis, values); with several hosts all of them call it.
+        """Yield the whole table in order, on every host: (start along the axis, values). With several hosts, all must call it.
 
         Args:
-            chunk: How many rows along the axis at once; about 4 MiB of them unless given.
+            chunk: Number of rows along the axis in each piece. Default: about 4 MiB.
 
         Yields:
             The pieces.
@@ -259,7 +260,7 @@ class ShardedTable:
                     yield low, variable.numpy()[memory.along(self.info.axis, low - start, high - start)]
 
     def _read_all(self, each: int) -> Iterator[tuple[int, Array]]:
-        """From all hosts: each piece is gathered by its numbers along the axis."""
+        """Gather each piece from all hosts, by its numbers along the axis."""
         if self._read_piece is None:
             self._read_piece = tf.function(
                 lambda ids: self.strategy.run(lambda: self.gather(ids, axis=self.info.axis)), reduce_retracing=True
@@ -269,16 +270,16 @@ class ShardedTable:
             yield low, np.asarray(self.strategy.experimental_local_results(self._read_piece(ids))[0])
 
     def as_numpy(self) -> Array:
-        """The whole table in host memory; with several hosts all of them call it."""
+        """Return the whole table in host memory. With several hosts, all must call it."""
         whole = np.empty(self.shape, self.dtype.as_numpy_dtype)
         for start, values in self.read():
             whole[memory.along(self.info.axis, start, start + values.shape[self.info.axis])] = values
         return whole
 
     def __tf_tensor__(self, *args: Any, **kwargs: Any) -> Any:
-        raise WrongUse(
-            "A table in slices is never one tensor",
-            "In a step take lookup, gather or matmul; as_numpy() gathers it on this host.",
+        raise UsageError(
+            "A sharded table cannot be converted to one tensor",
+            "In a step, use lookup, gather or matmul. as_numpy() gathers the table on this host.",
             table=self.name,
         )
 
@@ -299,26 +300,26 @@ def shard(
 ) -> ShardedTable:
     """Keep one slice of a table on each device.
 
-    Where there are fewer rows than replicas the last replicas hold none: the same program runs on every topology.
+    If the table has fewer rows than replicas, the last replicas hold none. So the same program runs on every topology.
 
     Args:
-        tensor: What `replicate` takes; None where an initializer makes the values. Each host gives all of it, keeps its slices.
-        strategy: A mirrored strategy, on one host or several, or one device. Under `CentralStorageStrategy` the table lies in
-            one piece where the strategy keeps its variables.
-        axis: The dimension that is split.
+        tensor: The values as for `replicate`, or None with an initializer. Each host passes all values and keeps its slices.
+        strategy: A mirrored strategy, on one host or several, or one device. Under `CentralStorageStrategy` the table is in one
+            piece, where the strategy keeps its variables.
+        axis: The dimension to split.
         trainable: Whether gradient tapes watch it.
-        name: A name, `sharded` unless given.
-        dtype: The dtype on the devices; the tensor's own unless given, float32 for an initializer.
-        shape: The whole shape, needed for chunks and initializers.
-        initializer: Called with (start, (count, *rest)): values of `count` rows from `start` along the axis, the axis first.
-            It must depend on the rows' numbers alone, so that every topology starts from the same table; `uniform` does.
+        name: A name. Default: `sharded`.
+        dtype: The dtype on the devices. Default: the tensor's dtype; float32 with an initializer.
+        shape: The whole shape. Needed for chunks and initializers.
+        initializer: A function of (start, (count, *rest)) that returns `count` rows from `start` along the axis, with the axis
+            first. It must depend on the row numbers only, so that every topology starts from the same table. See `uniform`.
 
     Returns:
-        The table; `lookup`, `gather` and `matmul` work in steps.
+        The table, for `lookup`, `gather` and `matmul` in steps.
 
     Raises:
-        WrongUse: When the axis does not exist, the values are no numbers, chunks do not make up the shape, or inside a step.
-        Unavailable: When a slice does not fit; nothing was allocated then.
+        UsageError: If the axis does not exist, the values are not numbers, or chunks do not fill the shape; inside a step.
+        Unavailable: If a slice does not fit into memory. Then nothing was allocated.
 
     Example:
         >>> table = shard(np.arange(6.0).reshape(3, 2), tf.distribute.get_strategy())
@@ -326,9 +327,8 @@ def shard(
         [[4.0, 5.0], [0.0, 1.0]]
     """
     if (tensor is None) == (initializer is None):
-        raise WrongUse(
-            "A table comes of a tensor or of an initializer",
-            "Give one of them.",
+        raise UsageError(
+            "A table needs either a tensor or an initializer",
             tensor=None if tensor is None else type(tensor).__name__,
             initializer=initializer,
         )
@@ -346,27 +346,27 @@ def shard(
 
 
 def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[int, ...]], Any]) -> ShardedTable:
-    """A table of zeros, if it fits.
+    """Allocate a table of zeros if it fits into memory.
 
     Args:
         source: Its shape and dtype.
         strategy: The strategy.
-        axis: The dimension that is split.
-        create: Makes the variable of a slice's shape.
+        axis: The dimension to split.
+        create: A function that makes the variable of a slice's shape.
 
     Returns:
         The table.
 
     Raises:
-        WrongUse: When the axis does not exist.
-        Unavailable: When it does not fit.
+        UsageError: If the axis does not exist.
+        Unavailable: If it does not fit into memory.
     """
     replicas = context.check_strategy(strategy, "gd.shard")
     in_one_piece = central_storage.is_central(strategy)
     shape = source.shape
     info = ShardInfo(_axis(axis, shape), shape[axis], 1 if in_one_piece else replicas.total)
     if not info.rows:
-        raise WrongUse("A table needs a row to split", "Give it rows.", shape=shape, axis=axis)
+        raise UsageError("A table must have at least one row to split", "Pass a table with rows.", shape=shape, axis=axis)
     lay = info.slice_shape(shape)
     size = int(np.prod(lay, dtype=np.int64)) * source.dtype.itemsize
     devices = strategy.extended.parameter_devices if in_one_piece else replicas.devices
@@ -385,11 +385,11 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
 
 
 def initialize(table: ShardedTable, initializer: Initializer) -> None:
-    """Fill this host's slices by an initializer.
+    """Fill this host's slices with an initializer.
 
     Args:
         table: The table.
-        initializer: As `shard` takes it.
+        initializer: As for `shard`.
     """
     rest = _without(table.shape, table.info.axis)
     table.restore_slices(
@@ -403,13 +403,13 @@ def _variable(lay: tuple[int, ...], dtype: Any, trainable: bool, name: str) -> A
 
 def _unfilled(shape: Sequence[int] | None, dtype: Any) -> Source:
     if shape is None:
-        raise WrongUse("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
+        raise UsageError("An initializer needs the whole shape", "Give shape=(rows, ...).", shape=shape)
     return Source(tuple(int(size) for size in shape), numeric(dtype or "float32"), lambda: iter(()))
 
 
 def _axis(axis: int, shape: tuple[int, ...]) -> int:
     if not is_whole(axis) or not -len(shape) <= axis < len(shape):
-        raise WrongUse("The axis must be one of the tensor's", "Axes count from 0.", axis=axis, shape=shape)
+        raise UsageError("axis must be an axis of the tensor", "Axes count from 0.", axis=axis, shape=shape)
     return axis % len(shape)
 
 

@@ -1,4 +1,4 @@
-"""What a table is filled from, as pieces of rows: arrays, memory maps, tensors, generators of chunks."""
+"""Read the values of a table as pieces of rows: from arrays, memory maps, tensors or generators of chunks."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.values import in_type
 
 Array = NDArray[Any]
 Pieces = Iterator[tuple[int, Array]]
 PIECE_BYTES = 2 << 20
-"""What is on its way at once: large enough that copying is not held up, small beside any table that matters."""
+"""Bytes in transit at once: enough to copy at full speed, little beside any table that matters."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A table's values before they are on a device.
+    """Hold a table's values before they are on a device.
 
     Attributes:
-        shape: Of the whole table.
-        dtype: The dtype the table will have.
-        pieces: Gives (first row, values) of the rows in order, once.
+        shape: The shape of the whole table.
+        dtype: The dtype that the table will have.
+        pieces: A function that yields (first row, values) in order, once.
     """
 
     shape: tuple[int, ...]
@@ -35,20 +35,20 @@ class Source:
 
 
 def source_of(values: Any, shape: Sequence[int] | None, dtype: Any, *, exact: bool = False) -> Source:
-    """Make a source of what the user gave.
+    """Make a source from a user's values.
 
     Args:
-        values: An array, a memory map, a tensor, nested lists; or an iterator of chunks of rows, or a function
-            that returns one.
-        shape: The shape of the whole table; needed for chunks.
-        dtype: The dtype that the table is to have; that of the values, of chunks the first one's, where None.
-        exact: Whether the dtype must hold the values; where nobody asked for it by name it must.
+        values: An array, a memory map, a tensor or nested lists; or an iterator of chunks of rows, or a function that returns
+            one.
+        shape: The shape of the whole table. Needed for chunks.
+        dtype: The dtype of the table. Default: the dtype of the values, or of the first chunk.
+        exact: Whether the dtype must hold the values exactly. This is required if nobody named the dtype.
 
     Returns:
         The source.
 
     Raises:
-        WrongUse: When shape or dtype do not fit.
+        UsageError: If shape or dtype do not match.
     """
     if callable(values) and not hasattr(values, "__array__"):
         values = iter(values())
@@ -56,30 +56,30 @@ def source_of(values: Any, shape: Sequence[int] | None, dtype: Any, *, exact: bo
         return _of_chunks(values, shape, dtype, exact or dtype is None)
     array = values if isinstance(values, np.ndarray) else np.asarray(values)
     if shape is not None and tuple(shape) != array.shape:
-        raise WrongUse("shape must be the values' own", "Leave it out.", shape=tuple(shape), values=array.shape)
+        raise UsageError("shape must be the shape of the values", "Leave it out.", shape=tuple(shape), values=array.shape)
     kind = numeric(dtype if dtype is not None else array.dtype)
     return Source(array.shape, kind, lambda: _rows(array, kind, exact))
 
 
 def exactly(values: Any, dtype: np.dtype[Any]) -> Array:
-    """Values as an array of a dtype.
+    """Convert values to an array of a dtype.
 
     Args:
-        values: What a user gave.
-        dtype: The tensor's.
+        values: A user's values.
+        dtype: The tensor's dtype.
 
     Returns:
         The array.
 
     Raises:
-        WrongUse: When the dtype does not hold them.
+        UsageError: If the dtype cannot hold the values.
     """
     array = np.asarray(values)
     found: Array | None = in_type(array, dtype)
     if found is None:
-        raise WrongUse(
-            "A static tensor holds values of its dtype",
-            "Give dtype=... where it is made.",
+        raise UsageError(
+            "The dtype of a static tensor must be able to hold its values",
+            "Give dtype=... where you make the tensor.",
             dtype=dtype.name,
             values=array.dtype.name,
         )
@@ -87,16 +87,16 @@ def exactly(values: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def numeric(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype of numbers; bfloat16 is known too.
+    """Return the NumPy dtype of numbers, including bfloat16.
 
     Args:
-        dtype: A dtype of NumPy or TensorFlow, or its name.
+        dtype: A NumPy or TensorFlow dtype, or its name.
 
     Returns:
         The dtype.
 
     Raises:
-        WrongUse: When its values are not numbers.
+        UsageError: If its values are not numbers.
     """
     import tensorflow as tf
 
@@ -106,12 +106,12 @@ def numeric(dtype: Any) -> np.dtype[Any]:
     except TypeError:
         found = np.dtype(object)
     if found.kind not in "biufV" or found.names:
-        raise WrongUse("A static tensor must hold numbers", "Encode strings as numbers first.", dtype=str(dtype))
+        raise UsageError("A static tensor must hold numbers", "Encode strings as numbers first.", dtype=str(dtype))
     return found
 
 
 def rows_per_piece(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
-    """How many rows of a table make a piece of about `PIECE_BYTES`."""
+    """Return the number of rows in a piece of about `PIECE_BYTES`."""
     return max(1, PIECE_BYTES // max(1, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize))
 
 
@@ -127,7 +127,7 @@ def _rows(array: Array, dtype: np.dtype[Any], exact: bool) -> Pieces:
 
 def _of_chunks(chunks: Iterator[Any], shape: Sequence[int] | None, dtype: Any, exact: bool) -> Source:
     if shape is None or not len(shape):
-        raise WrongUse("A table that is filled from chunks needs its whole shape", "Give shape=(rows, ...).", shape=shape)
+        raise UsageError("A table from chunks needs its whole shape", "Give shape=(rows, ...).", shape=shape)
     whole = tuple(int(size) for size in shape)
     first = next(chunks, None)
     if first is None:
@@ -142,16 +142,25 @@ def _checked(chunks: Iterable[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     for chunk in chunks:
         array = np.asarray(chunk)
         if array.shape[1:] != shape[1:] or array.ndim != len(shape):
-            raise WrongUse("A chunk must have the table's shape but for its rows", "Mend the generator.", **_both(array, shape))
+            raise UsageError(
+                "A chunk must have the table's shape, except for the number of rows",
+                "Fix the generator.",
+                **_both(array, shape),
+            )
         if start + len(array) > shape[0]:
-            raise WrongUse(
-                "Chunks must have as many rows as shape says", "They have more.", rows=start + len(array), shape=shape
+            raise UsageError(
+                "The chunks must have as many rows as shape says",
+                "The chunks have more rows.",
+                rows=start + len(array),
+                shape=shape,
             )
         for offset, piece in _rows(array, dtype, exact):
             yield start + offset, piece
         start += len(array)
     if start < shape[0]:
-        raise WrongUse("Chunks must have as many rows as shape says", "They have fewer.", rows=start, shape=shape)
+        raise UsageError(
+            "The chunks must have as many rows as shape says", "The chunks have fewer rows.", rows=start, shape=shape
+        )
 
 
 def _both(array: Array, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Training steps whose result does not depend on the topology."""
+"""Run training steps whose result does not depend on the topology."""
 
 from gpudist_core.steps.train import TrainStep
 

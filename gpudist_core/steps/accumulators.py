@@ -1,4 +1,4 @@
-"""Sums over several batches, kept on each replica until they make an update."""
+"""Keep sums over several batches on each replica until they make an update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudist_core.upstream import central_storage
 
 
 class Accumulators:
-    """One dense variable for each trained variable, and one for the weight; each replica adds to its own copy.
+    """Keep one dense sum for each trained variable, and one for the weight. Each replica adds to its own copy.
 
     Args:
         strategy: The strategy of the trained variables.
@@ -28,11 +28,11 @@ class Accumulators:
 
     @property
     def is_built(self) -> bool:
-        """Whether they were made."""
+        """Return whether the sums exist already."""
         return self._weight is not None
 
     def build(self, variables: list[Any]) -> None:
-        """Make them, in the strategy's scope; again does nothing.
+        """Create the sums in the strategy's scope. A second call does nothing.
 
         Args:
             variables: The trained variables.
@@ -59,13 +59,13 @@ class Accumulators:
         self._weight.assign_add(weight)
 
     def nothing_more(self) -> list[Any]:
-        """What to `take` where no batch comes: zeros, and None for what had no gradient, as an optimizer leaves that alone."""
+        """Return gradients for `take` if no batch comes: zeros, and None for variables that never had a gradient."""
         return [
             tf.zeros(kept.shape, kept.dtype) if given else None for kept, given in zip(self._sums, self._given, strict=True)
         ]
 
     def take(self, grads: list[Any], weight: Any) -> tuple[list[Any], Any]:
-        """What was kept plus what is given; nothing is kept any more.
+        """Return the kept sums plus the given ones, and reset the kept sums.
 
         Args:
             grads: A gradient for each variable, or None.
@@ -82,16 +82,17 @@ class Accumulators:
         return sums, total
 
     def drop(self) -> None:
-        """Keep nothing of what was added."""
+        """Discard the kept sums."""
         for kept in [*self._sums, self._weight]:
             kept.assign(tf.zeros(kept.shape, kept.dtype))
 
     def state(self) -> dict[str, Any]:
-        """What was kept, summed over all replicas.
+        """Return the kept sums, added over all replicas.
 
         Returns:
-            `weight`, a number, and for each variable `sums`, an array, of a table in slices the whole, and `given`, whether it
-            had a gradient.
+            `weight` (a number) and, for each variable, `sums` (an array; for a sharded table the whole table) and `given`
+            (whether
+            it had a gradient).
         """
         sums = [
             self._read(kept) if table is None else table.as_numpy()
@@ -100,10 +101,10 @@ class Accumulators:
         return {"weight": self._read(self._weight), "sums": sums, "given": list(self._given)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Set the sums so that they are again those of all replicas: the first has them, the others nothing.
+        """Set the sums so that their total over the replicas is the saved state: the first replica gets it, the others zero.
 
         Args:
-            state: What `state` returned.
+            state: The result of `state`.
         """
         for kept, table, value in zip(self._sums, self._tables, state["sums"], strict=True):
             if table is None:
@@ -114,7 +115,7 @@ class Accumulators:
         self._given = [bool(given) for given in state.get("given", [True] * len(self._sums))]
 
     def _table_of(self, variable: Any, kept: Any) -> ShardedTable | None:
-        """What is kept of a table in slices is one too: each replica adds to its own."""
+        """Return the sharded table of the sums for a sharded variable: each replica adds to its own slice."""
         if not reduction.is_sharded(variable):
             return None
         info, shape = reduction.shard_of(variable), list(kept.shape)
@@ -122,7 +123,7 @@ class Accumulators:
         return ShardedTable(kept, self._strategy, info, tuple(shape))
 
     def _own(self, kept: Any) -> Any:
-        """This replica's part; of a variable that all replicas share each takes as much as the others."""
+        """Return this replica's part. If all replicas share the variable, each takes an equal part."""
         value = kept.read_value()
         return value / self._strategy.num_replicas_in_sync if central_storage.is_shared(kept) else value
 

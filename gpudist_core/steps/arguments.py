@@ -1,4 +1,4 @@
-"""What a step may be given, with one strategy or with parameter servers; looked at when it is made."""
+"""Check the arguments of a training step, with one strategy or with parameter servers, when the step is made."""
 
 from __future__ import annotations
 
@@ -6,97 +6,97 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
 
 
 def check_model(model: Any, variables: Any) -> None:
-    """Refuse what cannot be a model.
+    """Refuse an object that cannot be a model.
 
     Args:
-        model: What was given.
-        variables: What is to be trained, None for the model's own.
+        model: The `model` argument.
+        variables: The variables to train; None for the model's own.
 
     Raises:
-        WrongUse: It cannot be called, is a class, or nobody says what is trained.
+        UsageError: If it is not callable, is a class, or has no trainable variables and `variables` is None.
     """
     if not callable(model) or isinstance(model, type) or (variables is None and not hasattr(model, "trainable_variables")):
-        raise WrongUse(
-            "A model is a Keras model, or a callable with trainable_variables",
-            "Give one that was made, or say what is trained: variables=[...].",
+        raise UsageError(
+            "model must be a Keras model, or a callable with trainable_variables",
+            "Pass an instance, or name the variables to train: variables=[...].",
             model=model,
         )
 
 
 def check_accumulate(accumulate: Any) -> None:
-    """Refuse what is no number of batches.
+    """Refuse a value that is not a number of batches.
 
     Args:
-        accumulate: What was given.
+        accumulate: The `accumulate` argument.
 
     Raises:
-        WrongUse: It is no whole number, or below 1.
+        UsageError: If it is not an integer, or below 1.
     """
     if not is_whole(accumulate, 1):
-        raise WrongUse(
-            "The number of batches that make one update must be a positive integer",
+        raise UsageError(
+            "accumulate must be a positive integer",
             "1 means no accumulation.",
             accumulate=accumulate,
         )
 
 
 def checked_batch(batch: Any) -> tuple[Any, ...]:
-    """A batch as a step takes it, which may have None in the place of weights.
+    """Return a batch as (x, y) or (x, y, weight). The weight may be None.
 
     Args:
-        batch: What was given.
+        batch: The batch of a step.
 
     Returns:
         (x, y) or (x, y, weight).
 
     Raises:
-        WrongUse: It is something else, lacks a part, or has more than one tensor of weights.
+        UsageError: If the batch has another form, lacks a part, or has more than one tensor of weights.
     """
     import tensorflow as tf
 
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
-        raise WrongUse("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
+        raise UsageError("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)
     x, y, *weights = batch
     weight = weights[0] if weights else None
     missing = {name: None for name, part in (("x", x), ("y", y)) if any(leaf is None for leaf in tf.nest.flatten(part))}
     if missing:
-        raise WrongUse(
-            "Every part of a batch must be there",
-            "Where the loss compares with nothing, give (x, x), and leave its first argument alone.",
+        raise UsageError(
+            "No part of a batch may be None, except the weight",
+            "If the loss needs no targets, pass (x, x) and ignore the first argument of the loss.",
             **missing,
         )
     if isinstance(weight, (tuple, list, dict)):
-        raise WrongUse(
-            "The weights of a batch are one tensor: (rows,), or of the shape of the losses",
-            "Put those of several outputs into y, and multiply in the loss.",
+        raise UsageError(
+            "The weights of a batch must be one tensor of shape (rows,) or of the shape of the losses",
+            "To weight several outputs, put the weights into y and multiply in the loss.",
             weight=type(weight).__name__,
         )
     return (x, y) if weight is None else (x, y, weight)
 
 
 def checked_metrics(metrics: Any) -> list[Any]:
-    """Metrics that a step can update.
+    """Return metrics that a step can update.
 
     Args:
-        metrics: What was given.
+        metrics: The `metrics` argument.
 
     Returns:
         The metrics.
 
     Raises:
-        WrongUse: It is no list of Keras metrics that take (y, y_pred, sample_weight).
+        UsageError: If it is not a list of Keras metrics that take (y, y_pred, sample_weight).
     """
     kept = list(metrics) if isinstance(metrics, (list, tuple)) else [metrics]
     if not isinstance(metrics, (list, tuple)) or not all(map(_takes_predictions, kept)):
-        raise WrongUse(
+        raise UsageError(
             "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight)",
-            "Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+            "Create them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
             metrics=metrics,
         )
     return kept
@@ -116,24 +116,24 @@ def _takes_predictions(metric: Any) -> bool:
 
 
 def checked_variables(variables: Any) -> list[Any] | None:
-    """Variables that a step can train.
+    """Return variables that a step can train.
 
     Args:
-        variables: What was given.
+        variables: The `variables` argument.
 
     Returns:
-        The variables; None where none were given.
+        The variables, or None.
 
     Raises:
-        WrongUse: It is no list of variables.
+        UsageError: If it is not a list of variables.
     """
     if variables is None:
         return None
     kept = list(variables) if isinstance(variables, Iterable) and not hasattr(variables, "assign") else [variables]
     if hasattr(variables, "assign") or not all(hasattr(one, "assign") and hasattr(one, "dtype") for one in kept):
-        raise WrongUse(
-            "variables is a list of variables",
-            "Give those that are trained: variables=model.trainable_variables.",
+        raise UsageError(
+            "variables must be a list of variables",
+            "Pass the variables to train: variables=model.trainable_variables.",
             variables=variables,
         )
     return kept

@@ -1,4 +1,4 @@
-"""What one replica does in a step: its share of the loss, and the gradients of that share."""
+"""Compute one replica's part of a step: its share of the loss, and the gradients of that share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import scale as times
 from gpudist_core.steps import pairs
 from gpudist_core.upstream import losses
@@ -18,11 +18,11 @@ from gpudist_core.upstream import losses
 
 @dataclass(frozen=True)
 class Sums:
-    """What a replica's rows add up to; every number is a sum, so that replicas and batches can simply be added.
+    """Hold the sums over a replica's examples. Sums of replicas and batches can be added.
 
     Attributes:
         grads: The gradient of `loss` for each variable.
-        loss: The weighted sum of the rows' losses, and the losses of the model times `weight`: a float32 scalar.
+        loss: The weighted sum of the examples' losses, plus the model's losses times `weight`: a float32 scalar.
         weight: The sum of the weights: a float32 scalar.
     """
 
@@ -32,22 +32,22 @@ class Sums:
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """(x, y, weight) of a batch (x, y) or (x, y, weight)."""
+    """Return (x, y, weight) for a batch (x, y) or (x, y, weight)."""
     x, y, *weight = batch
     return x, y, weight[0] if weight else None
 
 
 def weighted_losses(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, weight: Any) -> tuple[Any, Any]:
-    """What a replica's losses add up to: those that count by the masks of the outputs and of the losses, as in Keras.
+    """Sum a replica's losses. The masks of the outputs and of the losses decide which losses count, as in Keras.
 
     Args:
-        loss: Gives a loss for each row, or several, which may have a mask.
+        loss: A function that returns one or more losses for each example, perhaps with a mask.
         y: The targets, of shape (rows, ...).
-        y_pred: The model's outputs, of shape (rows, ...), which may have a mask.
-        weight: Weights of the rows or of each loss; None for ones.
+        y_pred: The model's outputs, of shape (rows, ...), perhaps with a mask.
+        weight: Weights of the examples or of each loss; None for ones.
 
     Returns:
-        The weighted sum and the sum of the weights, as `weighted` has them.
+        The weighted sum and the sum of the weights, as from `weighted`.
     """
     values, mask = losses_of(loss, y, y_pred)
     if isinstance(y_pred, (tuple, list, dict)):
@@ -56,46 +56,46 @@ def weighted_losses(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, weight
 
 
 def _warn_of_masks(y_pred: Any) -> None:
-    """Say that nobody but the loss knows which of its values the mask of one of several outputs leaves out."""
+    """Warn that, with several outputs, only the loss function can apply the masks of the outputs."""
     masked = [i for i, value in enumerate(tf.nest.flatten(y_pred)) if losses.mask_of(value) is not None]
     if masked:
         warnings.warn(
-            "Where a model has several outputs, what their masks leave out counts unless per_example_loss leaves it out. "
-            f"Received: outputs={len(tf.nest.flatten(y_pred))}, with a mask={masked}. Put the mask into y, and use it in the "
+            "With several outputs, masked values count unless per_example_loss leaves them out. "
+            f"Received: outputs={len(tf.nest.flatten(y_pred))}, with a mask={masked}. Put the mask into y, and apply it in the "
             "loss.",
             stacklevel=2,
         )
 
 
 def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any, Any]:
-    """A replica's losses and their mask.
+    """Return a replica's losses and their mask.
 
     Args:
-        loss: Gives a loss for each row, or several.
+        loss: A function that returns one or more losses for each example.
         y: The targets, of shape (rows, ...).
         y_pred: The model's outputs, of shape (rows, ...).
 
     Returns:
-        The losses, float32, of shape (rows, ...), or one after the other of shape (rows * n, ...); the mask that the loss left
-        on them (`ignore_class` does), of their shape, or None.
+        The losses: float32, of shape (rows, ...), or concatenated with shape (rows * n, ...). Their mask (from
+        `ignore_class` for example), of the same shape, or None.
 
     Raises:
-        WrongUse: When the losses are one number, or cannot be those of rows by their shape.
+        UsageError: If the loss is one number, or its shape does not match the number of examples.
     """
     given = loss(y, y_pred)
     if given is None:
-        raise WrongUse("per_example_loss returns a loss for each row", "Return it.", loss=None)
+        raise UsageError("per_example_loss must return a loss for each example", loss=None)
     if isinstance(given, (tuple, list, dict)):
-        raise WrongUse(
-            "per_example_loss returns one tensor with a loss for each row",
-            "Add several losses of a row up.",
+        raise UsageError(
+            "per_example_loss must return one tensor with a loss for each example",
+            "Add the losses of an example.",
             loss=type(given).__name__,
         )
     values = tf.cast(given, tf.float32)
     if values.shape.rank == 0 or not _are_of_rows(values.shape, tf.nest.flatten((y, y_pred))):
-        raise WrongUse(
-            "per_example_loss gives a loss for each row, so that rows weigh the same on every replica",
-            "Return the rows' losses, without a mean or a sum over them.",
+        raise UsageError(
+            "per_example_loss must return a loss for each example, so that examples weigh the same on every replica",
+            "Return the losses of the examples, without a mean or a sum over them.",
             loss="one number" if values.shape.rank == 0 else f"shape {tuple(values.shape)}",
         )
     pairs.check(loss, y, y_pred, values)
@@ -103,7 +103,7 @@ def losses_of(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> tuple[Any
 
 
 def _are_of_rows(shape: Any, given: list[Any]) -> bool:
-    """Whether losses of a shape can be those of the rows given; what is known at tracing alone can tell."""
+    """Return whether losses of this shape can belong to these examples, as far as static shapes tell."""
     rows = {value.shape[0] for value in given if value.shape.rank}
     if shape.rank is None or shape[0] is None or not rows:
         return True
@@ -111,14 +111,14 @@ def _are_of_rows(shape: Any, given: list[Any]) -> bool:
 
 
 def weighted(values: Any, *factors: Any) -> tuple[Any, Any]:
-    """The weighted sum of a replica's losses and the sum of their weights.
+    """Return the weighted sum of a replica's losses and the sum of their weights.
 
     Args:
         values: Losses, float32 of shape (rows, ...).
-        *factors: Weights and masks of the rows or of each value, broadcast over what follows; None for ones.
+        *factors: Weights and masks of the examples or of each loss, broadcast over the last dimensions; None for ones.
 
     Returns:
-        Two float32 scalars; both are 0 without rows.
+        Two float32 scalars; both are 0 without examples.
     """
     given = [factor for factor in factors if factor is not None]
     if not given:
@@ -130,25 +130,25 @@ def weighted(values: Any, *factors: Any) -> tuple[Any, Any]:
 
 
 def alongside(factor: Any, values: Any) -> Any:
-    """Weights in a form that broadcasts over values: what is 1 too many at the end goes, what is missing there is 1.
+    """Reshape weights so that they broadcast over values: drop trailing dimensions of size 1, or append them.
 
     Args:
-        factor: A factor for each row, or for each of its values; shape (rows, ...).
-        values: Of shape (rows, ...).
+        factor: A factor for each example, or for each of its losses; shape (rows, ...).
+        values: A tensor of shape (rows, ...).
 
     Returns:
-        The factor, of the rank of the values.
+        The factor, with the rank of the values.
 
     Raises:
-        WrongUse: Where it does not fit.
+        UsageError: If the shapes do not match.
     """
     while factor.shape.rank > values.shape.rank and factor.shape[-1] == 1:
         factor = tf.squeeze(factor, -1)
     if factor.shape.rank > values.shape.rank or not values.shape[: factor.shape.rank].is_compatible_with(
         tf.TensorShape([None if size == 1 else size for size in factor.shape])
     ):
-        raise WrongUse(
-            "A weight or a mask must be one for each row, or one for each of its losses",
+        raise UsageError(
+            "A weight or a mask must have one value for each example, or one for each of its losses",
             "Give it the shape (rows,), or that of the losses.",
             weight_shape=tuple(factor.shape),
             losses_shape=tuple(values.shape),
@@ -157,14 +157,14 @@ def alongside(factor: Any, values: Any) -> Any:
 
 
 def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:
-    """A model's own losses: those of its variables (regularisers) and those of its inputs (activity, `add_loss`).
+    """Separate a model's own losses: those of its variables (regularizers) and those of its inputs (activity, `add_loss`).
 
     Args:
-        model: What was just called.
+        model: The model that was just called.
         losses: Its losses.
 
     Returns:
-        Two float32 scalars; each is None where there are none.
+        Two float32 scalars; each is None if there is no such loss.
     """
     sums = [tf.reduce_sum(tf.cast(loss, tf.float32)) for loss in losses]
     # Keras lists the regularisers' losses last.
@@ -174,7 +174,7 @@ def separate(model: Any, losses: list[Any]) -> tuple[Any, Any]:
 
 
 def scaled(share: shares.Share, loss: Any, scale: Any) -> Any:
-    """What is differentiated: the sum, or with a loss scale about the scaled mean of the rows, as 16-bit floats end at 65504.
+    """Return the value to differentiate: the sum, or with a loss scale about the scaled mean of the examples.
 
     Args:
         share: This replica's share of the step.
@@ -188,7 +188,7 @@ def scaled(share: shares.Share, loss: Any, scale: Any) -> Any:
 
 
 def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any]:
-    """The gradients of the sum again, where those of the mean were taken; they stay scaled.
+    """Turn gradients of the mean back into gradients of the sum. They stay scaled.
 
     Args:
         share: This replica's share of the step.
@@ -202,5 +202,5 @@ def unscaled_rows(share: shares.Share, grads: list[Any], scale: Any) -> list[Any
 
 
 def _rows(share: shares.Share) -> Any:
-    """Rows of a replica in the mean, the same for all: through a BatchNormalization a loss reaches the others' gradients."""
+    """Return the divisor of the mean, equal on all replicas: a BatchNormalization carries a loss to the others' gradients."""
     return tf.maximum(share.total / share.num_replicas, 1.0)

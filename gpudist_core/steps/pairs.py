@@ -1,4 +1,4 @@
-"""Losses that broadcasting made of every row's target with every other row's output."""
+"""Refuse losses that broadcasting made from every example's target with every other example's output."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 def check(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: Any) -> None:
-    """Refuse losses of shape (rows, rows) that came of (rows,) and (rows, 1); (rows, k) is right, whatever k is.
+    """Refuse losses of shape (rows, rows) that come from (rows,) and (rows, 1). Shape (rows, k) is allowed for every k.
 
     Args:
-        loss: Gave the values.
+        loss: The function that returned the values.
         y: The targets.
         y_pred: The model's outputs.
         values: The losses.
 
     Raises:
-        WrongUse: Where their second dimension is that of the rows.
+        UsageError: If the second dimension is also the number of examples.
     """
     for target, output in zip(tf.nest.flatten(y), tf.nest.flatten(y_pred), strict=False):
         if values.shape.rank == 2 and _broadcast(target.shape, output.shape) and _are_rows_twice(loss, y, y_pred):
-            raise WrongUse(
-                "per_example_loss gives losses of each row, not of each row with every other one, as broadcasting makes them",
-                "Give y and y_pred one shape in the loss: tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
+            raise UsageError(
+                "per_example_loss must return losses of each example, not of each pair of examples (y and y_pred were "
+                "broadcast)",
+                "Give y and y_pred the same shape in the loss: tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
                 y_shape=tuple(target.shape),
                 y_pred_shape=tuple(output.shape),
                 losses_shape=tuple(values.shape),
@@ -34,7 +35,7 @@ def check(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any, values: Any) -> 
 
 
 def _broadcast(one: Any, other: Any) -> bool:
-    """Whether one is (rows,) and the other (rows, 1)."""
+    """Return whether one shape is (rows,) and the other is (rows, 1)."""
     if one.rank is None or other.rank is None:
         return False
     flat, column = sorted((one, other), key=lambda shape: shape.rank)
@@ -42,7 +43,7 @@ def _broadcast(one: Any, other: Any) -> bool:
 
 
 def _are_rows_twice(loss: Callable[[Any, Any], Any], y: Any, y_pred: Any) -> bool:
-    """Whether the second dimension grows with the rows: nobody knows it where nobody knows how many rows there are."""
+    """Return whether the second dimension grows with the number of examples. It is unknown if that number is unknown."""
     if not all(isinstance(one, tf.Tensor) and one.shape.rank for one in tf.nest.flatten((y, y_pred))):
         return False
     specs = [tf.nest.map_structure(lambda v: tf.TensorSpec((None, *v.shape[1:]), v.dtype), given) for given in (y, y_pred)]

@@ -1,4 +1,4 @@
-"""A training step whose result does not depend on the topology."""
+"""Run a training step whose result does not depend on the topology."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients import finite, reduction
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
@@ -33,14 +33,16 @@ DRAWS = ("replica", "row")
 
 
 class TrainStep:
-    """One step of training, with the result of one device on every topology.
+    """Train one step, with the result of one device on every topology.
 
-    The loss of a batch is the weighted sum of its rows' losses divided by the sum of their weights, over all replicas, plus the
-    model's own losses once. Gradients are summed over the replicas first, then clipped, then applied. With
-    `accumulate=n`, n batches make one update, with the gradient of the n batches taken together: the sums of the losses and of
-    the weights are added, not the means. A replica without rows adds nothing. A gradient that is not finite on one replica is
-    not finite in the sum, so on all: with a loss scale all skip the step, without one all are equally damaged
-    (`check_finite=True` raises instead).
+    The loss of a batch is sum(weight * loss) / sum(weight) over the examples of all replicas, plus the model's own losses once.
+    The step sums the gradients over the replicas, clips them, and applies them. A replica without examples adds nothing.
+
+    With `accumulate=n`, n batches make one update. The sums of the losses and of the weights are added, not the means. So the
+    gradient is that of the n batches taken together.
+
+    If a gradient is not finite on one replica, it is not finite in the sum on all replicas. With a loss scale all replicas skip
+    the step. Without a loss scale all variables become non-finite (`check_finite=True` raises instead).
 
     Example:
         >>> import keras, numpy as np, gpudist_core as gd
@@ -57,28 +59,28 @@ class TrainStep:
 
     Args:
         model: A Keras model, or a callable with `trainable_variables`, made in the strategy's scope.
-        optimizer: A Keras 3 optimizer, made in the strategy's scope. It is changed in place: its own clipping, weight decay,
-            EMA and loss scale then act on the gradients of all replicas. One with `gradient_accumulation_steps` is refused: see
-            `accumulate`.
-        per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. A mask that
-            the model leaves on its output is respected; those of several outputs the function must respect (a warning says so).
+        optimizer: A Keras 3 optimizer, made in the strategy's scope. The step changes it in place: its clipping, weight decay,
+            EMA and loss scale then act on the gradients of all replicas. An optimizer with `gradient_accumulation_steps` is
+            refused; use `accumulate`.
+        per_example_loss: A function (y, y_pred) -> losses of shape (rows, ...), a `keras.losses.Loss` or its name. The step
+            applies a mask on the model's output. With several outputs the function must apply their masks (a warning says so).
         clip_norm: The largest L2 norm of each variable's gradient.
         clip_global_norm: The largest L2 norm of all gradients together.
         clip_value: The largest absolute value in a gradient.
-        accumulate: How many batches make one update.
-        draws: What a Keras layer's dropout or noise depends on: `replica` for other draws on each replica, `row` for draws that
-            belong to the row's place in the global batch, so that they are the same on every topology.
-        metrics: Keras metrics that are updated with (y, y_pred, weight); read their `result()` outside the step.
-        variables: What is trained; the model's trainable variables unless given, as they are when the step is first called:
-            make another step after `trainable` is changed. Add the variables of sharded tables here.
-        jit_compile: Compile each replica's forward and backward pass by XLA.
-        check_finite: Raise `InvalidArgumentError`, naming the variable, when a gradient is not finite. No trained variable,
-            nothing of the optimizer and no metric is changed then, and what was accumulated for the update is left out.
-        synchronize_batch_norm: Give BatchNormalization layers the moments of the global batch.
-        strategy: The strategy; that of the model unless given.
+        accumulate: Number of batches that make one update.
+        draws: How a Keras layer's dropout or noise is drawn. `replica`: differently on each replica. `row`: by the example's
+            index in the global batch, so that it is the same on every topology.
+        metrics: Keras metrics, updated with (y, y_pred, weight). Read their `result()` outside the step.
+        variables: The variables to train. Default: the model's trainable variables at the first call. Make another step after
+            `trainable` changes. Add the variables of sharded tables here.
+        jit_compile: Compile each replica's forward and backward pass with XLA.
+        check_finite: Raise `InvalidArgumentError`, which names the variable, if a gradient is not finite. Then no trained
+            variable, optimizer state or metric changes, and the accumulated sums of this update are discarded.
+        synchronize_batch_norm: Use the moments of the global batch in BatchNormalization layers.
+        strategy: The strategy. Default: the strategy of the model.
 
     Raises:
-        WrongUse: Where the arguments do not fit together.
+        UsageError: If an argument is not valid, or arguments do not fit together.
     """
 
     def __init__(
@@ -101,21 +103,21 @@ class TrainStep:
     ) -> None:
         arguments.check_accumulate(accumulate)
         if jit_compile and variables is not None:
-            raise WrongUse(
-                "jit_compile=True trains the model's own variables alone", "Leave variables out.", variables=len(variables)
+            raise UsageError(
+                "jit_compile=True can train the model's own variables only", "Leave variables out.", variables=len(variables)
             )
         if draws not in DRAWS:
-            raise WrongUse("draws must be 'replica' or 'row'", "Choose one of them.", draws=draws)
+            raise UsageError("draws must be 'replica' or 'row'", draws=draws)
         if jit_compile and draws == "row":
-            raise WrongUse(
-                "A pass compiled by XLA cannot know how many rows the other replicas have, as draws='row' needs",
-                "Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
+            raise UsageError(
+                "A pass compiled by XLA does not know the other replicas' numbers of examples, which draws='row' needs",
+                "Leave jit_compile out, or use draws='replica'.",
                 draws=draws,
             )
         if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
-            raise WrongUse(
+            raise UsageError(
                 "A step must be made outside Strategy.run",
-                "Make it once, beside model and optimizer, and call it with batches.",
+                "Make it once, where you make the model and the optimizer, and call it with batches.",
                 strategy=type(tf.distribute.get_strategy()).__name__,
             )
         optimizers.check(optimizer)
@@ -154,14 +156,15 @@ class TrainStep:
         """Train on one global batch.
 
         Args:
-            batch: (x, y) or (x, y, weight): a `PerReplica` of each, as `Pipeline.distribute` gives them, or tensors and arrays
-                where there is one replica. Weights have shape (rows,) or that of the losses; None is as if there were none.
+            batch: (x, y) or (x, y, weight). Each part is a `PerReplica`, as `Pipeline.distribute` returns it, or with one
+                replica a
+                tensor or an array. Weights have shape (rows,) or the shape of the losses. None means no weights.
 
         Returns:
-            The batch's loss before the update, that of the model included: a float32 scalar, the same on all hosts.
+            The batch's loss before the update, including the model's own losses: a float32 scalar, equal on all hosts.
 
         Raises:
-            WrongUse: Where the batch is not distributed, or the step is called inside another strategy.
+            UsageError: If the batch is not distributed, or the step is called inside another strategy.
         """
         return self._run([batch])
 
@@ -169,23 +172,26 @@ class TrainStep:
         """Train on several global batches in one call of one compiled function.
 
         Args:
-            batches: As in a call; they may have different numbers of rows.
+            batches: A list of batches as in `__call__`. They may have different numbers of examples.
 
         Returns:
             The loss of each batch: float32, shape (batches,).
+
+        Raises:
+            UsageError: If `batches` is not a list of batches.
         """
         if not isinstance(batches, Iterable):
-            raise WrongUse("several takes a list of batches", "Call the step itself with one.", batches=batches)
+            raise UsageError("several needs a list of batches", "For one batch, call the step itself.", batches=batches)
         batches = list(batches)
         results = self._run(batches)
         return results[tf.newaxis] if len(batches) == 1 else results
 
     def _run(self, batches: Sequence[Any]) -> Any:
-        """As `several`; of one batch the loss is a scalar, as taking it out would take as long as a small step."""
+        """Train as `several` does. For one batch, return a scalar: extracting it would take as long as a small step."""
         self._check_place()
         checked = [self._checked(batch) for batch in batches]
         if not checked:
-            raise WrongUse("At least one batch is needed", "Leave the call out where there is none.", batches=batches)
+            raise UsageError("several needs at least one batch", "Skip the call if there is no batch.", batches=batches)
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
         if updates not in self._compiled:
             self._build(checked[0])
@@ -202,7 +208,10 @@ class TrainStep:
         return results
 
     def flush(self) -> None:
-        """Make the update of the batches that are pending, if any: at the end of data whose batches do not divide."""
+        """Apply the pending batches as one update.
+
+        Call it at the end of data whose number of batches `accumulate` does not divide.
+        """
         if self._pending:
             if self._flush is None:
                 self._flush = tf.function(lambda: self.strategy.run(self._apply_pending), autograph=False)
@@ -211,64 +220,64 @@ class TrainStep:
 
     @property
     def pending(self) -> int:
-        """Batches that were accumulated and have not made an update yet."""
+        """Return the number of accumulated batches that have not made an update yet."""
         return self._pending
 
     @property
     def trained_variables(self) -> list[Any]:
-        """What is trained, in the order of the gradients."""
+        """Return the trained variables, in the order of the gradients."""
         return self._trained or self._trainable()
 
     def _trainable(self) -> list[Any]:
         return self._variables if self._variables is not None else list(self.model.trainable_variables)
 
     def _check_trained(self) -> None:
-        """Refuse to trace a step for other variables than before: batches of one shape would train others than the rest."""
+        """Refuse to trace a step for other variables than before. Otherwise each batch shape would train others."""
         now = self._trainable()
         if self._trained and [*map(id, now)] != [*map(id, self._trained)]:
-            raise WrongUse(
-                "A step trains what was trainable when it was first called",
-                "Make another step after `trainable` is changed.",
+            raise UsageError(
+                "A step must train the variables that were trainable at its first call",
+                "Make another step after `trainable` changes.",
                 trained=len(self._trained),
                 trainable=len(now),
             )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must keep besides model and optimizer: batches pending, and their sums over all replicas."""
+        """Return the state for a checkpoint besides model and optimizer: the pending batches and their sums over replicas."""
         kept = self._accumulators.state() if self._accumulators is not None and self._pending else {}
         return {"pending": self._pending, "accumulators": kept, "accumulate": self.accumulate}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken, on any topology.
+        """Restore what `state` returned, on any topology.
 
         Args:
-            state: What `state` returned.
+            state: The result of `state`.
 
         Raises:
-            WrongUse: Where it was taken with another `accumulate`.
+            UsageError: If it comes from a step with another `accumulate`.
         """
         if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise WrongUse("A state is what TrainStep.state() returned", "Give that.", state=state)
+            raise UsageError("state must be a result of TrainStep.state()", state=state)
         if state["pending"] and "accumulators" not in state:
-            raise WrongUse(
-                "Batches that are pending are gone on with by what accumulated them: a TrainStep by a TrainStep",
-                "Save after flush(), or go on there.",
+            raise UsageError(
+                "Pending batches must be restored by what accumulated them: a TrainStep by a TrainStep",
+                "Save after flush(), or restore it there.",
                 pending=state["pending"],
                 state=sorted(state),
             )
         pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
         if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise WrongUse(
-                "The state must come from a step that accumulates as many batches",
+            raise UsageError(
+                "The state must come from a step with the same accumulate",
                 "Restore it there.",
                 pending=pending,
                 accumulate=self.accumulate,
                 accumulated_by=of,
             )
         if pending and not self.trained_variables:
-            raise WrongUse(
-                "A model must have its variables before what was accumulated of their gradients is restored",
-                "Build it: model.build(shape), or call it with some rows, in the strategy's scope.",
+            raise UsageError(
+                "A model must be built before its accumulated gradients are restored",
+                "Build it in the strategy's scope: model.build(shape), or call it with some examples.",
                 pending=pending,
                 model=getattr(self.model, "name", type(self.model).__name__),
             )
@@ -279,7 +288,7 @@ class TrainStep:
             self._flush = None  # what had a gradient before is known again
 
     def _train(self, updates: tuple[bool, ...], batches: Sequence[Any]) -> Any:
-        """The graph of some batches, one after the other."""
+        """Build the graph of some batches, one after the other."""
         results: list[Any] = []
         for update, batch in zip(updates, batches, strict=True):
             with tf.control_dependencies(results):
@@ -288,7 +297,7 @@ class TrainStep:
         return results[0] if len(results) == 1 else tf.stack(results)
 
     def _on_replica(self, *batch: Any, update: bool) -> Any:
-        """One replica's part of one batch; returns the loss of all."""
+        """Compute one replica's part of one batch, and return the loss of all replicas."""
         batch = randomness.with_unknown_rows(self.draws, batch, self._replicas.total)
         x, y, weight = local.unpack(batch)
         with (
@@ -308,7 +317,7 @@ class TrainStep:
             return loss
 
     def _count(self, y: Any, y_pred: Any, weight: Any) -> None:
-        """Update the metrics by one replica's rows; what is one number for a batch is the mean over them."""
+        """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
         with row_means.counting(tapes=False):
             for metric in self.metrics:
                 central_storage.add_up(metric.variables)
@@ -317,7 +326,7 @@ class TrainStep:
     def _pass(
         self, variables: list[Any], share: shares.Share, x: Any, y: Any, weight: Any, scale: Any
     ) -> tuple[local.Sums, Any]:
-        """Forward and backward: this replica's sums, and the model's output."""
+        """Run forward and backward: return this replica's sums and the model's output."""
         with tf.GradientTape() as tape:
             y_pred = models.call(self.model, x)
             loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
@@ -331,7 +340,7 @@ class TrainStep:
         return local.Sums(local.unscaled_rows(share, tape.gradient(target, variables), scale), loss, total), y_pred
 
     def _apply(self, sums: local.Sums, variables: list[Any]) -> Any:
-        """Sum over the replicas (and what was accumulated), divide by the weight of all, apply."""
+        """Sum over the replicas (and the accumulated batches), divide by the total weight, and apply."""
         grads, weight = sums.grads, sums.weight
         if self._accumulators is not None:
             grads, weight = self._accumulators.take(grads, weight)
@@ -352,7 +361,7 @@ class TrainStep:
         return reported[0]
 
     def _keep(self, sums: local.Sums, variables: list[Any]) -> Any:
-        """Add to what is accumulated; only the loss needs the other replicas."""
+        """Add to the accumulated sums. Only the loss needs the other replicas."""
         assert self._accumulators is not None
         self._accumulators.add(sums.grads, sums.weight)
         loss, weight = reduction.all_reduce_all([sums.loss, sums.weight])
@@ -364,12 +373,12 @@ class TrainStep:
         self._apply(nothing, self.trained_variables)
 
     def _build(self, batch: Any) -> None:
-        """Make the variables that are still missing, in the strategy's scope: a step that is being traced cannot."""
+        """Create the missing variables in the strategy's scope: a step cannot do it while it is traced."""
         with self.strategy.scope():
             models.build(self.model, self.strategy.experimental_local_results, batch[0])
             if not self.trained_variables:
-                raise WrongUse(
-                    "A step needs a variable to train",
+                raise UsageError(
+                    "A step needs at least one variable to train",
                     "Set trainable=True on a layer, or give variables=[...].",
                     model=getattr(self.model, "name", type(self.model).__name__),
                 )
@@ -382,17 +391,17 @@ class TrainStep:
 
     def _check_place(self) -> None:
         if self.accumulate > 1 and not tf.executing_eagerly():
-            raise WrongUse(
-                "A step that accumulates counts its calls, which a tf.function around it makes once for all",
-                "Leave the tf.function out; step.several takes several batches in one call of a compiled function.",
+            raise UsageError(
+                "A step that accumulates must not be called in a tf.function, which would count the calls once, at tracing",
+                "Leave the tf.function out. step.several(batches) trains several batches in one compiled call.",
                 accumulate=self.accumulate,
             )
         if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
-            raise WrongUse(
+            raise UsageError(
                 "A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__
             )
         if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
-            raise WrongUse(
+            raise UsageError(
                 "A step must be used with the strategy that its model was made in",
                 "Leave the other strategy's scope, or make model, optimizer and step there.",
                 strategy=type(tf.distribute.get_strategy()).__name__,
@@ -400,7 +409,7 @@ class TrainStep:
             )
 
     def _checked(self, batch: Any) -> tuple[Any, ...]:
-        """The batch as a tuple of what `Strategy.run` takes."""
+        """Return the batch as the tuple of arguments for `Strategy.run`."""
         several = len(self._replicas.devices) > 1
         direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
         is_one = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
@@ -409,24 +418,24 @@ class TrainStep:
         batch = arguments.checked_batch(batch)
         parts = tf.nest.flatten(batch)
         if not all(map(self._is_ours, parts)):
-            raise WrongUse(
-                "A batch must have as many parts as the step's strategy has replicas on this host",
-                "Distribute it by the strategy that the model was made in.",
+            raise UsageError(
+                "A batch must have one part for each replica of the step's strategy on this host",
+                "Distribute it with the strategy that the model was made in.",
                 parts=max(len(part.values) for part in parts if isinstance(part, tf.distribute.DistributedValues)),
                 replicas=len(self._replicas.devices),
                 strategy=type(self.strategy).__name__,
             )
         distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in parts)
         if several and not distributed:
-            raise WrongUse(
+            raise UsageError(
                 "A batch must hold one part for each replica",
-                "Take it from Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
+                "Use Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
                 batch=[type(v).__name__ for v in tf.nest.flatten(batch)],
             )
         return tuple(batch) if distributed else tuple(tf.nest.map_structure(_as_tensor, tuple(batch)))
 
     def _is_ours(self, part: Any) -> bool:
-        """Whether a part of a batch, where it is distributed, is so over the replicas of this step."""
+        """Return whether a distributed part of a batch is distributed over this step's replicas."""
         return not isinstance(part, tf.distribute.DistributedValues) or len(part.values) == len(self._replicas.devices)
 
 

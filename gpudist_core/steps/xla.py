@@ -1,4 +1,4 @@
-"""A replica's forward and backward pass compiled by XLA.
+"""Compile a replica's forward and backward pass with XLA.
 
 XLA refuses a function that reads variables of another device than the first, and has no collectives of tf.distribute: so the
 values of the variables go in as arguments, what changes of them comes out, and the sum over the replicas stays outside.
@@ -12,31 +12,31 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.steps import local
 from gpudist_core.upstream import batch_norm, layer_state, losses, run_state
 
 
 class CompiledPass:
-    """The local part of a step for a Keras model.
+    """Run the local part of a step for a Keras model.
 
     Args:
         model: A Keras model.
         loss: A function (y, y_pred) -> losses of shape (rows, ...).
-        synchronizes: Whether BatchNormalization takes the moments of all replicas, which is refused when such a layer is met.
+        synchronizes: Whether BatchNormalization uses the moments of all replicas. Such a layer is then refused.
 
     Raises:
-        WrongUse: Where the model is none of Keras's.
+        UsageError: If the model is not a Keras model.
     """
 
     def __init__(self, model: Any, loss: Callable[[Any, Any], Any], *, synchronizes: bool) -> None:
         if not hasattr(model, "stateless_call"):
-            raise WrongUse("jit_compile=True needs a Keras 3 model", "Leave jit_compile out.", model=type(model).__name__)
+            raise UsageError("jit_compile=True needs a Keras 3 model", "Leave jit_compile out.", model=type(model).__name__)
         self._model, self._loss, self._synchronizes = model, loss, synchronizes
         self._compiled = tf.function(self._pass, jit_compile=True, autograph=False)
 
     def __call__(self, share: shares.Share, x: Any, y: Any, weight: Any, scale: Any) -> tuple[local.Sums, Any]:
-        """One replica's pass.
+        """Run one replica's pass.
 
         Args:
             share: Its share of the step.
@@ -72,8 +72,8 @@ class CompiledPass:
             loss, total = local.weighted_losses(self._loss, y, y_pred, weight)
             of_variables, of_inputs = local.separate(self._model, own)
             if of_inputs is not None:
-                raise WrongUse(
-                    "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss)",
+                raise UsageError(
+                    "A pass compiled by XLA does not support losses of its inputs (activity regularizers, add_loss)",
                     "Leave jit_compile out.",
                     losses=len(own),
                 )
@@ -84,12 +84,16 @@ class CompiledPass:
         return local.unscaled_rows(share, tape.gradient(target, trained), scale), loss, total, outputs, changed
 
     def _check_layers_keep_nothing(self, before: list[Any], after: list[Any]) -> None:
-        """Refuse a layer that keeps a mean of its rows and may read it again; BatchNormalization does not in training."""
+        """Refuse a layer that keeps a mean over its examples and may read it again.
+
+        BatchNormalization does not read it in training.
+        """
         own = {id(v) for one in run_state.flat_layers(self._model) if batch_norm.is_one(one) for v in one.variables}
         for variable, old, new in zip(self._model.non_trainable_variables, before, after, strict=True):
             if new is not old and id(variable) not in own and layer_state.is_of_rows(variable):
-                raise WrongUse(
-                    "A pass compiled by XLA cannot wait for other replicas, as a layer does that keeps a mean of its rows",
+                raise UsageError(
+                    "A pass compiled by XLA cannot synchronize replicas, which a layer that keeps a mean over its examples "
+                    "needs",
                     "Leave jit_compile out.",
                     variable=variable.path,
                 )

@@ -1,4 +1,4 @@
-"""One call that gives the right `tf.distribute.Strategy` for where the program runs."""
+"""Make the matching `tf.distribute.Strategy` for where the program runs, in one call."""
 
 from gpudist_core.strategies.make import make_strategy
 

@@ -1,4 +1,4 @@
-"""The last strategy of several replicas that was made: what is trained outside its scope is trained on one device alone."""
+"""Remember the last strategy of several replicas: a model made outside its scope is trained on one device only."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _last: list[weakref.ref[Any]] = []
 
 
 def remember(strategy: Any) -> Any:
-    """Keep in mind, as long as it lives, that there is a strategy of several replicas.
+    """Remember a strategy of several replicas for as long as it exists.
 
     Args:
-        strategy: What was made.
+        strategy: The new strategy.
 
     Returns:
-        The same.
+        The same strategy.
     """
     if strategy.num_replicas_in_sync > 1:
         _last[:] = [weakref.ref(strategy)]
@@ -25,11 +25,11 @@ def remember(strategy: Any) -> Any:
 
 
 def warn_of_one_device(model: Any, strategy: Any) -> None:
-    """Tell who made a model outside every scope, with a strategy at hand, that the other devices will have no part in it.
+    """Warn if a model is made outside every scope although a strategy with several replicas exists.
 
     Args:
         model: A model.
-        strategy: The one that it will be trained with.
+        strategy: The strategy that will train it.
     """
     import tensorflow as tf
 
@@ -39,9 +39,10 @@ def warn_of_one_device(model: Any, strategy: Any) -> None:
     made = _last[0]()
     if made is not None:
         warnings.warn(
-            "A model is trained by all devices when it is made in the scope of a strategy. "
-            f"Received: model={getattr(model, 'name', type(model).__name__)!r}, made outside; {type(made).__name__} with "
-            f"{made.num_replicas_in_sync} replicas is not used, so one device trains it alone. Make it under `with "
-            "strategy.scope():`; where one device is meant, make it in the scope of tf.distribute.OneDeviceStrategy.",
+            "A model must be made in the scope of a strategy to be trained on all devices. "
+            f"Received: model={getattr(model, 'name', type(model).__name__)!r}, made outside of a scope. One device trains "
+            "it alone: "
+            f"{type(made).__name__} with {made.num_replicas_in_sync} replicas is not used. Make it under `with "
+            "strategy.scope():`. To train on one device on purpose, use the scope of tf.distribute.OneDeviceStrategy.",
             stacklevel=3,
         )

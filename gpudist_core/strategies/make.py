@@ -1,4 +1,4 @@
-"""`make_strategy`: the right `tf.distribute.Strategy` for where the program runs."""
+"""Make the matching `tf.distribute.Strategy` for where the program runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_flag, check_numbers, on_one_host
 from gpudist_core.strategies.made import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
@@ -31,33 +31,39 @@ def make_strategy(
 ) -> Any:
     """Make the `tf.distribute.Strategy` for where this program runs.
 
-    On one device that is a `OneDeviceStrategy`, on several of one machine a `MirroredStrategy`. In a cluster (`cluster`,
-    TF_CONFIG, or a Slurm step of several tasks) it is a `MultiWorkerMirroredStrategy` once all hosts are there, or, with
-    parameter servers, on the chief a `ParameterServerStrategy`; on the other tasks of those the call serves until it is ended.
-    Several strategies in one process do not disturb each other; of a cluster, every host makes the same ones in the same order.
+    - One device: `OneDeviceStrategy`.
+    - Several devices of one machine: `MirroredStrategy`.
+    - A cluster (`cluster`, TF_CONFIG, or a Slurm step of several tasks): `MultiWorkerMirroredStrategy`, as soon as all hosts
+      have
+      started.
+    - A cluster with parameter servers: `ParameterServerStrategy` on the chief. On the other tasks the call serves until it is
+      stopped.
+
+    One process can have several strategies. In a cluster, every host must make the same strategies in the same order.
 
     Args:
-        kind: `auto`, or by wish `one-device`, `mirrored`, `central-storage`, `multi-worker`, `parameter-server`.
-        devices: Which devices of this machine, by name, or how many; None for all its GPUs, or all its CPU devices where it
-            has no GPU. Clusters use all.
-        all_reduce: How replicas are summed. `auto`: NCCL on GPUs of one machine, reduction to one device on CPUs and on
-            parts of one GPU, a ring between hosts. By wish `nccl`, `ring`, `one-device`, or `hierarchical`
-            (an even number of devices). A ring on one machine may fail inside loops of a tf.function.
-        bytes_per_pack: A ring, or NCCL between hosts, sums gradients in packs of so many bytes; None for all in one.
-        timeout_seconds: How long to wait for the other hosts, at the start and in each step of `TrainStep` and of a
-            `distributed` model's fit, evaluate and predict, before it is an error; None to wait for ever.
-        time_each_collective: The same limit for each collective, those of a loop of one's own too. TensorFlow 2.21 starts a
-            thread for each of them that sleeps as long as the limit: for short limits, and to look for what waits.
-        cluster: A cluster resolver, a `tf.train.ClusterSpec` or a dictionary like TF_CONFIG; None for TF_CONFIG or Slurm.
-        variable_partitioner: How a `ParameterServerStrategy` splits variables over its servers, a `tf.distribute.experimental`
-            partitioner; None for not at all.
+        kind: `auto`, `one-device`, `mirrored`, `central-storage`, `multi-worker` or `parameter-server`.
+        devices: Names or number of this machine's devices. Default: all GPUs, or all CPU devices if there is no GPU. Clusters
+            use all devices.
+        all_reduce: How replicas are summed: `auto`, `nccl`, `ring`, `one-device` or `hierarchical` (an even number of devices).
+            `auto` uses NCCL on GPUs of one machine, reduces to one device on CPUs and on parts of one GPU, and uses a ring
+            between hosts. A ring on one machine may fail inside loops of a tf.function.
+        bytes_per_pack: Size in bytes of the packs in which a ring, or NCCL between hosts, sums gradients. Default: one pack.
+        timeout_seconds: How long to wait for the other hosts before an error, in seconds: at the start, in each step of
+            `TrainStep`, and in each step of a `distributed` model's fit, evaluate and predict. None: no limit.
+        time_each_collective: Apply the same limit to each collective, also in custom loops. TensorFlow 2.21 starts a thread for
+            each collective that sleeps as long as the limit. Use it with short limits, or to find which collective waits.
+        cluster: A cluster resolver, a `tf.train.ClusterSpec` or a dictionary in the form of TF_CONFIG. Default: TF_CONFIG, then
+            Slurm.
+        variable_partitioner: A `tf.distribute.experimental` partitioner that splits variables over the parameter servers.
+            Default: variables are not split.
 
     Returns:
         A `tf.distribute.Strategy`.
 
     Raises:
-        WrongUse: When the wish cannot be meant or does not fit the place.
-        Unavailable: When another host never started, or for Horovod.
+        UsageError: If an argument is not valid or does not fit this machine or cluster.
+        Unavailable: If another host did not start in time, or for Horovod.
 
     Example:
         >>> import gpudist_core as gd
@@ -66,7 +72,7 @@ def make_strategy(
         1
     """
     if kind not in KINDS:
-        raise WrongUse(f"The kind of a strategy is one of {', '.join(KINDS)}", "Choose one of them.", kind=kind)
+        raise UsageError(f"kind must be one of {', '.join(KINDS)}", kind=kind)
     check_all_reduce(all_reduce)
     check_numbers(bytes_per_pack, timeout_seconds)
     check_flag("time_each_collective", time_each_collective)
@@ -75,9 +81,9 @@ def make_strategy(
     if kind in ("multi-worker", "parameter-server") or (kind == "auto" and tasks and tasks.trains):
         return remember(_in_cluster(wish, tasks, cluster))
     if tasks and tasks.trains:
-        raise WrongUse(
-            f"In a cluster of {len(tasks.peers) + 1} tasks all train one model ({tasks.source})",
-            "Leave kind out, or, for a model of its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS).",
+        raise UsageError(
+            f"In a cluster of {len(tasks.peers) + 1} tasks, all tasks must train one model ({tasks.source})",
+            "Leave kind out. For a separate model on each host, unset TF_CONFIG (in Slurm: SLURM_STEP_NUM_TASKS).",
             kind=kind,
         )
     return remember(_on_one_host(wish))
@@ -95,7 +101,7 @@ class _Wish:
 
     @property
     def collective_seconds(self) -> float | None:
-        """The limit of each collective."""
+        """Return the time limit of each collective in seconds, or None."""
         return self.timeout_seconds if self.time_each_collective else None
 
 
@@ -104,8 +110,8 @@ def _on_one_host(wish: _Wish) -> Any:
 
     devices = chosen_devices(wish.devices)
     if wish.bytes_per_pack is not None and wish.all_reduce != "ring":
-        raise WrongUse(
-            "On one machine a ring alone sums in packs of bytes",
+        raise UsageError(
+            "On one machine, bytes_per_pack needs a ring",
             'Leave bytes_per_pack out, or use all_reduce="ring".',
             bytes_per_pack=wish.bytes_per_pack,
             all_reduce=wish.all_reduce,
@@ -114,7 +120,9 @@ def _on_one_host(wish: _Wish) -> Any:
         return _central_storage(devices, wish.all_reduce)
     if wish.kind == "one-device" or (wish.kind == "auto" and len(devices) == 1):
         if len(devices) > 1 and wish.devices is not None:
-            raise WrongUse("One device is one", "Name one.", devices=wish.devices, kind=wish.kind)
+            raise UsageError(
+                "kind='one-device' needs exactly one device", "Pass one device.", devices=wish.devices, kind=wish.kind
+            )
         return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
     options = between_hosts("ring", wish.bytes_per_pack, wish.collective_seconds)
     first_key = upstream.new_collective_keys()
@@ -126,27 +134,29 @@ def _central_storage(devices: tuple[str, ...], all_reduce: str) -> Any:
     import tensorflow as tf
 
     if all_reduce not in ("auto", "one-device"):
-        raise WrongUse(
-            "Central storage sums on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
+        raise UsageError(
+            "Central storage must sum on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
         )
     return tf.distribute.experimental.CentralStorageStrategy([f"/{name}" for name in devices], "/CPU:0")
 
 
 def _in_cluster(wish: _Wish, tasks: Tasks | None, cluster: Any) -> Any:
     if tasks is None:
-        raise WrongUse(
-            "A cluster is said by TF_CONFIG, by a Slurm step or by the argument cluster",
-            "Say it, or leave kind out.",
+        raise UsageError(
+            "A cluster must come from TF_CONFIG, from a Slurm step or from the argument cluster",
+            "Configure the cluster, or leave kind out.",
             kind=wish.kind,
         )
     if wish.devices is not None:
-        raise WrongUse(
-            "The hosts of a cluster use all their devices", "Hide some by tf.config.set_visible_devices.", devices=wish.devices
+        raise UsageError(
+            "The hosts of a cluster must use all their devices",
+            "Hide devices with tf.config.set_visible_devices.",
+            devices=wish.devices,
         )
     wanted = "parameter-server" if tasks.has_servers else "multi-worker"
     if wish.kind not in ("auto", wanted):
-        raise WrongUse(
-            f"A cluster {'with' if tasks.has_servers else 'without'} ps tasks is for a {wanted} strategy",
+        raise UsageError(
+            f"A cluster {'with' if tasks.has_servers else 'without'} ps tasks needs a {wanted} strategy",
             "Leave kind out, or change the cluster.",
             kind=wish.kind,
             jobs=list(tasks.jobs),
@@ -161,16 +171,16 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
     if upstream.has_collective_server():
         resolver = _resolver(tasks, cluster)
         if not upstream.is_in_cluster(resolver.cluster_spec()):
-            raise WrongUse(
-                "A process is a member of one cluster as long as it lives",
+            raise UsageError(
+                "A process can belong to one cluster only",
                 "Start another process for the other cluster.",
                 cluster={job: list(addresses) for job, addresses in tasks.jobs.items()},
             )
         with upstream.beside_other_strategies():
             return _limited(tf.distribute.MultiWorkerMirroredStrategy(resolver, options), wish)
     if upstream.is_initialized():
-        raise WrongUse(
-            "A strategy of several hosts is made before TensorFlow's runtime is up",
+        raise UsageError(
+            "A strategy of several hosts must be made before TensorFlow's runtime starts",
             "Call make_strategy() before the first tensor, variable, model or list of logical devices.",
             kind="multi-worker",
         )
@@ -197,9 +207,10 @@ def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
 
 
 def _resolver(tasks: Tasks, cluster: Any) -> Any:
-    """TensorFlow's for TF_CONFIG, else one that counts this host's GPUs: without a count TensorFlow trains on the CPU."""
+    """Return TensorFlow's resolver for TF_CONFIG, or one that counts this host's GPUs."""
     import tensorflow as tf
 
+    # Without a count of the GPUs TensorFlow trains on the CPU.
     resolvers = tf.distribute.cluster_resolver
     if cluster is None and tasks.source == "TF_CONFIG":
         return resolvers.TFConfigClusterResolver()

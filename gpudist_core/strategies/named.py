@@ -1,4 +1,4 @@
-"""The devices a user names for a strategy. TensorFlow validates no names: one that does not exist lands on CPU:0 in silence."""
+"""Resolve the devices that a user names. TensorFlow does not check names: an unknown device silently becomes CPU:0."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpudist_core.environments import index_of
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
 
 Devices = int | str | Sequence[Any] | None
 
 
 def chosen_devices(devices: Devices) -> tuple[str, ...]:
-    """The devices of this machine that a strategy is to use; TensorFlow's runtime is started to ask for them.
+    """Return the devices of this machine that a strategy uses. The call starts TensorFlow's runtime.
 
     Args:
-        devices: None for all GPUs or else all CPUs; how many of these; or which, by name (`GPU:0`, `/gpu:0`) or as
-            `tf.config` lists them.
+        devices: None for all GPUs (or all CPUs if there is no GPU), their number, or their names (`GPU:0`, `/gpu:0`) or entries
+            of `tf.config` lists.
 
     Returns:
-        Names as `GPU:0`.
+        Names such as `GPU:0`.
 
     Raises:
-        WrongUse: When one is not there, or is named twice.
+        UsageError: If a device does not exist or is named twice.
     """
     if isinstance(devices, str):
         devices = [devices]
@@ -31,14 +31,16 @@ def chosen_devices(devices: Devices) -> tuple[str, ...]:
         kind = "GPU" if _logical("GPU") else "CPU"
         number = len(_logical(kind)) if devices is None else devices
         if number < 1:
-            raise WrongUse("A strategy has at least one device", "Leave devices out for all.", devices=devices)
+            raise UsageError("devices must hold at least one device", "Leave devices out for all.", devices=devices)
         asked = [f"{kind}:{i}" for i in range(number)]
     elif isinstance(devices, Sequence):
         asked = [_short(device) for device in devices]
     else:
-        raise WrongUse("Devices are counted or named", 'Say devices=2 or devices=["GPU:0"].', devices=devices)
+        raise UsageError("devices must be a number or a list of names", 'Use devices=2 or devices=["GPU:0"].', devices=devices)
     if not asked or len(set(asked)) < len(asked):
-        raise WrongUse("Devices are named once each, and at least one is", "Leave devices out for all.", devices=devices)
+        raise UsageError(
+            "devices must hold at least one device, and each device once", "Leave devices out for all.", devices=devices
+        )
     # Where one device stands for all (a reference run), several names find the same.
     return tuple(dict.fromkeys(_found(name, devices) for name in asked))
 
@@ -58,7 +60,7 @@ def _short(device: Any) -> str:
     except (ValueError, TypeError, AttributeError):
         spec = None
     if spec is None or spec.device_type not in ("CPU", "GPU"):
-        raise WrongUse('A device is named like "GPU:0"', "Name a GPU or a CPU of this machine.", device=device)
+        raise UsageError('A device name must have the form "GPU:0"', "Name a GPU or a CPU of this machine.", device=device)
     return f"{spec.device_type}:{spec.device_index or 0}"
 
 
@@ -68,8 +70,8 @@ def _found(name: str, devices: Devices) -> str:
     try:
         return f"{kind}:{index_of(there[index].name)}"
     except IndexError:
-        raise WrongUse(
-            "A strategy uses devices that this machine has",
-            f"It has {len(_logical('GPU'))} GPUs and {len(_logical('CPU'))} CPU devices: name these, or leave devices out.",
+        raise UsageError(
+            "devices must exist on this machine",
+            f"It has {len(_logical('GPU'))} GPUs and {len(_logical('CPU'))} CPU devices. Name these, or leave devices out.",
             devices=devices,
         ) from None

@@ -1,4 +1,4 @@
-"""Waiting for the other tasks of a cluster: TensorFlow waits in silence for one that never starts."""
+"""Wait for the other tasks of a cluster. TensorFlow waits without a message for a task that never starts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | None, timeout_seconds: float | None) -> None:
-    """Return when every peer has been there, heard or seen; say on stderr whom one waits for.
+    """Wait until every peer has answered or connected, and report on stderr for whom it waits.
 
-    TensorFlow's server starts only later and blocks then, so that each task would wait for the others to listen. Until all
-    are there a plain socket listens in the server's place.
+    Each task must listen before TensorFlow's server starts, because the server blocks. So a plain socket listens at its address
+    until all tasks are there.
 
     Args:
-        peers: What each is called, and its address `host:port`.
-        own_address: The address that the others probe; None where nobody does.
-        leader: Whose server must be up before this one starts, by name; None for the leader itself.
-        timeout_seconds: How long to wait; None for ever.
+        peers: The name of each peer and its address `host:port`.
+        own_address: The address at which the others connect to this task; None if nobody connects.
+        leader: The name of the task whose server must start before this one; None for the leader itself.
+        timeout_seconds: How long to wait, in seconds; None for no limit.
 
     Raises:
-        Unavailable: When time is up, or when this task's port is taken; it names who never answered.
+        Unavailable: If a peer does not answer in time, which the text names, or if this task's port is in use.
     """
     begin, next_word = time.monotonic(), _FIRST_WORD_SECONDS
     missing = dict.fromkeys(peers, "not asked yet")
@@ -53,7 +53,7 @@ def wait_for(peers: Mapping[str, str], own_address: str | None, leader: str | No
 
 
 def _let_start(address: str) -> None:
-    """Wait for TensorFlow's server there, a few seconds at most: a client that comes too early tries again after one."""
+    """Wait a few seconds at most for TensorFlow's server there: a client that comes too early tries again after a second."""
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         with suppress(OSError), _connection(address) as connection:
@@ -70,7 +70,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _why_silent(address: str) -> str | None:
-    """Why nobody answers there; None when somebody does."""
+    """Return why nobody answers at the address; None if somebody does."""
     try:
         with _connection(address):
             return None
@@ -85,7 +85,7 @@ def _connection(address: str) -> socket.socket:
 
 @contextmanager
 def _listening(address: str | None) -> Iterator[None]:
-    """Answer the others' probes: the kernel completes a connection that nobody accepts."""
+    """Answer the connections of other tasks. The kernel completes a connection even if nobody accepts it."""
     if address is None:
         yield
         return
@@ -96,8 +96,8 @@ def _listening(address: str | None) -> Iterator[None]:
         server = socket.create_server(("", port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise Unavailable(
-            f"This task's port must be free. Received: address={address!r}, {os.strerror(error.errno or 0)}. End the program "
-            "that uses it, one left over from an earlier run perhaps, or give this task another port."
+            f"This task's port must be free. Received: address={address!r}, {os.strerror(error.errno or 0)}. Stop the program "
+            "that uses it (perhaps left over from an earlier run), or give this task another port."
         ) from error
     with server:
         yield
@@ -105,9 +105,11 @@ def _listening(address: str | None) -> Iterator[None]:
 
 def _never(missing: Mapping[str, str], peers: Mapping[str, str], timeout_seconds: float) -> str:
     return (
-        f"Every task of a cluster starts within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and of "
-        f"{len(peers)} others {len(missing)} never answered: {_listed(missing, peers)}. Start the program there too, or look "
-        "why it ended, check the addresses and the firewall, or allow more time: make_strategy(timeout_seconds=...)."
+        f"Every task of a cluster must start within timeout_seconds. Received: timeout_seconds={timeout_seconds:g}, and "
+        f"{len(missing)} of {len(peers)} other tasks never answered: {_listed(missing, peers)}. Start the program there too "
+        "(or "
+        "find out why it stopped), check the addresses and the firewall, or allow more time: "
+        "make_strategy(timeout_seconds=...)."
     )
 
 

@@ -1,4 +1,4 @@
-"""A limit on how long a step may wait for other hosts.
+"""Limit how long a step may wait for other hosts.
 
 TensorFlow (2.21) finds out by itself about a host that is gone. For one that lives and stays away it has a time limit of each
 collective, but starts a thread for every one of them that sleeps as long as the limit, also where the sum is there at once: a
@@ -21,24 +21,24 @@ _KEY = "gpudist_core/waits/"
 
 
 def set_limit(strategy: Any, seconds: float | None) -> None:
-    """Limit the steps that gpudist_core makes in a strategy of several hosts.
+    """Limit the duration of the steps that gpudist_core makes with a strategy of several hosts.
 
     Args:
         strategy: The strategy.
-        seconds: How long one may take; None for as long as it takes.
+        seconds: The limit of one step in seconds; None for no limit.
     """
     strategy._gpudist_limit = seconds
 
 
 @contextlib.contextmanager
 def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
-    """Within, a call that takes longer than it may is ended: it raises `tf.errors.DeadlineExceededError`, naming who is away.
+    """Stop a call that takes longer than its limit: it raises `tf.errors.DeadlineExceededError` and names the missing hosts.
 
-    Collectives are of no more use in the process then.
+    After that, collectives no longer work in this process.
 
     Args:
-        strategy: The strategy that it runs in.
-        steps: How many steps the call makes.
+        strategy: The strategy in which the call runs.
+        steps: The number of steps of the call.
     """
     import tensorflow as tf
 
@@ -56,17 +56,22 @@ def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
 
 
 def _give_up(strategy: Any, seconds: float) -> None:
-    """Tell the other hosts that this one waits, ask who else does, and end the step."""
+    """Tell the other hosts that this host waits, ask which others wait, and stop the step."""
     replicas = replicas_of(strategy)
     away: list[int] = []
     if key_value.is_available():
         key_value.put(f"{_KEY}{replicas.host}", "here")
         others = (host for host in range(replicas.num_hosts) if host != replicas.host)
         away = [host for host in others if key_value.get(f"{_KEY}{host}", _ASKED_SECONDS) is None]
-    who = f"host {', '.join(map(str, away))} not in one" if away else "all hosts in one, in other collectives than each other"
+    who = (
+        f"host {', '.join(map(str, away))} is not in a step"
+        if away
+        else "all hosts are in a step, but in different collectives"
+    )
     upstream.abort_collectives(
-        "All hosts make the same steps, each within the time limit. Received: "
-        f"timeout_seconds={seconds:g}, host={replicas.host}, {who}. Look where those are (py-spy dump), give every host as "
-        "many batches, and leave nothing that waits for all to one of them; or allow more time: "
+        "All hosts must make the same steps, each within the time limit. Received: "
+        f"timeout_seconds={seconds:g}, host={replicas.host}, {who}. Find out where those hosts are (py-spy dump). Give every "
+        "host "
+        "the same number of batches, and let no host alone run code that waits for all hosts. Or allow more time: "
         "make_strategy(timeout_seconds=...)."
     )

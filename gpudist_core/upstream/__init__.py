@@ -1,1 +1,1 @@
-"""Private names of TensorFlow and Keras that gpudist_core needs; `tests/core/upstream` tells when one is mended."""
+"""Collect the private names of TensorFlow and Keras that gpudist_core needs. `tests/core/upstream` tests each of them."""

@@ -1,7 +1,7 @@
-"""Losses that layers add while they are called (`add_loss`, activity regularisers), kept apart for each replica.
+"""Keep the losses that layers add in a call (`add_loss`, activity regularizers) apart for each replica.
 
-Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the
-others in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
+Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the others
+in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
 
 Keras 3.12, the last for Python 3.10, adds up an activity regulariser over the rows of a batch, where 3.15 takes the mean. A
 step of ours takes all losses of inputs as means, so there such a sum becomes what has the right sum over the replicas. So do
@@ -20,7 +20,7 @@ from gpudist_core import share as shares
 
 @functools.cache
 def install() -> None:
-    """Teach Keras's layers about replicas; outside a step of ours they do what they did."""
+    """Patch Keras's layers to know replicas. Outside of a gpudist step nothing changes."""
     from keras.src import tree
     from keras.src.layers.layer import Layer
 
@@ -58,7 +58,7 @@ def install() -> None:
 
 
 def _adds_up_rows() -> bool:
-    """Whether an activity regulariser of two rows is twice that of one."""
+    """Return whether an activity regularizer of two examples is twice that of one."""
     import tensorflow as tf
     from keras import layers
 
@@ -70,12 +70,12 @@ def _adds_up_rows() -> bool:
 
 
 def _is_of_activities(caller: FrameType) -> bool:
-    """Whether Keras itself adds the loss, of what a layer has just returned."""
+    """Return whether Keras itself adds the loss, for what a layer has just returned."""
     return caller.f_code.co_name == "__call__" and caller.f_globals.get("__name__") == "keras.src.layers.layer"
 
 
 def _as_mean(loss: Any) -> Any:
-    """A sum over this replica's rows as if each row of the global batch had this replica's mean."""
+    """Scale a sum over this replica's examples as if each example of the global batch had this replica's mean."""
     import tensorflow as tf
 
     share = shares.current()
@@ -84,7 +84,7 @@ def _as_mean(loss: Any) -> Any:
 
 
 def _by_row(loss: Any) -> Any:
-    """A loss that is a value for each row, which Keras adds up over them, as what has the right sum; another one as it is."""
+    """Turn a loss with a value for each example, which Keras sums, into one with the right sum over the replicas."""
     import tensorflow as tf
 
     share = shares.current()
@@ -95,7 +95,10 @@ def _by_row(loss: Any) -> Any:
 
 
 def _kept() -> dict[int, list[Any]] | None:
-    """What this replica's layers added in the step that is traced; None outside one, and where Keras keeps it apart itself."""
+    """Return the losses that this replica's layers added in the traced step.
+
+    None outside, and if Keras keeps them apart itself.
+    """
     from keras.src import backend
 
     share = shares.current()

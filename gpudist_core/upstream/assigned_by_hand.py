@@ -1,4 +1,4 @@
-"""What a step of the user's own assigns to variables that are trained: of the gradients of all replicas.
+"""Make what a custom step assigns to trained variables depend on the gradients of all replicas.
 
 A step that makes the weights of gradients itself (`w.assign_sub(rate * gradient)`, the ascent of sharpness-aware minimisation)
 has a replica's part of them, and would give each replica other weights. What it assigns is made once more of the gradients of
@@ -21,10 +21,10 @@ Current = Callable[[], tuple[Parts, shares.Share] | None]
 
 
 def install(current: Current) -> None:
-    """Teach Keras's variables.
+    """Patch Keras's variables.
 
     Args:
-        current: As in `clipping_by_hand.install`.
+        current: As for `clipping_by_hand.install`.
     """
     import tensorflow as tf
     from keras.src import backend
@@ -47,7 +47,7 @@ def install(current: Current) -> None:
 
 
 def _meeting(current: Current, original: Any) -> Any:
-    """What replicas got where they met is no part."""
+    """Mark the results of collectives: they are no parts of gradients."""
 
     @functools.wraps(original)
     def meet(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -73,37 +73,42 @@ def _of_all(parts: Parts, share: shares.Share, variable: Any, value: Any) -> Any
         elif share.can_meet():
             return parts.whole(value)
         else:
-            _warn(variable, "Assign outside of loops, branches and functions of the graph, where replicas cannot meet.")
+            _warn(variable, "Assign outside of loops, branches and functions of the graph, where collectives do not work.")
     return value
 
 
 def _look_for_rows(parts: Parts, variable: Any, value: Any) -> None:
-    """What a layer's call assigns is averaged, and metrics are added up; what a step assigns itself nobody can know to mean."""
+    """Warn of an assigned value that depends on this replica's examples: nobody knows how to combine it over the replicas."""
     if not layer_state.is_of_rows(variable) or layer_state.in_call_of_a_layer() or not parts.is_of_rows(value):
         return
     warnings.warn(
-        "What a step of one's own assigns to a variable must be the same on all replicas. Received: "
-        f"variable={variable.path!r}, made of each replica's own rows. From here on each replica has a value of its own. Make "
-        "it of all rows before: tf.distribute.get_replica_context().all_reduce('MEAN', value) of means over equal shares, "
-        "'SUM' of sums and counts, all_gather(rows, axis=0) of rows.",
+        "A custom step must assign the same value to a variable on all replicas. Received: "
+        f"variable={variable.path!r}, computed from each replica's own examples. From now on each replica has another value. "
+        "Combine "
+        "the values first: tf.distribute.get_replica_context().all_reduce('MEAN', value) of means over equal shares, "
+        "'SUM' of sums and counts, all_gather(rows, axis=0) of examples.",
         stacklevel=2,
     )
 
 
 def _compare(share: shares.Share, variable: Any, value: Any) -> None:
-    """Without a graph nobody knows what a value is made of: whether it is that of the first replica."""
+    """Compare a value with the first replica's: without a graph nobody knows what it is computed from."""
     import tensorflow as tf
 
     is_first = tf.equal(share.replica, 0)
     of_first = reduction.all_reduce(tf.where(is_first, value, tf.zeros_like(value)))
     if not is_first and bool(tf.reduce_any((of_first != value) & ~(tf.math.is_nan(of_first) & tf.math.is_nan(value)))):
-        _warn(variable, "Leave run_eagerly out: in a graph what is assigned is made of the gradients of all replicas.")
+        _warn(
+            variable,
+            "Leave run_eagerly out: in a graph gpudist computes the assigned value from the gradients of all replicas.",
+        )
 
 
 def _warn(variable: Any, advice: str) -> None:
     warnings.warn(
-        "What a step of one's own assigns to a variable that is trained must be the same on all replicas. Received: "
-        f"variable={variable.path!r}, made of the gradients of each replica's own rows. From here on each replica has its own "
+        "A custom step must assign the same value to a trained variable on all replicas. Received: "
+        f"variable={variable.path!r}, computed from the gradients of each replica's own examples. From now on each replica "
+        "has other "
         f"weights. {advice}",
         stacklevel=2,
     )

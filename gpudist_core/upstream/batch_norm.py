@@ -1,4 +1,4 @@
-"""BatchNormalization of Keras 3 with the moments of the global batch.
+"""Compute the BatchNormalization of Keras 3 with the moments of the global batch.
 
 Keras 3.15 uses each replica's own rows. With `synchronized=True` the variance is a difference of two sums, which has few digits
 where the mean is large (TensorFlow's `_compute_moments_sync`), in three collectives; with a mask it takes its own rows.
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream import run_state
 
@@ -22,11 +22,11 @@ _mode = threading.local()
 
 @contextlib.contextmanager
 def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
-    """While this thread traces a step: whether BatchNormalization takes the moments of the global batch, wherever a layer is.
+    """Set, while this thread traces a step, whether BatchNormalization uses the moments of the global batch.
 
     Args:
-        wanted: Whether it does; else each takes those of its replica's rows, as Keras has it.
-        compiled: Whether XLA compiles what is traced, which can then not wait for the other replicas.
+        wanted: Whether to use them. Otherwise each replica uses its own examples, as in Keras.
+        compiled: Whether XLA compiles the step, which then cannot wait for the other replicas.
     """
     install()
     outer = getattr(_mode, "wanted", False), getattr(_mode, "compiled", False)
@@ -39,7 +39,7 @@ def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """Teach Keras's BatchNormalization about replicas; outside a step of ours it does what it did."""
+    """Patch Keras's BatchNormalization to know replicas. Outside of a gpudist step nothing changes."""
     import keras
 
     original = keras.layers.BatchNormalization._moments
@@ -50,9 +50,9 @@ def install() -> None:
         if share is None or not are_of_all():
             return original(self, inputs, mask)
         if _mode.compiled and share.num_replicas > 1:
-            raise WrongUse(
-                "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization does",
-                "Leave jit_compile out, or give up the same result on every topology with synchronize_batch_norm=False.",
+            raise UsageError(
+                "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization must",
+                "Leave jit_compile out, or use synchronize_batch_norm=False, whose result depends on the topology.",
                 layer=self.name,
             )
         self.synchronized = True
@@ -62,7 +62,7 @@ def install() -> None:
 
 
 def mark(model: Any) -> None:
-    """Let the BatchNormalization layers of a model say what steps of ours do, before the first; others say it in their call.
+    """Set `synchronized` on the BatchNormalization layers of a model before the first step. Other layers set it in their call.
 
     Args:
         model: A Keras model, or another callable.
@@ -73,31 +73,31 @@ def mark(model: Any) -> None:
 
 
 def is_one(layer: Any) -> bool:
-    """Whether a layer is a BatchNormalization."""
+    """Return whether a layer is a BatchNormalization."""
     import keras
 
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
 def are_of_all() -> bool:
-    """Whether the step that this thread traces takes the moments of all replicas' rows."""
+    """Return whether the step that this thread traces uses the moments of all replicas' examples."""
     return bool(getattr(_mode, "wanted", False))
 
 
 def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any]:
-    """Mean and variance over all replicas' rows.
+    """Return mean and variance over the examples of all replicas, in one collective.
 
-    The replicas' moments are combined as Chan, Golub and LeVeque do (Updating Formulae and a Pairwise Algorithm, 1979), which
-    does not lose digits as the difference of two sums does; one collective carries them all.
+    Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm, 1979. The method does not lose digits as the
+    difference of two sums does.
 
     Args:
         share: This replica's share of the step.
-        inputs: Shape (rows, ...), floating; may have no rows.
+        inputs: A floating tensor of shape (rows, ...), perhaps with 0 rows.
         mask: What counts: the shape of inputs without its last dimension, or None.
-        axes: The axes over which the moments are taken.
+        axes: The axes over which the moments are computed.
 
     Returns:
-        Mean and variance, each of the shape of the axes that remain.
+        Mean and variance, each with the shape of the remaining axes.
     """
     import tensorflow as tf
 

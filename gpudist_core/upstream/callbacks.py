@@ -1,4 +1,4 @@
-"""What Keras's callbacks keep from epoch to epoch, and the list that calls them, which tells no callback of the others."""
+"""Find what Keras's callbacks keep from epoch to epoch, and tell `Checkpoints` of the other callbacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_KERAS = ("_current_epoch", "_model", "min_delta", "monitor_op", "params", "v
 
 
 def kept_by(callback: Any) -> tuple[str, ...]:
-    """The attributes in which a callback of Keras, or one that is derived of it, keeps what later epochs depend on."""
+    """Return the attributes in which a callback of Keras, or a subclass, keeps state for later epochs."""
     import keras
 
     for cls in type(callback).__mro__:
@@ -29,7 +29,7 @@ def kept_by(callback: Any) -> tuple[str, ...]:
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:
-    """A callback's own attributes: neither what the list gives to each, nor what `kept_by` names; none of Keras's classes."""
+    """Return a callback's own attributes, except for those that the list sets or `kept_by` names; none for Keras's classes."""
     if type(callback).__module__.split(".")[0] in ("keras", "gpudist_core"):
         return {}
     known = (*_OF_KERAS, *kept_by(callback))
@@ -38,7 +38,7 @@ def attributes_of(callback: Any) -> dict[str, Any]:
 
 @functools.cache
 def install() -> None:
-    """Teach `CallbackList`: once all callbacks have begun the training, those with `all_begun` are given the list of them."""
+    """Patch `CallbackList` to pass the list of callbacks to those with `all_begun`, after all have started the training."""
     import keras
 
     original = keras.callbacks.CallbackList.on_train_begin

@@ -1,8 +1,8 @@
-"""Variables under CentralStorageStrategy, where one stands for those of all replicas.
+"""Support variables under CentralStorageStrategy, where one variable serves all replicas.
 
 TensorFlow 2.21 aggregates what replicas assign to such a variable, as `AggregatingVariable` says; Keras 3.15 was written for
-strategies that give each replica a variable of its own. Metrics count by `total.assign(total + mine)`, which becomes N
-times what there was; BatchNormalization and Nadam assign without saying how to aggregate, which TensorFlow refuses.
+strategies that give each replica a variable of its own. Metrics count by `total.assign(total + mine)`, which becomes N times
+what there was; BatchNormalization and Nadam assign without saying how to aggregate, which TensorFlow refuses.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _LOSS_SCALE = ("step_counter", "dynamic_scale")
 
 
 def is_central(strategy: Any) -> bool:
-    """Whether a strategy keeps one variable for several replicas."""
+    """Return whether a strategy keeps one variable for several replicas."""
     return "CentralStorage" in type(strategy).__name__ and strategy.num_replicas_in_sync > 1
 
 
 def is_shared(variable: Any) -> bool:
-    """Whether replicas that read this variable all read one, which has what all of them have added.
+    """Return whether all replicas read one variable, which holds what all of them have added.
 
     Args:
-        variable: A variable, Keras's or TensorFlow's.
+        variable: A Keras or TensorFlow variable.
 
     Returns:
         True under CentralStorageStrategy with several replicas.
@@ -36,7 +36,7 @@ def is_shared(variable: Any) -> bool:
 
 
 def add_up(variables: Iterable[Any]) -> None:
-    """From now on what replicas assign to these variables is what they add to them; others are left as they are.
+    """Let the replicas' assignments to these variables be added up. Other variables are left as they are.
 
     Args:
         variables: Variables of metrics, Keras's or TensorFlow's.
@@ -48,10 +48,10 @@ def add_up(variables: Iterable[Any]) -> None:
 
 
 def prepare(*owners: Any) -> None:
-    """Let all replicas assign to variables that do not say how to aggregate: the value of the first replica counts.
+    """Let all replicas assign to variables without an aggregation: the value of the first replica counts.
 
     Args:
-        *owners: A model and its optimizers. What they have on each replica is the same on all.
+        *owners: A model and its optimizers. Their values are equal on all replicas.
     """
     for owner in owners:
         variables = optimizers.variables_of(owner) if hasattr(owner, "learning_rate") else getattr(owner, "variables", [])
@@ -63,10 +63,10 @@ def prepare(*owners: Any) -> None:
 
 
 def let_first_assign(variable: Any) -> None:
-    """Of what replicas assign to a variable that does not say how to aggregate, the value of the first counts.
+    """Let the first replica's value count in assignments to a variable without an aggregation.
 
     Args:
-        variable: A variable, Keras's or TensorFlow's, of any strategy.
+        variable: A Keras or TensorFlow variable of any strategy.
     """
     variable = plain(variable)
     if is_shared(variable) and variable.aggregation == tf.VariableAggregation.NONE:
@@ -74,7 +74,7 @@ def let_first_assign(variable: Any) -> None:
 
 
 def _by_first_alone(variable: Any, original: Any) -> Any:
-    """LossScaleOptimizer assigns inside a `cond`, where replicas cannot meet to agree on a value."""
+    """Assign the first replica's value: LossScaleOptimizer assigns inside a `cond`, where collectives do not work."""
 
     def assign(value: Any, *args: Any, **kwargs: Any) -> Any:
         if tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy():

@@ -1,4 +1,4 @@
-"""Changing what a Keras object does without changing what it is called."""
+"""Change what a Keras object does without changing its class name."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _plain: dict[type, type] = {}
 
 
 def mix_in(thing: Any, mixin: type, **settings: Any) -> Any:
-    """Let a mixin's methods come before those of an object's class.
+    """Put a mixin's methods before those of an object's class.
 
-    The new class has the name and module of the old one, so what Keras saves of the object is a plain one, which loads where
-    gpudist_core is not installed.
+    The new class has the name and module of the old one. So Keras saves the object as a plain one, which loads without
+    gpudist_core.
 
     Args:
-        thing: A Keras object; its class is changed in place.
+        thing: A Keras object. Its class is changed in place.
         mixin: A class whose methods call `super()`.
-        **settings: Attributes of the new class, so that what Keras makes of it (a clone) has them too.
+        **settings: Attributes of the new class, so that a clone made by Keras has them too.
 
     Returns:
         The same object.
@@ -38,7 +38,7 @@ def mix_in(thing: Any, mixin: type, **settings: Any) -> Any:
 
 
 def _reduced_as(cls: type) -> Callable[[Any], Any]:
-    """Let what pickle makes of an object be of the plain class, which is found by its name."""
+    """Let pickle save an object as one of the plain class, which is found by its name."""
 
     def reduce(self: Any) -> Any:
         function, *rest = cast(Any, cls).__reduce__(self)
@@ -49,7 +49,7 @@ def _reduced_as(cls: type) -> Callable[[Any], Any]:
 
 
 def _saved_as(cls: type, made: type) -> type:
-    """Let objects of a class be saved under the name of another: Keras's own, or that a user registered."""
+    """Let objects of a class be saved under the name of another: Keras's own, or one that a user registered."""
     from keras.src import api_export
     from keras.src.saving import object_registration
 

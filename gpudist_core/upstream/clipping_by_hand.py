@@ -1,4 +1,4 @@
-"""Clipping that a step of the user's own does: what is clipped are the gradients of all replicas.
+"""Let clipping in a custom step clip the gradients of all replicas.
 
 A tape gives a replica its part of each gradient, and parts that are clipped do not add up to what is clipped as a whole. So
 `tf.clip_by_global_norm`, `tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` add up the parts they are given, as
@@ -20,10 +20,12 @@ Current = Callable[[], tuple[Parts, shares.Share] | None]
 
 
 def install(current: Current) -> None:
-    """Teach TensorFlow's functions.
+    """Patch TensorFlow's functions.
 
     Args:
-        current: The parts, and the share, of the step of the user's own that this thread traces on several replicas, if any.
+        current: A function that returns the parts and the share of the custom step that this thread traces on several replicas,
+            or
+            None.
     """
     import tensorflow as tf
 
@@ -65,13 +67,13 @@ def install(current: Current) -> None:
 
 
 class _Whole:
-    """The gradients of all replicas whose parts a function was given.
+    """Hold the gradients of all replicas for the parts that a function was given.
 
     Args:
         parts: What is known of the step's gradients.
         share: This replica's share of the step.
         gradients: This replica's parts.
-        variables: Whose gradients they are.
+        variables: The variables of the gradients.
     """
 
     def __init__(self, parts: Parts, share: shares.Share, gradients: list[Any], variables: list[Any]) -> None:
@@ -81,7 +83,10 @@ class _Whole:
 
     @classmethod
     def of(cls, current: Current, given: Any) -> _Whole | None:
-        """The whole of what was given; None where that is no list of parts of gradients, or the replicas cannot meet."""
+        """Return the whole gradients.
+
+        None if the argument is not a list of parts of gradients, or collectives do not work here.
+        """
         now = current()
         if now is None or not isinstance(given, (list, tuple)) or not now[1].can_meet():
             return None
@@ -89,11 +94,11 @@ class _Whole:
         return None if variables is None else cls(*now, list(given), variables)
 
     def norm(self) -> Any:
-        """The L2 norm of all gradients together, those of all slices of a table."""
+        """Return the L2 norm of all gradients together, including those of all slices of a table."""
         return clipping.global_norm(self.gradients, self._variables)
 
     def parts_of(self, gradients: list[Any]) -> list[Any]:
-        """This replica's parts of what became of the gradients: equal ones, and of a table in slices its own slice."""
+        """Return this replica's parts of changed gradients: equal parts, and of a sharded table its own slice."""
         parts = [
             gradient if reduction.is_sharded(variable) else reduction.scale(gradient, 1 / self._replicas)
             for gradient, variable in zip(gradients, self._variables, strict=True)

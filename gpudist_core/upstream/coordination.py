@@ -1,4 +1,4 @@
-"""What Keras and TensorFlow do not foresee for work that is sent to workers: seeds, and variables in parts (2.21, 3.15).
+"""Support work that is sent to workers: seeds, and variables in parts (TensorFlow 2.21, Keras 3.15).
 
 A worker may die and its work be done again, and several work on one batch: so a random seed is read there, never advanced.
 """
@@ -16,13 +16,13 @@ CALLS_PER_ITEM = 4096
 
 
 class Seeds:
-    """The seeds that one traced function draws: a generator's n-th draw is n steps after its state.
+    """Compute the seeds of one traced function: a generator's n-th draw is n steps after its state.
 
     Args:
-        item: How many items of work came since the states were last advanced: an int64 scalar tensor.
+        item: Number of work items since the states were last advanced: an int64 scalar tensor.
 
     Attributes:
-        draws: How often each generator is drawn from, by the generator's id, with the generator.
+        draws: The number of draws from each generator, by the generator's id, with the generator.
     """
 
     def __init__(self, item: Any) -> None:
@@ -30,7 +30,7 @@ class Seeds:
         self.draws: dict[int, tuple[Any, int]] = {}
 
     def next(self, generator: Any) -> Any:
-        """The next seed of a generator, whose state stays as it is."""
+        """Return the next seed of a generator without changing its state."""
         import tensorflow as tf
 
         _, count = self.draws.get(id(generator), (generator, 0))
@@ -42,13 +42,13 @@ class Seeds:
 
 @contextlib.contextmanager
 def reading_seeds(item: Any) -> Iterator[Seeds]:
-    """While this thread traces: Keras's seed generators are read and not advanced.
-
-    Yields:
-        What was read.
+    """Read Keras's seed generators, without advancing them, while this thread traces.
 
     Args:
-        item: As in `Seeds`.
+        item: As for `Seeds`.
+
+    Yields:
+        The seeds that were read.
     """
     _install_seeds()
     outer = getattr(_current, "seeds", None)
@@ -63,8 +63,8 @@ def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -
     """Advance the states of generators as if the work had done it.
 
     Args:
-        draws: Of a `Seeds`.
-        items: How many items were worked on; None for one batch, advanced as on one device.
+        draws: The draws of a `Seeds`.
+        items: Number of finished items; None for one batch, which advances as on one device.
     """
     import tensorflow as tf
 
@@ -89,13 +89,13 @@ def _install_seeds() -> None:
 
 
 def parts_of(variable: Any) -> list[Any]:
-    """The variables that a variable is partitioned into; the variable itself where it is not.
+    """Return the variables that a variable is partitioned into, or the variable itself.
+
+    Args:
+        variable: A Keras variable or a `tf.Variable`, perhaps a ShardedVariable from the strategy's partitioner.
 
     Returns:
         The parts, in order.
-
-    Args:
-        variable: A Keras variable or a `tf.Variable`, perhaps a ShardedVariable by the strategy's partitioner.
     """
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
@@ -121,19 +121,19 @@ def install_reading() -> None:
 
 
 def is_coordinated(strategy: Any) -> bool:
-    """Whether a strategy is a `ParameterServerStrategy` that a ClusterCoordinator can be made for."""
+    """Return whether a strategy is a `ParameterServerStrategy` that works with a ClusterCoordinator."""
     import tensorflow as tf
 
     return isinstance(strategy, (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.ParameterServerStrategy))
 
 
 def num_tasks(strategy: Any) -> tuple[int, int]:
-    """How many workers and how many parameter servers a `ParameterServerStrategy` has."""
+    """Return the numbers of workers and of parameter servers of a `ParameterServerStrategy`."""
     return int(strategy._num_workers), int(strategy._num_ps)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """The TensorFlow variables that a Keras optimizer was built with."""
+    """Return the TensorFlow variables that a Keras optimizer was built with."""
     import keras
 
     return [v.value if isinstance(v, keras.Variable) else v for v in optimizer._trainable_variables]

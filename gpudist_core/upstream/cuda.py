@@ -1,4 +1,4 @@
-"""A CUDA library that TensorFlow 2.21's wheel needs and does not find, so that it sees no GPU.
+"""Open a CUDA library that TensorFlow 2.21's wheel needs and does not find: without it TensorFlow sees no GPU.
 
 `pip install tensorflow[and-cuda]` brings libcusolver, but the object that opens it (libtensorflow_framework.so.2) is told the
 folders of the others alone: "Cannot dlopen some GPU libraries. Skipping registering GPU devices". One that is open already is
@@ -18,12 +18,12 @@ DRIVER = "libcuda.so.1"
 
 @functools.cache
 def load_cuda_libraries() -> tuple[str, ...]:
-    """Open what TensorFlow would not find, before it first looks for GPUs; nothing where there is no NVIDIA driver.
+    """Open the library before TensorFlow first looks for GPUs. Without an NVIDIA driver nothing happens.
 
-    It starts nothing on a GPU, so that a process may fork after it.
+    It starts nothing on a GPU, so a process may fork after it.
 
     Returns:
-        The paths of what was opened.
+        The paths of the opened libraries.
     """
     try:
         ctypes.CDLL(DRIVER)
@@ -33,7 +33,7 @@ def load_cuda_libraries() -> tuple[str, ...]:
 
 
 def _files(package: str, pattern: str) -> list[Path]:
-    """Libraries of one of NVIDIA's packages of this environment."""
+    """Return libraries from one of NVIDIA's packages in this environment."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec(f"nvidia.{package}")
         folders = (spec.submodule_search_locations if spec is not None else None) or []

@@ -1,4 +1,4 @@
-"""What TensorFlow's datasets do not tell: whether each iteration gives the same rows in the same order, what is read ahead."""
+"""Inspect TensorFlow's datasets: whether each iteration yields the same examples in the same order, and what is read ahead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def shuffles_that_vary(dataset: Any) -> list[str]:
-    """The shuffles in a dataset that give another order in another iteration, or in another process.
+    """List the shuffles in a dataset that give another order in another iteration, or in another process.
 
     Args:
         dataset: A `tf.data.Dataset`.
@@ -30,10 +30,10 @@ def shuffles_that_vary(dataset: Any) -> list[str]:
 
 
 def without_prefetch(dataset: Any) -> Any:
-    """A dataset that reads an element when it is asked for, and none ahead.
+    """Return a dataset that reads each element on request, and none ahead.
 
     Args:
-        dataset: A `tf.data.Dataset`; those at its end that prefetch are left out.
+        dataset: A `tf.data.Dataset`. Prefetches at its end are removed.
 
     Returns:
         The dataset.

@@ -1,4 +1,4 @@
-"""What fails on a replica without rows.
+"""Fix operations that fail on a replica without examples.
 
 - Convolutions: TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch. A shape that is wrong would
   end the step in ReluGrad or in a collective.
@@ -33,7 +33,7 @@ OPERATIONS = {
 
 @functools.cache
 def install() -> None:
-    """Mend the operations behind every layer and `tf.nn` function, for steps of ours alone."""
+    """Patch the operations behind every layer and `tf.nn` function, for gpudist steps only."""
     import tensorflow as tf
     from keras.src.backend.tensorflow import numpy as keras_numpy
     from tensorflow.python.ops import gen_array_ops, gen_nn_ops
@@ -104,7 +104,7 @@ def _of_sequences(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
-    """With one more row where there is none. It copies nothing where nothing is missing."""
+    """Append a row if there is none. Nothing is copied otherwise."""
     import tensorflow as tf
 
     missing = tf.cast(rows == 0, tf.int32)
@@ -116,13 +116,13 @@ def _padded(value: Any, axis: int, rows: Any, filler: int = 0) -> Any:
 
 
 def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Give recurrent layers on cuDNN a row where there is none.
+    """Give recurrent layers on cuDNN a row if there is none.
 
     Args:
-        operation: `CudnnRNNV3`, with the arguments that Keras gives by name.
+        operation: `CudnnRNNV3`, with the arguments that Keras passes by name.
 
     Returns:
-        The operation; outside of a step of ours it is as it was.
+        The patched operation. Outside of a gpudist step it is unchanged.
     """
 
     @functools.wraps(operation)
@@ -145,7 +145,7 @@ def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_rows(value: Any) -> bool:
-    """Whether it is of each row; a GRU has no cell and takes and gives a scalar in its place."""
+    """Return whether a value has rows. A GRU has no cell, and passes a scalar in its place."""
     shape = getattr(value, "shape", None)
     return shape is not None and shape.rank == 3
 

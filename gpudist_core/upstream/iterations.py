@@ -1,4 +1,4 @@
-"""What a TensorFlow dataset does anew in each iteration, and so what has to be done for those of a run that was interrupted."""
+"""Find out what a TensorFlow dataset repeats in each iteration, to read the data of an interrupted run again."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _ALIKE = {
 
 
 def what_varies(dataset: Any) -> Literal["nothing", "one shuffle", "more"]:
-    """What of a dataset is other in another iteration.
+    """Return what differs between iterations of a dataset.
 
     Args:
         dataset: A `tf.data.Dataset`.
 
     Returns:
-        "nothing"; "one shuffle", whose next order is drawn when an iterator is made, whether it is read or not; or "more",
-        which is also what is not known.
+        "nothing"; "one shuffle", whose next order is drawn when an iterator is made, whether it is read or not; or "more", also
+        for what is unknown.
     """
     if not shuffles_that_vary(dataset):
         return "nothing" if _is_alike(dataset) else "more"
@@ -61,6 +61,6 @@ def _is_alike(dataset: Any) -> bool:
 
 
 def _is_pure(dataset: Any) -> bool:
-    """Whether its functions give the same for the same rows, as far as is known."""
+    """Return whether its functions return the same for the same examples, as far as it is known."""
     operations = [op for wrapper in dataset._functions() for op in wrapper.function.graph.get_operations()]
     return not any(op.op_def.is_stateful for op in operations)

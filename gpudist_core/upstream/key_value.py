@@ -1,7 +1,7 @@
-"""The key-value store of TensorFlow's coordination service, through which the hosts of a job tell each other small things.
+"""Use the key-value store of TensorFlow's coordination service, through which the hosts of a job exchange small texts.
 
-TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collective operation: a thread beside the training
-may use it.
+TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collective operation: a thread beside the training may
+use it.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from typing import Any
 
 
 def is_available() -> bool:
-    """Whether this process belongs to a job whose hosts share a store."""
+    """Return whether this process belongs to a job whose hosts share a store."""
     return _context().coordination_service is not None
 
 
 def put(key: str, value: str) -> bool:
-    """Store a value under a key that is free.
+    """Store a value under a free key.
 
     Args:
-        key: Unique within the job.
+        key: A key that is unique in the job.
         value: Any text.
 
     Returns:
-        Whether the key was free; a key that was taken keeps its value.
+        Whether the key was free. A key in use keeps its value.
     """
     import tensorflow as tf
 
@@ -34,14 +34,14 @@ def put(key: str, value: str) -> bool:
 
 
 def get(key: str, seconds: float | None) -> str | None:
-    """The value under a key, once there is one.
+    """Return the value of a key as soon as there is one.
 
     Args:
         key: The key.
-        seconds: How long to wait; None for as long as it takes.
+        seconds: How long to wait, in seconds; None for no limit.
 
     Returns:
-        The value, None when there was none in time.
+        The value, or None after the time limit.
     """
     import tensorflow as tf
 
@@ -52,7 +52,7 @@ def get(key: str, seconds: float | None) -> str | None:
 
 
 def delete(key: str) -> None:
-    """Forget a key."""
+    """Delete a key."""
     _context().delete_config_key_value(key)
 
 

@@ -1,10 +1,10 @@
-"""What layers keep in variables: how it starts, and what it becomes in a step.
+"""Control what layers keep in variables: the initial value, and the updates in a step.
 
 Keras 3.15 lets each replica assign what its own rows say: a running mean is then another one on each, and not a number where a
 replica has no rows. What a replica computes in a step of ours is a mean over its rows, so what a layer assigns in its call
 becomes the mean of all replicas', weighted by their rows: for a running mean, and for what does not depend on rows, that is
-what one device assigns. Variables that say how they are aggregated (`sum`, `only_first_replica`), whole numbers, and the
-states of recurrent layers, which belong to rows, are left alone.
+what one device assigns. Variables that say how they are aggregated (`sum`, `only_first_replica`), whole numbers, and the states
+of recurrent layers, which belong to rows, are left alone.
 
 Initializers draw by seeds as layers do: what is made in a step must start as it does outside one.
 """
@@ -27,7 +27,7 @@ _here = threading.local()
 
 @functools.cache
 def install() -> None:
-    """Teach Keras's variables about replicas; outside a step of ours they do what they did."""
+    """Patch Keras's variables to know replicas. Outside of a gpudist step nothing changes."""
     import keras
     from keras.src import backend
 
@@ -77,23 +77,24 @@ def _left_alone() -> Iterator[None]:
 
 
 def in_call_of_a_layer() -> bool:
-    """Whether a layer's call, or a model's, is being traced."""
+    """Return whether a layer's or a model's call is being traced."""
     from keras.src.backend.common import global_state
 
     return global_state.get_global_attribute("current_call_ctx") is not None
 
 
 def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
-    """What a layer's variable becomes, from what this replica would have it be.
+    """Return the value that a layer's variable gets, from the value on this replica.
 
     Args:
         share: This replica's share of the step.
         variable: A Keras variable.
-        value: Of its shape: a function of the means over this replica's rows.
+        value: A tensor of its shape: a function of the means over this replica's examples.
 
     Returns:
-        The mean of all replicas' values by rows, for a floating variable that is not trained and aggregates by `mean` or
-        `none`; else the value.
+        For a floating variable that is not trained and aggregates by `mean` or `none`: the mean of all replicas' values,
+            weighted
+        by examples. Otherwise the value.
     """
     import tensorflow as tf
 
@@ -101,9 +102,9 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
         return value
     if not share.can_meet():
         warnings.warn(
-            "A layer must assign its variables outside of loops and branches of the graph, where replicas cannot agree on a "
-            f"value. Received: variable={variable.path!r}. Each replica keeps the value of its own rows. Choose by "
-            "keras.ops.where instead.",
+            "A layer must assign its variables outside of loops and branches of the graph, where collectives do not work. "
+            f"Received: variable={variable.path!r}. Each replica keeps the value of its own examples. Use "
+            "keras.ops.where instead of a branch.",
             stacklevel=2,
         )
         return value
@@ -117,5 +118,5 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
 
 
 def is_of_rows(variable: Any) -> bool:
-    """Whether what a layer assigns to a Keras variable is taken for a mean over rows."""
+    """Return whether the value that a layer assigns to a Keras variable is treated as a mean over examples."""
     return not variable.trainable and variable.aggregation in ("mean", "none") and variable._value.dtype.is_floating

@@ -1,4 +1,4 @@
-"""Losses of Keras 3 as this replica's share of the loss of all: what all replicas' shares sum to is the loss of one device.
+"""Compute losses of Keras 3 as this replica's share of the global loss: the shares sum to the loss of one device.
 
 Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`):
 right only where all replicas have equally many. Here the sum of this replica's values is divided by the number of all.
@@ -12,14 +12,14 @@ import warnings
 from typing import Any
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream import added_losses, empty_batches, layer_state
 
 
 @functools.cache
 def install() -> None:
-    """Teach Keras's losses about shares; outside a step of ours they do what they did."""
+    """Patch Keras's losses to know shares. Outside of a gpudist step nothing changes."""
     from keras.src.losses import loss
 
     added_losses.install()
@@ -46,14 +46,14 @@ def install() -> None:
 
 
 def mask_of(value: Any) -> Any:
-    """The mask that a Keras layer left on its output, or a loss on its values, or None."""
+    """Return the mask that a Keras layer left on its output, or a loss on its values, or None."""
     from keras.src import backend
 
     return backend.get_keras_mask(value)
 
 
 def masked(value: Any, mask: Any) -> Any:
-    """A tensor with a mask for those who ask by `mask_of`; None leaves it without."""
+    """Attach a mask for `mask_of` to a tensor. None attaches nothing."""
     from keras.src import backend
 
     if mask is not None:
@@ -62,19 +62,19 @@ def masked(value: Any, mask: Any) -> Any:
 
 
 def per_example_function(loss: Any) -> Any:
-    """A function (y, y_pred) -> values per row for a Keras loss: an object, a name, or a function."""
+    """Return a function (y, y_pred) -> values by example for a Keras loss: an object, a name, or a function."""
     import keras
 
     if isinstance(loss, str):
         try:
             loss = keras.losses.get(loss)
         except ValueError:
-            raise WrongUse(
-                "The name of a loss must be one of Keras's", "keras.losses lists them, or give a function.", loss=loss
+            raise UsageError(
+                "The name of a loss must be one of Keras's", "See keras.losses for their names, or pass a function.", loss=loss
             ) from None
     if not callable(loss) or isinstance(loss, type):
-        raise WrongUse(
-            "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name", "Give one.", loss=loss
+        raise UsageError(
+            "A loss must be a function (y, y_pred) -> losses by example, a keras.losses.Loss or its name", loss=loss
         )
     if isinstance(loss, keras.losses.Loss):
         _check_no_sum(loss)
@@ -84,7 +84,7 @@ def per_example_function(loss: Any) -> Any:
 
 
 def of_function(loss: Any) -> Any:
-    """The `keras.losses.Loss` that `compile` makes of a function: it gives targets and outputs one rank."""
+    """Return the `keras.losses.Loss` that `compile` makes of a function: it gives targets and outputs the same rank."""
     import keras
     from keras.src.losses.losses import LossFunctionWrapper
 
@@ -93,10 +93,10 @@ def of_function(loss: Any) -> Any:
 
 def _check_no_sum(loss: Any) -> None:
     if loss.reduction == "sum":
-        raise WrongUse(
-            "A loss must not ask for a sum, as a step takes the mean over the rows of all replicas",
-            "Leave reduction out; where the sum is meant, give a function (y, y_pred) that returns the rows' losses times the "
-            "rows of the global batch.",
+        raise UsageError(
+            "A loss must not use reduction='sum': a step computes the mean over the examples of all replicas",
+            "Leave reduction out. If you need the sum, pass a function (y, y_pred) that returns the examples' losses times the "
+            "global batch size.",
             loss=loss.name,
             reduction=loss.reduction,
         )
@@ -110,15 +110,15 @@ def _check_takes_two(loss: Any) -> None:
     try:
         signature.bind(None, None)
     except TypeError:
-        raise WrongUse(
-            "A loss must take (y, y_pred): what the batch has and what the model made of it",
-            "The step calls the model itself; the loss gives a value for each row.",
+        raise UsageError(
+            "A loss must take (y, y_pred): the targets and the model's output",
+            "The step calls the model itself. The loss returns a value for each example.",
             loss=f"{getattr(loss, '__name__', type(loss).__name__)}{signature}",
         ) from None
 
 
 def _called_alone(loss: Any) -> Any:
-    """The values of a `keras.losses.Loss` without its reduction, of what its `__call__` hands over: in the loss's dtype."""
+    """Return the values of a `keras.losses.Loss` without its reduction, as its `__call__` passes them: in the loss's dtype."""
     import keras
 
     if type(loss).__call__ is not keras.losses.Loss.__call__:
@@ -157,7 +157,7 @@ def _share_of_loss(
 
 
 def _scalar(share: shares.Share, value: Any) -> Any:
-    """A loss that is one number already is taken for the mean over this replica's rows."""
+    """Treat a loss that is one number as the mean over this replica's examples."""
     import tensorflow as tf
 
     warn_of_one_number(share)
@@ -165,18 +165,20 @@ def _scalar(share: shares.Share, value: Any) -> Any:
 
 
 def warn_of_one_number(share: shares.Share) -> None:
-    """Say for what a loss that is one number is taken, where that matters: a sum, a maximum, a root are something else."""
+    """Warn that a loss of one number is treated as a mean, if that matters: sums, maxima and roots give another result."""
     if share.num_replicas > 1:
         warnings.warn(
-            "A loss must return one value for each row, so that rows can be counted over all replicas. Received: shape=(). "
-            "It is taken for the mean over the replica's rows: what is no such mean (a sum, a maximum, a root) trains another "
-            "model than on one device. Return the values.",
+            "A loss must return one value for each example, so that examples can be counted over all replicas. Received: "
+            "shape=(). "
+            "It is treated as the mean over the replica's examples. A sum, a maximum or a root trains another model than on "
+            "one "
+            "device. Return the values.",
             stacklevel=2,
         )
 
 
 def _weigh(values: Any, mask: Any, weights: Any) -> tuple[Any, Any]:
-    """Values times weights and mask, and the two together (None where there is neither)."""
+    """Return the values times weights and mask, and the product of weights and mask (None without both)."""
     from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 
     together = weights
@@ -193,7 +195,7 @@ def _weigh(values: Any, mask: Any, weights: Any) -> tuple[Any, Any]:
 
 
 def _count(values: Any, mask: Any) -> Any:
-    """How many values there are; with a mask, how many it lets through."""
+    """Return the number of values; with a mask, the number that it keeps."""
     import tensorflow as tf
 
     if mask is None:

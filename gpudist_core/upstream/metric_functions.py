@@ -1,7 +1,7 @@
-"""Metrics that Keras 3 makes of a function: one that gives a number for a batch, and not a value for each row.
+"""Handle metrics that Keras 3 makes of a function that returns one number for a batch, not a value for each example.
 
-Keras counts such a number once for a batch. A replica's is taken for the mean over its rows, as a loss that is one number is;
-a root or a correlation over rows is no such mean, and the metric is then another than on one device.
+Keras counts such a number once for a batch. A replica's is taken for the mean over its rows, as a loss that is one number is; a
+root or a correlation over rows is no such mean, and the metric is then another than on one device.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COMPARING = (
 
 
 def by_row(metric: Any, values: Any, outputs: Any) -> Any:
-    """The values of a metric's function, or one number where they are of the batch; that is warned of, once for each metric.
+    """Return the values of a metric's function, or their mean with a warning if they are one number for the batch.
 
     Args:
         metric: A `MeanMetricWrapper`.
-        values: What its function returned on one replica.
-        outputs: The model's, of which it made them.
+        values: The function's result on one replica.
+        outputs: The model's outputs, its argument.
 
     Returns:
-        The same values if they are by row, as far as shapes tell; else their mean.
+        The same values if they are by example, as far as shapes tell; otherwise their mean.
     """
     import tensorflow as tf
 
@@ -45,7 +45,7 @@ def by_row(metric: Any, values: Any, outputs: Any) -> Any:
 
 
 def _has_rows(values: Any, outputs: Any) -> bool:
-    """Whether there may be a value for each row, or several: a number of values that is known, while rows are not, tells."""
+    """Return whether there may be a value for each example: a known number of values with an unknown batch size says no."""
     import tensorflow as tf
 
     if not values.shape.rank or values.shape[0] is None:
@@ -57,7 +57,7 @@ def _has_rows(values: Any, outputs: Any) -> bool:
 
 
 def _is_mean(function: Any) -> bool:
-    """Whether a function's number is known for the mean over the rows: a loss that reduces itself, and most of Keras's own."""
+    """Return whether a function's number is known to be the mean over the examples, as for most of Keras's functions."""
     import keras
 
     if isinstance(function, keras.losses.Loss):
@@ -70,10 +70,11 @@ def _warn(metric: Any, shape: Any) -> None:
         return
     object.__setattr__(metric, "_gpudist_warned", True)
     warnings.warn(
-        "A metric's function must return one value for each row, so that rows can be counted over all replicas. Received: "
-        f"metric={metric.name!r}, shape={tuple(shape)}. It is taken for the mean over the replica's rows: what is no such mean "
-        "(a root, a correlation over rows) is another number than on one device. Return the values, or give a "
-        "keras.metrics.Metric that adds up what it needs of the rows and makes the number in result(), as "
+        "A metric's function must return one value for each example, so that examples can be counted over all replicas. "
+        "Received: "
+        f"metric={metric.name!r}, shape={tuple(shape)}. It is treated as the mean over the replica's examples. A root or a "
+        "correlation over examples then differs from one device. Return the values, or pass a "
+        "keras.metrics.Metric that adds up what it needs and computes the number in result(), as "
         "keras.metrics.RootMeanSquaredError does.",
         stacklevel=2,
     )

@@ -1,4 +1,4 @@
-"""What must be known of a model and its optimizer before a step is traced."""
+"""Inspect and check a model and its optimizer before a step is traced."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 def strategy_of(model: Any) -> Any:
-    """The strategy in whose scope a model was made.
+    """Return the strategy in whose scope a model was made.
 
     Args:
         model: A Keras model or a callable with `variables`.
 
     Returns:
-        The `tf.distribute.Strategy`; TensorFlow's default one where there was none.
+        The `tf.distribute.Strategy`; TensorFlow's default one outside of every scope.
     """
     kept = getattr(model, "_distribute_strategy", None)
     if kept is not None:
@@ -31,34 +31,34 @@ def strategy_of(model: Any) -> Any:
 
 
 def check_strategy(strategy: Any) -> None:
-    """Refuse a strategy whose workers this process cannot step together.
+    """Refuse a strategy whose workers this process cannot run together.
 
     Args:
         strategy: The step's strategy.
 
     Raises:
-        WrongUse: For a `ParameterServerStrategy`, under which this process alone would train.
+        UsageError: For a `ParameterServerStrategy`, under which this process alone would train.
     """
     if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-        raise WrongUse(
-            "With parameter servers the coordinator sends the work to the workers",
+        raise UsageError(
+            "With parameter servers the coordinator must send the work to the workers",
             "Use gd.CoordinatedTraining.",
             strategy=type(strategy).__name__,
         )
 
 
 def check_current(model: Any) -> None:
-    """Refuse to train or use a model within the scope of a strategy that it was not made in.
+    """Refuse to train or use a model in the scope of a strategy that it was not made in.
 
     Args:
         model: A Keras model.
 
     Raises:
-        WrongUse: Where it was made in another one, or in none.
+        UsageError: If it was made in another scope, or in none.
     """
     current, own = tf.distribute.get_strategy(), getattr(model, "_distribute_strategy", None)
     if tf.distribute.has_strategy() and current is not own:
-        raise WrongUse(
+        raise UsageError(
             "A model must be used with the strategy that it was made in",
             "Leave the other strategy's scope, or make the model there.",
             strategy=type(current).__name__,
@@ -69,17 +69,17 @@ def check_current(model: Any) -> None:
 def check_scope(
     strategy: Any, model: Any, optimizer: Any, metrics: Sequence[Any] = (), trained: Sequence[Any] | None = None
 ) -> None:
-    """Refuse what was made outside the strategy's scope: its variables would be counted N times, or by each host for itself.
+    """Refuse objects made outside of the strategy's scope: their variables would be counted N times, or once on each host.
 
     Args:
         strategy: The step's strategy.
         model: The model.
         optimizer: The Keras optimizer.
         metrics: Keras metrics.
-        trained: What is trained, where it is not the model's own variables.
+        trained: The trained variables, if they are not the model's own.
 
     Raises:
-        WrongUse: Where one was.
+        UsageError: If one was made outside.
     """
     if strategy.num_replicas_in_sync == 1:
         return
@@ -91,8 +91,8 @@ def check_scope(
                 raise _outside(name, variable, strategy)
 
 
-def _outside(name: str, variable: Any, strategy: Any) -> WrongUse:
-    return WrongUse(
+def _outside(name: str, variable: Any, strategy: Any) -> UsageError:
+    return UsageError(
         f"The {name} must be made in the scope of the step's strategy",
         "Make it under `with strategy.scope():`.",
         variable=variable.name,
@@ -102,14 +102,14 @@ def _outside(name: str, variable: Any, strategy: Any) -> WrongUse:
 
 @contextlib.contextmanager
 def beside_variables(strategy: Any, model: Any) -> Iterator[None]:
-    """While an optimizer makes what it keeps beside a model's variables, which must be of its strategy: of one device's, too.
+    """Check, while an optimizer makes its variables, that the model's variables belong to its strategy.
 
     Args:
-        strategy: The optimizer's.
+        strategy: The optimizer's strategy.
         model: The model.
 
     Raises:
-        WrongUse: Where one is not.
+        UsageError: If one does not.
     """
     try:
         yield
@@ -121,14 +121,14 @@ def beside_variables(strategy: Any, model: Any) -> Iterator[None]:
 
 
 def plain(variable: Any) -> Any:
-    """The TensorFlow variable of a Keras variable."""
+    """Return the TensorFlow variable of a Keras variable."""
     import keras
 
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def scaled_where_needed(model: Any, optimizer: Any) -> Any:
-    """The optimizer, with a loss scale where the model computes in float16, as `compile` does it.
+    """Return the optimizer, with a loss scale if the model computes in float16, as `compile` does.
 
     Args:
         model: A Keras model.
@@ -147,24 +147,24 @@ def scaled_where_needed(model: Any, optimizer: Any) -> Any:
 
 
 def call(model: Any, x: Any) -> Any:
-    """The model's output in training.
+    """Return the model's output in training.
 
     Args:
         model: A Keras model, or a callable of x.
         x: The inputs.
 
     Returns:
-        What the model returns.
+        The model's result.
     """
     return model(x, training=True) if getattr(model, "_call_has_training_arg", False) else model(x)
 
 
 def build(model: Any, local_results: Callable[[Any], Any], x: Any) -> None:
-    """Make a Keras model's variables, with the shapes of a batch.
+    """Create a Keras model's variables, with the shapes of a batch.
 
     Args:
-        model: A Keras model; another callable makes its own.
-        local_results: Takes a distributed value apart.
+        model: A Keras model. Other callables create their own variables.
+        local_results: A function that splits a distributed value.
         x: The batch's inputs, one part for each replica.
     """
     if getattr(model, "built", True):

@@ -1,4 +1,4 @@
-"""Optimizers of Keras 3 that sum gradients over the replicas *before* they are looked at.
+"""Let optimizers of Keras 3 sum gradients over the replicas *before* they use them.
 
 Keras 3.15 checks, clips and accumulates each replica's own gradients and sums afterwards (`BaseOptimizer.apply`, then
 `TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`): clipping by each replica's own norm is not clipping,
@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.upstream import classes, saved_sums
 
@@ -22,7 +22,7 @@ _summed = threading.local()
 
 
 def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
-    """Make a Keras optimizer sum gradients before anything else; its class changes, its name, variables and config do not.
+    """Make a Keras optimizer sum gradients first. Its class changes; its name, variables and config do not.
 
     Args:
         optimizer: A `keras.optimizers.Optimizer`, made in the strategy's scope, or not built and without a strategy.
@@ -32,7 +32,7 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
         The same object.
 
     Raises:
-        WrongUse: For what is no Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply by themselves.
+        UsageError: If it is not a Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply gradients by themselves.
     """
     check(optimizer)
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -52,39 +52,41 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
 
 
 def check(optimizer: Any) -> None:
-    """Refuse what is no single optimizer of Keras 3.
+    """Refuse anything but a single optimizer of Keras 3.
 
     Args:
-        optimizer: What the user gave.
+        optimizer: The `optimizer` argument.
 
     Raises:
-        WrongUse: For what is no Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply by themselves.
+        UsageError: If it is not a Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply gradients by themselves.
     """
     import keras
 
     if not isinstance(optimizer, keras.optimizers.Optimizer) or type(optimizer).__name__ == "MultiOptimizer":
-        raise WrongUse(
-            "The optimizer must be one of Keras 3, other than MultiOptimizer",
-            "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
+        raise UsageError(
+            "optimizer must be a Keras 3 optimizer, but no MultiOptimizer",
+            "Use one of keras.optimizers. For several optimizers in one model, make a TrainStep for each, with its "
+            "`variables`.",
             optimizer=f"{type(optimizer).__module__.partition('.')[0]}: {type(optimizer).__name__}",
         )
 
 
 def check_slices(optimizer: Any, variables: list[Any]) -> None:
-    """Refuse to train a table in slices by what looks at all of a variable: it would take a slice for the table.
+    """Refuse an optimizer that needs a whole variable for a sharded table: it would take a slice for the table.
 
     Args:
-        optimizer: A Keras optimizer that was built.
-        variables: What it trains.
+        optimizer: A built Keras optimizer.
+        variables: Its trained variables.
 
     Raises:
-        WrongUse: For Lamb and Adafactor, and for what Muon does not leave to its AdamW.
+        UsageError: For Lamb and Adafactor, and for variables that Muon does not pass to its AdamW.
     """
     for variable in variables:
         if reduction.is_sharded(variable) and _looks_at_all(optimizer, variable):
-            raise WrongUse(
-                "A table in slices needs an optimizer that updates each element by itself",
-                "Take Adam, Adagrad or SGD; to keep this one for the others, make a TrainStep for each with its `variables`.",
+            raise UsageError(
+                "A sharded table needs an optimizer that updates each element by itself",
+                "Use Adam, Adagrad or SGD. To keep this one for the other variables, make a TrainStep for each, with its "
+                "`variables`.",
                 optimizer=type(optimizer).__name__,
                 variable=getattr(variable, "path", variable.name),
             )
@@ -116,12 +118,13 @@ def _first_values(optimizer: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = None) -> Iterator[None]:
-    """While a step is traced: how this replica's gradients become those of all, and how they are clipped besides.
+    """Set, while a step is traced, how this replica's gradients are summed and clipped.
 
     Args:
-        optimizer: What `exact_optimizer` returned.
-        reduce: Takes the local gradients and their variables; returns the gradients of the whole step, equal on all replicas.
-        clip: Clipping that comes before the optimizer's own.
+        optimizer: The result of `exact_optimizer`.
+        reduce: A function of the local gradients and their variables that returns the gradients of the whole step, equal on all
+            replicas.
+        clip: Clipping before the optimizer's own.
     """
     object.__setattr__(optimizer, "_gpudist_reduce", reduce)
     object.__setattr__(optimizer, "_gpudist_clip", clip)
@@ -133,65 +136,65 @@ def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = No
 
 
 def accumulates(optimizer: Any) -> int:
-    """Of how many batches the optimizer was told to take the mean; 0 where it was not."""
+    """Return over how many batches the optimizer takes the mean; 0 without accumulation."""
     return int(getattr(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulate", None) or 0)
 
 
 def may_skip(optimizer: Any) -> bool:
-    """Whether gradients that are not finite keep it from being applied: a `LossScaleOptimizer`."""
+    """Return whether the optimizer skips gradients that are not finite: a `LossScaleOptimizer`."""
     return hasattr(optimizer, "inner_optimizer")
 
 
 def loss_scaling_of(optimizer: Any) -> Callable[[Any], Any] | None:
-    """What multiplies a loss before gradients are taken of it, as the optimizer divides them again.
+    """Return the function that scales a loss before differentiation; the optimizer divides the gradients again.
 
     Args:
-        optimizer: A Keras optimizer: a `LossScaleOptimizer`, or one with a `loss_scale_factor`, which does not change.
+        optimizer: A Keras optimizer: a `LossScaleOptimizer`, or one with a constant `loss_scale_factor`.
 
     Returns:
-        A function of the loss; None where the optimizer divides by nothing.
+        A function of the loss; None if the optimizer does not scale.
     """
     scales = hasattr(optimizer, "inner_optimizer") or optimizer.loss_scale_factor is not None
     return optimizer.scale_loss if scales else None
 
 
 def check_single_updates(optimizer: Any) -> None:
-    """Refuse an optimizer that accumulates by itself where a step does, in which it would make an update of each batch.
+    """Refuse an optimizer that accumulates in a step that accumulates itself.
 
     Args:
         optimizer: A Keras optimizer.
 
     Raises:
-        WrongUse: It was told to.
+        UsageError: If it has `gradient_accumulation_steps`.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps = getattr(inner, "_gpudist_accumulate", None) or inner.gradient_accumulation_steps
     if steps:
-        raise WrongUse(
-            "A step that is given an optimizer accumulates by itself",
-            "Leave gradient_accumulation_steps out of the optimizer, and give the step accumulate=...: it takes the mean over "
-            "the rows of these batches.",
+        raise UsageError(
+            "An optimizer for a TrainStep must not have gradient_accumulation_steps",
+            "Leave gradient_accumulation_steps out of the optimizer, and pass the step accumulate=...: it takes the mean over "
+            "the examples of these batches.",
             gradient_accumulation_steps=steps,
         )
 
 
 def num_applied(optimizer: Any) -> int:
-    """How many batches' gradients an optimizer was applied with, those among them that it only added up."""
+    """Return the number of batches whose gradients an optimizer was applied with, including accumulated ones."""
     return int(getattr(optimizer, "inner_optimizer", optimizer)._iterations.numpy())
 
 
 def accumulation_of(optimizer: Any) -> Any:
-    """What `accumulate_by` gave it; None before."""
+    """Return the object that `accumulate_by` set, or None."""
     return getattr(optimizer, "inner_optimizer", optimizer)._gpudist_accumulation
 
 
 def accumulate_by(optimizer: Any, accumulation: Any) -> None:
-    """Have an optimizer ask what to update with: `accumulation(grads, variables, reduced=...)`, None for nothing yet."""
+    """Let an optimizer ask `accumulation(grads, variables, reduced=...)` what to update with; None for nothing yet."""
     object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """All variables of an optimizer; Keras does not count the product of rates of a Nadam inside a `LossScaleOptimizer`."""
+    """Return all variables of an optimizer. Keras omits the product of rates of a Nadam inside a `LossScaleOptimizer`."""
     import keras
 
     inner = getattr(optimizer, "inner_optimizer", None)
@@ -200,12 +203,12 @@ def variables_of(optimizer: Any) -> list[Any]:
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer was built for."""
+    """Return the variables that an optimizer was built for."""
     return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
 
 
 def place_of(optimizer: Any, variable: Any) -> int:
-    """Which of them a variable is."""
+    """Return the index of a variable among them."""
     return int(getattr(optimizer, "inner_optimizer", optimizer)._get_variable_index(variable))
 
 
@@ -217,7 +220,7 @@ def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) ->
 
 @contextlib.contextmanager
 def _meeting() -> Iterator[None]:
-    """Where replicas have to wait for each other, which threads of one process cannot in a branch or function of the step."""
+    """Explain the error of a collective in a branch or function of the step, where threads of one process cannot wait."""
     try:
         yield
     except RuntimeError as error:
@@ -226,30 +229,30 @@ def _meeting() -> Iterator[None]:
         raise not_in_a_branch() from error
 
 
-def not_in_a_branch() -> WrongUse:
-    """What is said where gradients are applied in a branch, a loop or a function of a step."""
-    return WrongUse(
-        "Gradients must be applied outside of branches, loops and functions of a step, where replicas cannot meet",
-        "To update with several batches, give the optimizer gradient_accumulation_steps, which gd.distributed and Keras "
-        "know, and apply each batch's gradients, or use gd.TrainStep(accumulate=...).",
+def not_in_a_branch() -> UsageError:
+    """Return the error for gradients that are applied in a branch, a loop or a function of a step."""
+    return UsageError(
+        "Gradients must be applied outside of branches, loops and functions of a step, where collectives do not work",
+        "To update with several batches, use gradient_accumulation_steps of the optimizer, which gd.distributed supports, "
+        "and apply each batch's gradients. Or use gd.TrainStep(accumulate=...).",
         apply="in a tf.cond, tf.while_loop or tf.function",
     )
 
 
 def _overrides(optimizer: Any, name: str) -> bool:
-    """Whether a user's subclass has a method of its own that looks at gradients: it must see those of all replicas."""
+    """Return whether a user's subclass has a method that reads gradients: it must get those of all replicas."""
     kinds = [kind for kind in type(optimizer).__mro__ if name in vars(kind) and kind not in (_Base, _Exact)]
     return bool(kinds) and not kinds[0].__module__.startswith("keras.")
 
 
 def is_summed(optimizer: Any) -> bool:
-    """Whether the gradients that an optimizer is given are those of all replicas already."""
+    """Return whether the optimizer's gradients are already summed over all replicas."""
     return optimizer._gpudist_reduced or id(optimizer) in getattr(_summed, "optimizers", ())
 
 
 @contextlib.contextmanager
 def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Iterator[list[Any]]:
-    """Gradients of all replicas, where they are not yet; what the optimizer does with them meanwhile does not sum again."""
+    """Yield the gradients of all replicas. The optimizer does not sum them again meanwhile."""
     if is_summed(optimizer):
         yield list(grads)
         return
@@ -263,13 +266,13 @@ def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Ite
 
 
 def _is_complete(optimizer: Any) -> bool:
-    """Whether an optimizer has its variables, and what it accumulates its sums."""
+    """Return whether an optimizer has its variables, and its accumulation its sums."""
     accumulation = accumulation_of(optimizer)
     return bool(optimizer.built) and (accumulation is None or accumulation.is_built)
 
 
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
-    """Make what an optimizer lacks while a replica's step is traced: on all replicas at once, outside the graph."""
+    """Create an optimizer's missing variables during tracing, on all replicas at once, outside of the graph."""
     import tensorflow as tf
 
     def build(strategy: Any) -> None:
@@ -285,14 +288,15 @@ def _build_outside(optimizer: Any, variables: list[Any]) -> None:
 
 
 class _Base:
-    """What both kinds share: variables that can be made late, and a config that says what the user asked for."""
+    """Share what both kinds need: variables that can be made late, and a config with the user's settings."""
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         grads = list(grads)
         if grads and all(grad is None for grad in grads):
-            raise WrongUse(
-                "A loss must have a gradient for one of the variables that are trained, or more",
-                "Make it of the model's outputs by operations that have gradients: no argmax, rounding or cast to integers.",
+            raise UsageError(
+                "At least one trained variable must have a gradient",
+                "Compute the loss from the model's outputs with differentiable operations: no argmax, rounding or cast to "
+                "integers.",
                 gradients=f"{len(grads)} times None",
             )
         with _meeting():
@@ -316,7 +320,7 @@ class _Base:
 
 
 class _LossScaling(_Base):
-    """A `LossScaleOptimizer` that sums first: one check, one skip and one scale for all replicas."""
+    """Sum first in a `LossScaleOptimizer`: one check, one skip and one scale for all replicas."""
 
     def _tf_apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         me: Any = self
@@ -329,11 +333,11 @@ class _LossScaling(_Base):
 
 
 class _Exact(_Base):
-    """An optimizer whose `apply` sums first, then clips, decays, updates, averages."""
+    """Sum first in an optimizer's `apply`, then clip, decay, update and average."""
 
     @property
     def iterations(self) -> Any:
-        """How many updates were made: Keras counts batches, and divides where it accumulates itself."""
+        """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
         me: Any = self
         return me._iterations if me._gpudist_accumulation is None else me._iterations // me._gpudist_accumulate
 
@@ -386,7 +390,7 @@ class _Exact(_Base):
 
 
 def _overwrite(optimizer: Any) -> None:
-    """Every n steps the variables become their averages: chosen by value, as replicas cannot meet inside a `cond`."""
+    """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
     import tensorflow as tf
 
     every = optimizer._gpudist_overwrite

@@ -1,4 +1,4 @@
-"""What tapes gave one replica in a step of the user's own: its part of each gradient, and what else is made of such parts.
+"""Track one replica's parts of gradients in a custom step, and everything that is computed from such parts.
 
 A tape gives a replica its part of the gradient of all rows; the optimizer adds up the parts. What is made of a part before
 that, and is no gradient for an optimizer (a norm, a step that the weights are to take), is another one on each replica. Here
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
 
 Key = tuple[int, str]
 
 
 class Parts:
-    """The parts of one replica's trace; made where the step begins."""
+    """Track the parts in one replica's trace. The object is made where the step starts."""
 
     def __init__(self) -> None:
         import tensorflow as tf
@@ -36,7 +36,7 @@ class Parts:
         return bool(self._groups)
 
     def remember(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """These are parts of gradients of these; what is no variable is left out."""
+        """Note that these are parts of the gradients of these variables. Anything but variables is ignored."""
         import keras
         import tensorflow as tf
 
@@ -54,7 +54,7 @@ class Parts:
         self._groups.append(([gradient for gradient, _ in pairs], [variable for _, variable in pairs]))
 
     def remember_same(self, value: Any) -> None:
-        """This is the same on all replicas, whatever it was made of: a sum over them, or what they got where they met."""
+        """Note that a value is equal on all replicas: a sum over them, or another result of a collective."""
         import tensorflow as tf
 
         for one in tf.nest.flatten(value, expand_composites=True):
@@ -62,11 +62,11 @@ class Parts:
                 self._same[_key(one)] = one
 
     def remember_keeper(self, variable: Any) -> None:
-        """This variable of TensorFlow keeps from here on what is made of parts."""
+        """Note that this TensorFlow variable holds from now on what is computed from parts."""
         self._keepers.append(variable.handle)
 
     def variables(self, gradients: Sequence[Any]) -> list[Any] | None:
-        """Of which variables they are parts of gradients; None where one is not, or all are None."""
+        """Return the variables of these parts of gradients; None if one is no such part, or all are None."""
         known = [self._known.get(id(gradient)) for gradient in gradients if gradient is not None]
         if not known or None in known:
             return None
@@ -74,13 +74,13 @@ class Parts:
         return [None if gradient is None else (next(found) or (None, None))[1] for gradient in gradients]
 
     def descends(self, value: Any) -> bool:
-        """Whether a tensor of a graph is made of parts; in a function or branch, also whether it may be."""
+        """Return whether a tensor of a graph is computed from parts; in a function or branch, also whether it may be."""
         self._graphs[id(value.graph)] = value.graph
         self._look_at(value)
         return self._descends[_key(value)]
 
     def is_of_rows(self, value: Any) -> bool:
-        """Whether a tensor of a graph is made of this replica's rows, but by parts of gradients or where replicas met."""
+        """Return whether a tensor of a graph depends on this replica's examples other than by gradients or collectives."""
         seen: set[Key] = set()
         waiting = [value]
         while waiting:
@@ -98,16 +98,16 @@ class Parts:
         return False
 
     def whole(self, value: Any) -> Any:
-        """What a tensor would be, made of the gradients of all replicas; where they can meet.
+        """Recompute a tensor from the gradients of all replicas, in a place where collectives work.
 
         Args:
             value: A tensor of the graph of the step.
 
         Returns:
-            Of its shape and dtype.
+            A tensor of its shape and dtype.
 
         Raises:
-            WrongUse: Where it is made of the parts by operations that cannot be repeated.
+            UsageError: If it is computed from the parts by operations that cannot be repeated.
         """
         self._look_at(value)
         waiting = [value]
@@ -135,7 +135,7 @@ class Parts:
             self._whole |= {_key(old): new for old, new in zip(_tensors(part), _tensors(total), strict=True)}
 
     def _look_at(self, value: Any) -> None:
-        """Find out of a tensor, and of all it is made of, whether it is made of parts."""
+        """Find out whether a tensor, and everything it is computed from, is computed from parts."""
         waiting = [value]
         while waiting:
             one = waiting[-1]
@@ -149,7 +149,7 @@ class Parts:
                 self._descends[_key(one)] = self._may_be_a_part(one) or any(self._descends[_key(each)] for each in inputs)
 
     def _inputs(self, value: Any) -> list[Any]:
-        """What a tensor is made of; nothing where it is a part, the same on all replicas or a resource."""
+        """Return the inputs of a tensor; none for a part, a value equal on all replicas, or a resource."""
         if _key(value) in self._group_of or _key(value) in self._same or not _has_numbers(value):
             return []
         outer = _captured(value)
@@ -161,7 +161,7 @@ class Parts:
         return _key(value) in self._group_of or (_has_numbers(value) and self._comes_from_elsewhere(value))
 
     def _comes_from_elsewhere(self, value: Any) -> bool:
-        """Whether a variable kept it, it is an argument of a function within the step, or what one with a tape returned."""
+        """Return whether a value comes from a variable, an argument of an inner function, or the result of one with a tape."""
         if not value.dtype.is_floating:
             return False
         if value.op.type == "ReadVariableOp":
@@ -194,18 +194,17 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _captured(value: Any) -> Any:
-    """What stands outside of a function for a tensor in it; None where it is no such."""
+    """Return the outer tensor that a function has captured as this tensor, or None."""
     captures = getattr(value.graph, "captures", ())
     return next((outer for outer, inner in captures if inner is value), None) if value.op.type == "Placeholder" else None
 
 
 def _repeated(operation: Any, inputs: list[Any]) -> list[Any]:
-    """The results of an operation of other inputs."""
+    """Repeat an operation with other inputs, and return its results."""
     if operation.op_def.is_stateful:
-        raise WrongUse(
-            "What a step of one's own assigns to a variable that is trained must be made of its gradients by operations "
-            "without a state, so that it can be made of those of all replicas",
-            "Make it of their sum: tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
+        raise UsageError(
+            "A custom step must compute what it assigns to trained variables from gradients with stateless operations",
+            "Use the sum of the gradients: tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
             operation=operation.type,
         )
     copy = operation.graph.create_op(

@@ -1,4 +1,4 @@
-"""Random draws of Keras 3 layers in a step: another draw on each replica, or one that belongs to the row.
+"""Draw random numbers of Keras 3 layers in a step: differently on each replica, or by the example's index.
 
 Keras 3.15 keeps the same seed on all replicas, so a `Dropout` draws the same mask for the first row of each. The functions of
 `keras.src.backend.tensorflow.random` are what its layers draw with.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _mode = threading.local()
 # What a test harness that watches draws sets: that it gives each row its own, or how it looks away from a draw for all rows.
@@ -28,7 +28,7 @@ MIXING = ("shuffle", "categorical")
 
 @contextlib.contextmanager
 def drawing(mode: str) -> Iterator[None]:
-    """While this thread traces a step: `replica` for other draws on each replica, `row` for draws that belong to the row."""
+    """Set, while this thread traces a step, how random numbers are drawn: `replica` or `row`."""
     install()
     outer = getattr(_mode, "mode", None)
     _mode.mode = mode
@@ -40,7 +40,7 @@ def drawing(mode: str) -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """Teach Keras's random functions about replicas and rows; outside a step of ours they do what they did."""
+    """Patch Keras's random functions to know replicas and examples. Outside of a gpudist step nothing changes."""
     import keras
     from keras.src.backend.tensorflow import image, random
     from keras.src.layers.regularization import spatial_dropout
@@ -86,7 +86,7 @@ def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Cal
             return original(shape, *args, **kwargs)
         parameters = [*args[:2], *(value for name, value in kwargs.items() if name not in ("seed", "dtype"))]
         if takes_scalars and not all(map(_is_scalar, parameters)):
-            raise _not_of_a_row(f"keras.random.{original.__name__}", "Give it scalars as parameters")
+            raise _not_of_a_row(f"keras.random.{original.__name__}", "Pass scalars as parameters")
         return _rows(share, shape, lambda whole: original(whole, *args, **kwargs))
 
     return draw
@@ -102,10 +102,10 @@ def _refused_by_row(original: Callable[..., Any], name: str) -> Callable[..., An
     return draw
 
 
-def _not_of_a_row(name: str, instead: str) -> WrongUse:
-    return WrongUse(
-        "draws='row' needs random numbers that belong to one row",
-        f"{instead}, or take draws='replica'.",
+def _not_of_a_row(name: str, instead: str) -> UsageError:
+    return UsageError(
+        "draws='row' needs random numbers that belong to one example",
+        f"{instead}, or use draws='replica'.",
         drawn=name,
     )
 
@@ -115,7 +115,7 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_of_rows(share: shares.Share, shape: Any) -> bool:
-    """Whether a draw of this shape has a value for each row; a number that is known must be that of the replica's rows."""
+    """Return whether a draw of this shape has a value for each example; a known size must be the replica's batch size."""
     import tensorflow as tf
 
     if isinstance(shape, tf.TensorShape):
@@ -130,12 +130,12 @@ def _is_of_rows(share: shares.Share, shape: Any) -> bool:
 
 
 def with_unknown_rows(mode: str, batch: Any, shares_of_batch: int) -> Any:
-    """A replica's batch with a number of rows that is not known while a step is traced: as many weights are not taken for them.
+    """Hide a replica's batch size while a step is traced: otherwise a weight of the same size would look like examples.
 
     Args:
-        mode: As in `drawing`; it is done for `row` alone.
-        batch: A structure of tensors; None in the place of one is left.
-        shares_of_batch: How many shares the global batch has.
+        mode: As for `drawing`. Only `row` needs it.
+        batch: A structure of tensors, perhaps with None.
+        shares_of_batch: Number of shares of the global batch.
 
     Returns:
         The structure.
@@ -171,7 +171,7 @@ def _dropout_by_row(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_open_rows(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask for each row: its number of rows, where it is known, could be taken for one mask of all rows."""
+    """Draw a mask for each example: a known batch size could be taken for one mask for all examples."""
 
     @functools.wraps(original)
     def noise_shape(self: Any, inputs: Any) -> Any:
@@ -182,7 +182,7 @@ def _with_open_rows(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rows(share: shares.Share, shape: Any, draw: Callable[[Any], Any]) -> Any:
-    """Draw for the rows of all replicas, as one device does, and keep those of this one."""
+    """Draw for the examples of all replicas, as one device does, and keep those of this replica."""
     import tensorflow as tf
 
     shape = tf.convert_to_tensor(shape)

@@ -1,44 +1,44 @@
-"""Losses of Keras 3 that are no losses of rows: those that compare the rows of a batch, or are a ratio over all of them."""
+"""Refuse losses of Keras 3 that compare the examples of a batch, or are a ratio over all of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 GATHERED = (
-    "In a loss of your own compare them with those of all replicas: keras.losses.circle of what "
-    "tf.distribute.get_replica_context().all_gather(..., axis=0) gives of y and y_pred, and of its values those of the "
-    "replica's own rows. The context is None while Keras builds the model."
+    "In a custom loss compare them with those of all replicas: apply keras.losses.circle to "
+    "tf.distribute.get_replica_context().all_gather(..., axis=0) of y and y_pred, and keep the values of the "
+    "replica's own examples. The context is None while Keras builds the model."
 )
 
 
 def check(loss: Any) -> None:
-    """Refuse a loss of Keras that compares rows, or is a ratio over all: of each replica's rows it is another.
+    """Refuse a Keras loss that compares examples, or is a ratio over all: it depends on each replica's examples.
 
     Args:
         loss: A `keras.losses.Loss`, a name, or a function.
 
     Raises:
-        WrongUse: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the rows, `Circle`.
+        UsageError: For `Dice` and `Tversky` without axes, `CosineSimilarity` and crossentropies along the examples, `Circle`.
     """
     import keras
 
     loss = keras.losses.get(loss) if isinstance(loss, str) else loss
     function, options = _function_of(loss)
     if function is keras.losses.circle:
-        rule, advice = "A row's loss must not depend on which other rows a replica has", GATHERED
+        rule, advice = "An example's loss must not depend on the other examples of its replica", GATHERED
     elif _joins_rows(function, options):
-        rule = "A loss has a value for each row, so that it does not depend on which rows a replica has"
+        rule = "A loss must have a value for each example, so that it does not depend on the other examples of its replica"
         of_images = ": keras.losses.Dice(axis=(1, 2, 3)) for images" if function in _ratios() else ""
-        advice = f"Leave the rows out of its axes{of_images}."
+        advice = f"Leave the first axis out of its axes{of_images}."
     else:
         return
-    raise WrongUse(rule, advice, loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""))
+    raise UsageError(rule, advice, loss=getattr(loss, "name", None) or getattr(loss, "__name__", ""))
 
 
 def _function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that a loss of Keras calls, and its options; a loss that has a `call` of its own is its own function."""
+    """Return the function that a Keras loss calls, and its options. A loss with its own `call` is its own function."""
     from keras.src.losses.losses import LossFunctionWrapper
 
     calls = getattr(type(loss), "call", None) is LossFunctionWrapper.call
@@ -46,7 +46,7 @@ def _function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _joins_rows(function: Any, options: dict[str, Any]) -> bool:
-    """Whether a function of Keras makes one value of several rows, or weighs one by another; a mean over them does no harm."""
+    """Return whether a Keras function combines several examples, other than by a mean."""
     from keras import losses as of_keras
 
     axis = options.get("axis")

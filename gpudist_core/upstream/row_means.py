@@ -1,8 +1,8 @@
-"""Numbers that one replica computes, as what they are on one device: means over rows.
+"""Treat the scalars that one replica computes as what they are on one device: means over examples.
 
 Inside `counting` every scalar that a replica computes is a mean over its rows: a Keras loss, a `reduce_mean`, a regulariser.
-Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of
-them times the fraction, and metrics count them by it (`Mean.update_state` of Keras 3.15 counts a scalar once for each replica).
+Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of them
+times the fraction, and metrics count them by it (`Mean.update_state` of Keras 3.15 counts a scalar once for each replica).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core import share as shares
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, metric_functions
 from gpudist_core.upstream.parts import Parts
 
@@ -23,10 +23,10 @@ _means = threading.local()
 
 @contextlib.contextmanager
 def counting(*, tapes: bool) -> Iterator[None]:
-    """While this thread traces one replica's step: scalars are means over its rows.
+    """Treat scalars as means over the replica's examples while this thread traces one replica's step.
 
     Args:
-        tapes: Whether `GradientTape.gradient` of variables is of the mean times the fraction: for steps that others wrote.
+        tapes: Whether `GradientTape.gradient` of variables differentiates the mean times the fraction, for custom steps.
     """
     outer = getattr(_means, "state", None)
     _means.state = _Means(tapes)
@@ -37,10 +37,10 @@ def counting(*, tapes: bool) -> Iterator[None]:
 
 
 class _Means:
-    """What is known of the scalars of one trace.
+    """Hold what is known of the scalars of one trace.
 
     Args:
-        tapes: As in `counting`.
+        tapes: As for `counting`.
     """
 
     def __init__(self, tapes: bool) -> None:
@@ -57,7 +57,7 @@ def _current() -> tuple[_Means, shares.Share] | None:
 
 @functools.cache
 def install() -> None:
-    """Teach Keras; outside `counting` everything does what it did."""
+    """Patch Keras. Outside of `counting` nothing changes."""
     losses.install()
     _install_losses()
     _install_mean()
@@ -93,15 +93,15 @@ def _install_losses() -> None:
 
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
-    """A loss that is one number for all rows is their mean."""
+    """Weigh a loss that is one number for all examples: it is their mean."""
     import tensorflow as tf
 
     losses.warn_of_one_number(share)
     given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
-        raise WrongUse(
-            "A loss must return one value for each row where rows have weights or a mask",
-            "Leave out its mean.",
+        raise UsageError(
+            "A loss must return one value for each example if examples have weights or a mask",
+            "Remove the mean from the loss.",
             shape=(),
             **{f"{name}_shape": tuple(weight.shape) for name, weight in given.items()},
         )
@@ -117,7 +117,7 @@ def _over(value: Any, fraction: Any) -> Any:
 
 
 def present(value: Any) -> Any:
-    """A replica's scalar, 0 where it has no rows (a mean over no rows is not a number)."""
+    """Return a replica's scalar, or 0 without examples (a mean over no examples is NaN)."""
     import tensorflow as tf
 
     share = shares.current()
@@ -128,7 +128,7 @@ def present(value: Any) -> Any:
 
 
 def of_all(value: Any) -> Any:
-    """A replica's mean as its part of the mean over all rows: the parts of all replicas sum to it, as values by row do."""
+    """Return a replica's part of the mean over all examples. The parts of all replicas sum to it."""
     import tensorflow as tf
 
     share = shares.current()
@@ -139,7 +139,7 @@ def of_all(value: Any) -> Any:
 
 
 def of_log(value: Any) -> Any:
-    """As `of_all` of what a step reports, where an array has means over the rows, too: one in each of its places."""
+    """Return the part as `of_all` does for a log of a step, in which arrays hold means over the examples, too."""
     import tensorflow as tf
 
     share = shares.current()
@@ -209,7 +209,7 @@ def _install_tape() -> None:
 
 
 def _current_parts() -> tuple[Parts, shares.Share] | None:
-    """Of a step that others wrote, on several replicas."""
+    """Return the parts and the share of a custom step on several replicas, or None."""
     current = _current()
     if current is None or not current[0].tapes or current[1].num_replicas == 1:
         return None

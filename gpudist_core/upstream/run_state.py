@@ -1,4 +1,4 @@
-"""Where TensorFlow and Keras keep what a run that is restored must get back and no public name gives."""
+"""Access what TensorFlow and Keras keep without a public name, and a restored run needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def op_seeds() -> dict[str, Any]:
-    """What the seeds of the next operations made without a seed of their own depend on (`tf.random.set_seed`)."""
+    """Return what the seeds of the next operations without their own seed depend on (`tf.random.set_seed`)."""
     context = _context()
     if context._seed is None:
         return {"seed": None, "state": None}
@@ -17,7 +17,7 @@ def op_seeds() -> dict[str, Any]:
 
 
 def restore_op_seeds(state: dict[str, Any]) -> None:
-    """Set what `op_seeds` returned."""
+    """Restore what `op_seeds` returned."""
     context = _context()
     if state["seed"] is not None:
         context._set_global_seed(int(state["seed"]))
@@ -26,10 +26,10 @@ def restore_op_seeds(state: dict[str, Any]) -> None:
 
 
 def keras_global_generator(make: bool = False) -> Any:
-    """The `keras.random.SeedGenerator` of Keras's functions that are given none.
+    """Return the `keras.random.SeedGenerator` of Keras functions without their own generator.
 
     Args:
-        make: Make it where nothing has drawn from it yet.
+        make: Whether to make it if nothing has drawn from it yet.
 
     Returns:
         The generator, or None.
@@ -44,16 +44,16 @@ def keras_global_generator(make: bool = False) -> Any:
 
 
 def flat_layers(model: Any) -> list[Any]:
-    """A Keras model and all layers in it, each once; nothing for another model."""
+    """Return a Keras model and all its layers, each once; an empty list for other models."""
     return list(model._flatten_layers()) if hasattr(model, "_flatten_layers") else []
 
 
 def begin_at(model: Any, epoch: int | None) -> None:
-    """Let Keras's `fit`, which has called `on_train_begin`, go on with an epoch; Keras's own BackupAndRestore does it alike.
+    """Let Keras's `fit`, after `on_train_begin`, continue with an epoch, as Keras's own BackupAndRestore does.
 
     Args:
         model: The model.
-        epoch: Counted from 0; None for the one that `fit` was given.
+        epoch: The epoch, from 0; None for the one that `fit` was given.
     """
     model._initial_epoch = epoch
 

@@ -1,4 +1,4 @@
-"""The sums of `gradient_accumulation_steps` among an optimizer's variables, where Keras saves and loads them by number.
+"""Save the sums of `gradient_accumulation_steps` among an optimizer's variables, where Keras numbers them.
 
 Keras 3.12 and 3.15 number the iterations, the rate where it is a variable, the averages, the sums, and what the optimizer
 itself keeps. An exact optimizer keeps its sums elsewhere, over replicas; in a file they stand where Keras looks for them.
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def take_over(optimizer: Any) -> None:
-    """What an optimizer of Keras alone was built with, or was loaded with, becomes the first state of its accumulation.
+    """Take over the sums that a plain Keras optimizer was built or loaded with as the first state of its accumulation.
 
     Args:
         optimizer: A built optimizer, before it is exact, that is not a `LossScaleOptimizer`.
@@ -29,7 +29,7 @@ def take_over(optimizer: Any) -> None:
 
 
 def taken_over(optimizer: Any) -> list[Any] | None:
-    """The sums that `take_over` or a loaded file left, once; None where there are none."""
+    """Return the sums from `take_over` or a loaded file, once; None if there are none."""
     keeps = _keeps(optimizer)
     values: list[Any] | None = keeps.__dict__.get("_gpudist_taken_over")
     object.__setattr__(keeps, "_gpudist_taken_over", None)
@@ -37,12 +37,12 @@ def taken_over(optimizer: Any) -> list[Any] | None:
 
 
 def save(optimizer: Any, values: list[Any], store: Any) -> None:
-    """Write an optimizer's variables as Keras numbers them.
+    """Write an optimizer's variables in Keras's numbering.
 
     Args:
         optimizer: An exact optimizer.
-        values: Of its own variables.
-        store: Keras's, for one optimizer.
+        values: The values of its own variables.
+        store: Keras's store for one optimizer.
     """
     place = _place(optimizer)
     if place is not None:
@@ -52,14 +52,14 @@ def save(optimizer: Any, values: list[Any], store: Any) -> None:
 
 
 def split(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of what Keras saved the optimizer's own variables; the sums go on in its accumulation.
+    """Separate the optimizer's own variables from the saved ones. The sums go to its accumulation.
 
     Args:
         optimizer: An exact optimizer.
-        store: Keras's, for one optimizer.
+        store: Keras's store for one optimizer.
 
     Returns:
-        A store without the sums; the same one where there are none.
+        A store without the sums; the same one if there are none.
     """
     place = _place(optimizer)
     number = 0 if place is None else len(_keeps(optimizer)._trainable_variables)
@@ -76,7 +76,7 @@ def _keeps(optimizer: Any) -> Any:
 
 
 def _place(optimizer: Any) -> int | None:
-    """Where the sums begin among what Keras saves; None where it keeps none."""
+    """Return the index of the first sum in Keras's numbering; None if it saves none."""
     import keras
 
     inner = _keeps(optimizer)
@@ -94,8 +94,9 @@ def _sums(optimizer: Any) -> list[Any]:
     state: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
     if state is None:
         warnings.warn(
-            "A model that is saved by Keras in the middle of an accumulation goes on without the batches that made no update "
-            "yet, as hosts cannot add up what each has while one of them saves. To go on exactly use gd.Checkpoints.",
+            "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
+            "their "
+            "sums while one of them saves. To continue exactly use gd.Checkpoints.",
             stacklevel=2,
         )
     kept = dict(state["sums"]).get("sums") if state else None

@@ -1,4 +1,4 @@
-"""What static tensors need of TensorFlow that it does not offer: TensorFlow 2.21."""
+"""Provide what static tensors need and TensorFlow 2.21 does not offer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes at whose multiples TensorFlow's kernels take memory as it is."""
+"""The alignment in bytes at which TensorFlow's kernels use memory without a copy."""
 
 
 def plain_variable(initial_value: Any, *, device: str, name: str) -> Any:
-    """A `tf.Variable` on one device, also inside a strategy's scope (which would make a distributed one).
+    """Return a `tf.Variable` on one device, even inside a strategy's scope (which would make a distributed one).
 
     Args:
-        initial_value: A callable without arguments that returns the first value.
+        initial_value: A callable without arguments that returns the initial value.
         device: The device's full name.
         name: The variable's name.
 
@@ -36,17 +36,17 @@ def _create(**kwargs: Any) -> Any:
 
 
 def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """A tensor of zeros in memory of NumPy's, on a CPU, which a variable that is made of it takes over as it is.
+    """Return a tensor of zeros in NumPy's memory on a CPU. A variable made from it uses the memory without a copy.
 
-    TensorFlow updates a variable in place where its buffer is its own. A tensor over foreign memory says that it is not, and
-    the first update would copy all of it; a slice of such a tensor does not say so (TensorFlow 2.21).
+    TensorFlow updates a variable in place if the variable owns its buffer. A tensor over foreign memory does not own it, so the
+    first update would copy all of it. A slice of such a tensor counts as owner (TensorFlow 2.21).
 
     Args:
         shape: The shape; its size is not 0.
-        dtype: A dtype of whole or floating numbers.
+        dtype: An integer or floating dtype.
 
     Returns:
-        The tensor. Nothing else refers to its memory, no page of which is touched yet.
+        The tensor. Nothing else refers to its memory, and none of its pages was touched yet.
     """
     import tensorflow as tf
 
@@ -59,14 +59,14 @@ def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
 
 
 def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
-    """A context in which a mirrored strategy's variables are made from each device's own initial value.
+    """Return a context in which a mirrored strategy's variables are made from each device's own initial value.
 
-    The strategy itself would broadcast the first host's over the network, where it stays in memory once more (512 MiB of
-    slices on each of two hosts: 1.1 GiB), and let all devices of a host start from one buffer.
+    The strategy itself would broadcast the first host's values over the network, which needs as much memory again (512 MiB of
+    slices on each of two hosts: 1.1 GiB), and would let all devices of a host start from one buffer.
 
     Args:
         strategy: The strategy in whose scope a variable is about to be made.
-        initial_value: Makes the value, called on each device with its name.
+        initial_value: A function that makes the value, called on each device with its name.
 
     Returns:
         The context manager, to be entered inside the strategy's scope.
@@ -94,7 +94,7 @@ def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
 
 
 def is_in_dataset_function() -> bool:
-    """Whether what is being traced is the function of a `tf.data` transformation: it runs on the host."""
+    """Return whether the function of a `tf.data` transformation is being traced: it runs on the host."""
     import tensorflow as tf
 
     if tf.executing_eagerly():
@@ -109,13 +109,13 @@ def is_in_dataset_function() -> bool:
 
 
 def is_symbolic() -> bool:
-    """Whether Keras traces a model for its shapes alone, in no replica and for no result."""
+    """Return whether Keras traces a model for its shapes only, outside of every replica."""
     module = sys.modules.get("keras.src.backend.common.symbolic_scope")
     return module is not None and bool(module.in_symbolic_scope())
 
 
 def memory_limits() -> dict[str, int]:
-    """Bytes that TensorFlow may use of each accelerator of this process, by the device's name without its job (`GPU:0`)."""
+    """Return the bytes that TensorFlow may use of each accelerator of this process, by the short device name (`GPU:0`)."""
     tfe, session = (importlib.import_module(f"tensorflow.python.{name}") for name in ("pywrap_tfe", "client.pywrap_tf_session"))
     context = importlib.import_module("tensorflow.python.eager.context").context()
     context.ensure_initialized()

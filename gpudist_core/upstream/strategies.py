@@ -1,4 +1,4 @@
-"""Private names of TensorFlow that strategies rest on (2.21); tests/core/strategies/test_upstream.py guards each."""
+"""Use private names of TensorFlow 2.21 for strategies. tests/core/strategies/test_upstream.py tests each of them."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count
 
 
 def is_initialized() -> bool:
-    """Whether TensorFlow's runtime is up, after which no server for collectives can be started."""
+    """Return whether TensorFlow's runtime has started. After that, no server for collectives can be started."""
     return _context()._context_handle is not None
 
 
 def has_collective_server() -> bool:
-    """Whether this process is a member of a cluster already: a second strategy then needs no new server."""
+    """Return whether this process already belongs to a cluster: a second strategy then needs no new server."""
     return _context()._collective_ops_server_def is not None
 
 
 def is_in_cluster(spec: Any) -> bool:
-    """Whether the cluster that this process is a member of is this one.
+    """Return whether this process belongs to the given cluster.
 
     Args:
         spec: A `tf.train.ClusterSpec`.
 
     Returns:
-        The same jobs with the same tasks.
+        True if it has the same jobs with the same tasks.
     """
     return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
 
 
 @contextlib.contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """Within, a server for collectives may start; SIGTERM does afterwards what it did before, which is to end the process.
+    """Restore the action of SIGTERM after a server for collectives has started in this block.
 
-    The server takes the signal for a notifier of its own, past Python's handlers: the process lives on, and a handler that
+    The server installs its own notifier for the signal, past Python's handlers: the process then survives, and a handler that
     the program has installed before is never called.
     """
     before = signal.getsignal(signal.SIGTERM)
@@ -52,10 +52,10 @@ def keeping_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside_other_strategies() -> Iterator[None]:
-    """Within, a MultiWorkerMirroredStrategy leaves the collectives of this process as they are, and has keys of its own.
+    """Let a MultiWorkerMirroredStrategy keep the collectives of this process, with its own keys.
 
-    TensorFlow starts them anew for each strategy. A host that is faster than the leader then waits for ever in its first
-    collective, as the leader forgets that it has asked; and the older strategies go on counting the same keys.
+    TensorFlow restarts them for each strategy. Then a host that is faster than the leader waits forever in its first
+    collective, because the leader forgets its request. And older strategies would continue to use the same keys.
     """
     import tensorflow as tf
 
@@ -78,20 +78,20 @@ def beside_other_strategies() -> Iterator[None]:
 
 
 def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list[Any]:
-    """The sums over all replicas, without the order in which variables are read and updated being lost.
+    """Return the sums over all replicas, and keep the order in which variables are read and updated.
 
-    TensorFlow's own `all_reduce` hands all sums on through one IdentityN, for their gradient. Where replicas are summed
-    tensor by tensor, Grappler takes that for a way from each gradient to each update, drops the edges by which an update
-    waits until its variable was read, and drops the IdentityN after that (2.21): a loss that is linear in the outputs (a
-    critic's) is then made of weights that are updated already, now and then.
+    TensorFlow's own `all_reduce` passes all sums through one IdentityN, for their gradient. If replicas are summed tensor by
+    tensor, Grappler (2.21) takes that for a path from each gradient to each update, removes the edges by which an update waits
+    until its variable was read, and then removes the IdentityN. A loss that is linear in the outputs (a critic's) is then
+    sometimes computed from updated weights.
 
     Args:
-        context: The replica's.
+        context: The replica's context.
         values: Tensors, or `tf.IndexedSlices`, of one dtype.
-        differentiable: Whether a gradient may be taken of the sums; never of those of sparse values.
+        differentiable: Whether the sums must be differentiable; not supported for sparse values.
 
     Returns:
-        The sums, in their order.
+        The sums, in order.
     """
     import tensorflow as tf
 
@@ -106,16 +106,15 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
 
 
 def merges(strategy: Any) -> bool:
-    """Whether replicas are summed by a merge call, of all of them and in the step's own graph alone; collectives need none."""
+    """Return whether replicas are summed by a merge call, which works only in the step's own graph."""
     return bool(strategy.extended._use_merge_call())
 
 
 def _with_gradient(context: Any, value: Any, total: Any) -> Any:
-    """The sum, whose gradient is the sum of the replicas' gradients of it.
+    """Return the sum, whose gradient is the sum of the replicas' gradients of it.
 
-    TensorFlow looks for variables behind what a custom gradient gives (2.21). A sum of tensors would lead it through the graphs
-    of all other replicas, for each sum anew and in time that grows with the square of their size; it ends where there is no
-    gradient.
+    TensorFlow 2.21 looks for variables behind the result of a custom gradient. A sum of tensors would lead it through the
+    graphs of all other replicas, in time that grows with the square of their size. It stops at a tensor without a gradient.
     """
     import tensorflow as tf
 
@@ -133,7 +132,7 @@ def _context() -> Any:
 
 
 def abort_collectives(text: str) -> None:
-    """End what waits in a collective of this process, from another thread; all later ones raise the same.
+    """Abort the collectives of this process from another thread. All later collectives raise the same error.
 
     Args:
         text: The message of the `tf.errors.DeadlineExceededError`.
@@ -144,12 +143,12 @@ def abort_collectives(text: str) -> None:
 
 
 def new_collective_keys() -> int:
-    """Give the next MirroredStrategy collective keys of its own.
+    """Give the next MirroredStrategy its own collective keys.
 
-    All count from 0 in TensorFlow: a group of another size under a key that is taken aborts all collectives of the process.
+    All strategies count from 0 in TensorFlow: a group of another size under a used key aborts all collectives of the process.
 
     Returns:
-        The first key of `ring`.
+        The first key for `ring`.
     """
     import tensorflow as tf
 
@@ -158,12 +157,12 @@ def new_collective_keys() -> int:
 
 
 def ring(devices: Sequence[str], options: Any, first_key: int) -> Any:
-    """The collective all-reduce of one process, which MirroredStrategy makes without a choice of options.
+    """Return the collective all-reduce of one process with options, which MirroredStrategy does not let you choose.
 
     Args:
         devices: The names of the devices.
         options: A `tf.distribute.experimental.CommunicationOptions`.
-        first_key: From `new_collective_keys`.
+        first_key: The result of `new_collective_keys`.
 
     Returns:
         A `tf.distribute.CrossDeviceOps`.

@@ -1,4 +1,4 @@
-"""Keras 3's trainer, taught to take batches that are distributed already, and what fit and its like ask of it.
+"""Extend Keras 3's trainer to take distributed batches, and access what fit and similar methods need from it.
 
 What is wrong in Keras 3.15 on several replicas: `TFEpochIterator` lets tf.distribute cut and shard the data;
 `_maybe_symbolic_build` adds up the parts of the first batch, which fails where they are not equally long, and on hosts;
@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.upstream import datasets, losses, models, row_losses, row_means, run_state
 
 _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
@@ -22,10 +22,10 @@ _maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def iterating(make: Callable[..., Any]) -> Iterator[None]:
-    """While fit, evaluate or predict runs: what takes the place of `TFEpochIterator`.
+    """Replace `TFEpochIterator` while fit, evaluate or predict runs.
 
     Args:
-        make: Called with its arguments, by name; returns an iterator as `keras_model.epochs.Epochs` is one.
+        make: A function of its arguments, by name, that returns an iterator like `keras_model.epochs.Epochs`.
     """
     install()
     token = _maker.set(make)
@@ -37,7 +37,7 @@ def iterating(make: Callable[..., Any]) -> Iterator[None]:
 
 @functools.cache
 def install() -> None:
-    """Teach Keras; outside `row_means.counting` and `iterating` everything does what it did."""
+    """Patch Keras. Outside of `row_means.counting` and `iterating` nothing changes."""
     row_means.install()
     _install_iterator()
 
@@ -55,14 +55,14 @@ def _install_iterator() -> None:
 
 
 def is_default(cls: Any, name: str) -> bool:
-    """Whether a model's class has Keras's own method of that name.
+    """Return whether a model's class uses Keras's own method of that name.
 
     Args:
         cls: The class of a model.
-        name: Of a method: `train_step`, `test_step`.
+        name: The name of the method: `train_step` or `test_step`.
 
     Returns:
-        Whether no one has overridden it.
+        True if no subclass overrides it.
     """
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
@@ -70,23 +70,23 @@ def is_default(cls: Any, name: str) -> bool:
 
 
 def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, *, training: bool) -> Any:
-    """What the model's `compute_loss` says, which may or may not take `training`."""
+    """Return the result of the model's `compute_loss`, which may or may not take `training`."""
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
 def call(model: Any, x: Any, *, training: bool) -> Any:
-    """The model's output, told whether it is in training where it asks."""
+    """Return the model's output. `training` is passed if the model takes it."""
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
 def single_loss(model: Any) -> Any:
-    """The one loss that a model was compiled with, as a function (y, y_pred) -> values per row.
+    """Return the only loss that a model was compiled with, as a function (y, y_pred) -> values by example.
 
     Args:
         model: A compiled Keras model.
 
     Returns:
-        The function; None where there are several losses, weights of losses, or one that is not a mean over the rows.
+        The function; None for several losses, loss weights, or a loss that is not a mean over the examples.
     """
     import keras
 
@@ -100,40 +100,40 @@ def single_loss(model: Any) -> Any:
 
 
 def has_metrics(model: Any) -> bool:
-    """Whether metrics were given to `compile`."""
+    """Return whether `compile` was given metrics."""
     return model._compile_metrics is not None
 
 
 def update_metrics(model: Any, y: Any, y_pred: Any, weight: Any) -> None:
-    """Count a batch in the metrics that were given to `compile`."""
+    """Update the metrics that `compile` was given with a batch."""
     model._compile_metrics.update_state(y, y_pred, sample_weight=weight)
 
 
 def track_loss(model: Any, loss: Any, rows: Any) -> None:
-    """Count a batch's loss in the metric called loss."""
+    """Update the metric called loss with a batch's loss."""
     model._loss_tracker.update_state(loss, sample_weight=rows)
 
 
 def build(model: Any, batch: Any) -> None:
-    """Make all variables of model, metrics, losses and optimizer, with the shapes of a batch.
+    """Create all variables of model, metrics, losses and optimizer, with the shapes of a batch.
 
     Args:
         model: A compiled Keras model.
-        batch: A structure as the step takes it, anything with `shape` and `dtype` in the place of each tensor.
+        batch: A structure as the step takes it, with any objects that have `shape` and `dtype` in place of tensors.
 
     Raises:
-        WrongUse: Where the model has variables of another strategy, beside which the optimizer cannot make its own.
+        UsageError: If the model has variables of another strategy, beside which the optimizer cannot create its own.
     """
     with models.beside_variables(model.distribute_strategy, model):
         model._symbolic_build(data_batch=batch)
 
 
 def build_layers(model: Any, batch: Any) -> None:
-    """Make the variables of a model that was not called yet, all replicas' at once; a replica in its step makes its own.
+    """Create the variables of a model that was not called yet, on all replicas at once. A replica in its step creates its own.
 
     Args:
         model: A Keras model.
-        batch: As in `build`; only the inputs are looked at.
+        batch: As for `build`; only the inputs are used.
     """
     import keras
     from keras.src import backend
@@ -145,45 +145,45 @@ def build_layers(model: Any, batch: Any) -> None:
 
 
 def are_layers_built(model: Any) -> bool:
-    """Whether a model's layers have all their variables."""
+    """Return whether a model's layers have all their variables."""
     return all(layer.built for layer in model._flatten_layers())
 
 
 def needs_build(model: Any) -> bool:
-    """Whether some variables are still missing."""
+    """Return whether some variables are still missing."""
     parts = [model._compile_metrics, model._compile_loss, model.optimizer]
     return not are_layers_built(model) or any(p is not None and not p.built for p in parts)
 
 
 def check_targets(model: Any, batch: Any) -> None:
-    """Refuse a batch without targets where a compiled loss needs them.
+    """Refuse a batch without targets if a compiled loss needs them.
 
     Args:
         model: A compiled Keras model whose step is Keras's own.
         batch: A structure as the step takes it.
 
     Raises:
-        WrongUse: It has none.
+        UsageError: If it has no targets.
     """
     import keras
 
     own_loss = type(model).compute_loss is not keras.Model.compute_loss
     if model._compile_loss is not None and not own_loss and keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
-        raise WrongUse(
-            "A model that was compiled with a loss needs targets",
-            "Give (x, y): fit(x, y), or a pipeline or dataset whose rows are (x, y).",
+        raise UsageError(
+            "A model compiled with a loss needs targets",
+            "Use fit(x, y), or a pipeline or dataset with examples (x, y).",
             y=None,
         )
 
 
 def check_losses(model: Any) -> None:
-    """Refuse losses that are of other rows on several replicas: see `row_losses`.
+    """Refuse losses that depend on how examples are split over replicas. See `row_losses`.
 
     Args:
         model: A compiled Keras model.
 
     Raises:
-        WrongUse: One of them is.
+        UsageError: If it has such a loss.
     """
     import keras
 
@@ -193,7 +193,7 @@ def check_losses(model: Any) -> None:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers of a model: that given to `compile`, and those it keeps for a step of its own, in lists and dicts too."""
+    """Return the optimizers of a model: the one given to `compile`, and those that it keeps itself, also in lists and dicts."""
     import keras
 
     waiting: list[Any] = [vars(model)]
@@ -213,7 +213,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """The single metrics of a model: those given to `compile` apart."""
+    """Return the single metrics of a model, with those given to `compile` listed one by one."""
     own: list[Any] = []
     for metric in model.metrics:
         own += metric.metrics if metric is model._compile_metrics else [metric]
@@ -221,18 +221,18 @@ def metrics_of(model: Any) -> list[Any]:
 
 
 def in_this_thread(callbacks: Any) -> None:
-    """Keep a `CallbackList` from calling in threads of its own, where what they read is of another step."""
+    """Keep a `CallbackList` from calling in threads, where callbacks would read another step."""
     callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
 
 def data_adapter(**data: Any) -> Any:
-    """Keras's own reader of whatever `fit` takes.
+    """Return Keras's data adapter for anything that `fit` takes.
 
     Args:
         **data: `x`, `y`, `sample_weight`, `batch_size`, `steps_per_epoch`, `shuffle`, `class_weight`.
 
     Returns:
-        Its data adapter.
+        The data adapter.
     """
     from keras.src.trainers import data_adapters
 
@@ -240,14 +240,14 @@ def data_adapter(**data: Any) -> Any:
 
 
 def arrays_of(adapter: Any) -> tuple[Any, int] | None:
-    """What an adapter of arrays holds, weights included, and its batch size; None for another adapter."""
+    """Return the arrays of an adapter, including weights, and its batch size; None if it does not hold arrays."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
     return (adapter._inputs, adapter._batch_size) if type(adapter) is ArrayDataAdapter else None
 
 
 def is_made_in_python(adapter: Any) -> bool:
-    """Whether an adapter's batches come of Python code, which may give others on another host: neither arrays nor tf.data."""
+    """Return whether an adapter's batches come from Python code, which may differ between hosts: neither arrays nor tf.data."""
     from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
     from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
@@ -255,14 +255,14 @@ def is_made_in_python(adapter: Any) -> bool:
 
 
 def dataset_of(adapter: Any, seed: int | None) -> Any:
-    """The batches of an adapter, shuffled by a seed and not by the state of Python and TensorFlow.
+    """Return the batches of an adapter, shuffled by a seed and not by the state of Python and TensorFlow.
 
-    Of a generator, and of a `PyDataset` without an end, no batch is taken before it is asked for: what was read ahead when an
-    epoch ends would be lost, and how much that is depends on time.
+    For a generator, and a `PyDataset` without an end, each batch is read on request: batches that were read ahead at the end of
+    an epoch would be lost, and their number depends on timing.
 
     Args:
-        adapter: Keras's reader.
-        seed: The same on all hosts, another in each fit; None where it does not shuffle.
+        adapter: Keras's data adapter.
+        seed: A seed that is equal on all hosts and new in each fit; None if the adapter does not shuffle.
 
     Returns:
         A `tf.data.Dataset`.
@@ -286,7 +286,7 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
 
 
 def _is_endless(adapter: Any) -> bool:
-    """Whether an adapter goes on where it was left: it has a state, and no end that is known."""
+    """Return whether an adapter continues after an epoch: it has a state, and no known end."""
     from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
     from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 
@@ -296,7 +296,7 @@ def _is_endless(adapter: Any) -> bool:
 
 
 def seed() -> int | None:
-    """What `keras.utils.set_random_seed` was last told, if anything."""
+    """Return the last seed of `keras.utils.set_random_seed`, or None."""
     from keras.src.utils import rng_utils
 
     told: int | None = rng_utils.get_random_seed()

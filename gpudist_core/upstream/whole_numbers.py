@@ -1,4 +1,4 @@
-"""Whole numbers in the logs of a step: of numbers the logs have the mean over the rows, and a count is none."""
+"""Warn of integers in the logs of a step: logs are means over the examples, and a count is none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpudist_core import share as shares
 
 
 def warn_of(name: str, value: Any) -> None:
-    """Say for what whole numbers and truth values in the logs are taken; variables, and what they make, are alike anywhere.
+    """Warn of integers and bools in the logs. Values computed from variables only are equal on all replicas and allowed.
 
     Args:
-        name: Of the log.
-        value: What one replica's step returned for it.
+        name: The name of the log.
+        value: The log's value from one replica's step.
     """
     import keras
     import tensorflow as tf
@@ -25,16 +25,17 @@ def warn_of(name: str, value: Any) -> None:
     if value.dtype.is_floating or is_of_variables(value):
         return
     warnings.warn(
-        "A number in the logs of a step must be a mean over the rows, as logs have the mean of all replicas by their rows. "
-        f"Received: {name}, dtype={value.dtype.name!r}. It is taken for such a mean: a count of a replica's rows becomes the "
-        "rows of one replica. For a count over all replicas update a keras.metrics.Sum and return its result; what is the same "
-        "on all replicas return by tf.cast(value, tf.float32).",
+        "A log of a step must be a mean over the examples: gpudist averages the logs of all replicas, weighted by examples. "
+        f"Received: {name}, dtype={value.dtype.name!r}. It is treated as such a mean, so a count of examples becomes that of "
+        "one replica. For a count over all replicas update a keras.metrics.Sum and return its result. Return a value that is "
+        "equal "
+        "on all replicas with tf.cast(value, tf.float32).",
         stacklevel=2,
     )
 
 
 def is_of_variables(value: Any) -> bool:
-    """Whether a tensor of a graph is made of variables, and of constants besides."""
+    """Return whether a tensor of a graph is computed from variables and constants only."""
     import tensorflow as tf
 
     if not tf.is_symbolic_tensor(value):

@@ -1,4 +1,4 @@
-"""The one place of this package that touches private names of TensorFlow (2.21) and Keras (3.15); tests guard each."""
+"""Collect the private names of TensorFlow 2.21 and Keras 3.15 for this package. Tests cover each."""
 
 from emulate.pool.upstream import functions, runtime, settings, state
 

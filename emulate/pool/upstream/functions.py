@@ -1,4 +1,4 @@
-"""tf.functions that outlive a job (those of a module are kept with it): each job finds them untraced, as a fresh process does.
+"""Reset tf.functions that outlive a job (those of a module): each job finds them untraced, as in a fresh process.
 
 A trace keeps what it was made with: settings, a strategy, and above all the state of the random operations in it.
 """

@@ -1,4 +1,4 @@
-"""TensorFlow's runtime in a warm host: it is up, and each job finds it as if it were not.
+"""Make TensorFlow's running runtime look unstarted to each job in a warm host.
 
 What is possible only before the first operation (splitting devices, a number of threads) is possible for a job that has run
 none yet: a warm host cannot do it any more, says so, and the job is begun again on a host that has run nothing. What a program
@@ -31,18 +31,18 @@ NeedsFresh = Callable[[str], NoReturn]
 
 
 def context() -> Any:
-    """The eager context; None before there is one."""
+    """Return the eager context; None before there is one."""
     module = sys.modules.get(_MODULE)
     return None if module is None else module._context
 
 
 def is_up() -> bool:
-    """Whether TensorFlow's runtime is up in this process."""
+    """Return whether TensorFlow's runtime has started in this process."""
     return context() is not None and context()._context_handle is not None
 
 
 def begin_job() -> None:
-    """From here on nothing has run yet, as far as the next job can see."""
+    """Start a job: as far as it can see, nothing has run yet."""
     _configured.clear()
     if is_up():
         # The servers of the cluster stay: they hold this host's port, and who finds them need not wait for peers.
@@ -53,7 +53,7 @@ def begin_job() -> None:
 
 
 def _local(server_def: Any, devices: Any) -> Any:
-    """Of all devices of the cluster those of this host, as they are called before there is a cluster."""
+    """Return the devices of this host among those of the cluster, under their names without a cluster."""
     if server_def is None:
         return devices
     mine = f"/job:{server_def.job_name}/replica:0/task:{server_def.task_index}"
@@ -62,7 +62,7 @@ def _local(server_def: Any, devices: Any) -> Any:
 
 
 def end_job() -> None:
-    """The runtime is what it is."""
+    """End a job: the runtime shows its real state."""
     if is_up():
         current = context()
         current._initialized = True
@@ -76,7 +76,7 @@ def end_job() -> None:
 
 @contextlib.contextmanager
 def as_before() -> Iterator[None]:
-    """A job that has run no operation yet has run none after what is asked here of TensorFlow's settings."""
+    """Keep the runtime unstarted for a job that has run no operation, although TensorFlow's settings are read here."""
     current = context()
     was_warm = current is not None and _is_warm(current)
     yield
@@ -86,7 +86,7 @@ def as_before() -> Iterator[None]:
 
 @contextlib.contextmanager
 def before_start(action: Callable[[], None]) -> Iterator[None]:
-    """The first operation of this job, if there is one within, comes after an action."""
+    """Run an action before the first operation of this job, if there is one in the block."""
     _before_start.append(action)
     try:
         yield
@@ -95,7 +95,7 @@ def before_start(action: Callable[[], None]) -> Iterator[None]:
 
 
 def unlike_a_fresh_one(has_several_hosts: bool) -> str:
-    """What about the runtime a fresh process could not have, or could still choose; empty where there is nothing."""
+    """Return what a fresh process could not have, or could still choose, about the runtime; empty if nothing."""
     if not is_up():
         return ""
     current = context()
@@ -107,7 +107,7 @@ def unlike_a_fresh_one(has_several_hosts: bool) -> str:
 
 
 def first_key() -> int:
-    """From where on the next MultiWorkerMirroredStrategy of this process counts its groups."""
+    """Return the first group key of the next MultiWorkerMirroredStrategy in this process."""
     return 0 if _STRATEGY not in sys.modules else int(_strategy()._collective_key_base)
 
 
@@ -130,7 +130,7 @@ def renew_collectives(first_key: int) -> None:
 
 
 def keep_collectives() -> None:
-    """The strategies of this process have not used the collectives yet: the next one takes them as they are."""
+    """Mark the collectives as unused: the next strategy of this process takes them as they are."""
     global _are_new
     _are_new = True
 
@@ -163,7 +163,7 @@ def watch(needs_fresh: NeedsFresh) -> None:
 
 
 def _is_warm(self: Any) -> bool:
-    """Whether the runtime is up, by an earlier job alone."""
+    """Return whether an earlier job, and not this one, has started the runtime."""
     return self._context_handle is not None and not self._initialized
 
 
@@ -219,7 +219,7 @@ def _configure_collectives(cls: Any, needs_fresh: NeedsFresh) -> None:
 
 
 def _configure_local(self: Any, real: Callable[..., None], options: dict[str, Any]) -> None:
-    """Collectives within one host need no server, so that the options of later functions are all there is to set."""
+    """Configure collectives within one host, which need no server: only options of later functions are set."""
     handle, self._context_handle = self._context_handle, None
     try:
         real(self, **options)

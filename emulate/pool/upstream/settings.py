@@ -1,4 +1,4 @@
-"""Settings of TensorFlow that have no public question, or no public way back."""
+"""Read and restore settings of TensorFlow without a public getter or setter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = ("activations", "constraints", "initializers", "losses", "metrics", "op
 
 
 def is_deterministic() -> bool:
-    """Whether operations are asked to be deterministic."""
+    """Return whether operations must be deterministic."""
     from tensorflow.python.framework import config
 
     return bool(config.is_op_determinism_enabled())
@@ -25,7 +25,7 @@ def set_deterministic(on: bool) -> None:
 
 
 def graph_options() -> dict[str, Any]:
-    """What was asked of Grappler; what strategies with collectives ask for is not among it."""
+    """Return the options set for Grappler, without those that strategies with collectives set."""
     return {} if context() is None else dict(context()._optimizer_experimental_options)
 
 
@@ -36,33 +36,33 @@ def set_graph_options(options: dict[str, Any]) -> None:
 
 
 def callbacks() -> int:
-    """How many functions are called with every operation: `tf.debugging.enable_check_numerics` and its like."""
+    """Return how many functions are called with every operation (`tf.debugging.enable_check_numerics` for example)."""
     return 0 if context() is None else len(context().op_callbacks)
 
 
 def debugs_data() -> bool:
-    """Whether tf.data runs Python functions eagerly."""
+    """Return whether tf.data runs Python functions eagerly."""
     from tensorflow.python.data.ops import debug_mode
 
     return bool(debug_mode.DEBUG_MODE)
 
 
 def compares_tensors() -> bool:
-    """Whether `==` on tensors compares their elements."""
+    """Return whether `==` on tensors compares their elements."""
     from tensorflow.python.framework import tensor
 
     return bool(tensor.Tensor._USE_EQUALITY)
 
 
 def promotes_types() -> Any:
-    """How NumPy's type promotion is switched on, if it is."""
+    """Return how NumPy's type promotion is configured."""
     from tensorflow.python.framework import ops
 
     return ops.is_numpy_style_type_promotion(), str(ops.get_dtype_conversion_mode())
 
 
 def summary_writer() -> Any:
-    """The writer that `tf.summary` writes to by default."""
+    """Return the default writer of `tf.summary`."""
     from tensorflow.python.ops import summary_ops_v2
 
     return summary_ops_v2._summary_state.writer
@@ -76,7 +76,7 @@ def set_summary_writer(writer: Any) -> None:
 
 
 def summary_step() -> tuple[int, Any]:
-    """The step that `tf.summary` writes by default; before it its identity, as a variable is compared by its value."""
+    """Return the default step of `tf.summary`, after its identity, because a variable is compared by value."""
     from tensorflow.python.ops import summary_ops_v2
 
     step = summary_ops_v2._summary_state.step
@@ -91,7 +91,7 @@ def set_summary_step(known: tuple[int, Any]) -> None:
 
 
 def autograph_verbosity() -> tuple[Any, bool]:
-    """How much AutoGraph tells, and whether on the standard output too."""
+    """Return AutoGraph's verbosity, and whether it also writes to standard output."""
     from tensorflow.python.autograph.utils import ag_logging
 
     return ag_logging.verbosity_level, ag_logging.echo_log_to_stdout
@@ -105,7 +105,7 @@ def set_autograph_verbosity(known: tuple[Any, bool]) -> None:
 
 
 def objects_by_name() -> dict[str, dict[str, Any]]:
-    """What Keras finds by a name, such as `"relu"`: activations, losses and the like."""
+    """Return what Keras finds by a name, such as `"relu"`: activations, losses and the like."""
     return {name: dict(objects) for name, objects in _tables_of_names().items()}
 
 
@@ -122,44 +122,44 @@ def _tables_of_names() -> dict[str, dict[str, Any]]:
 
 
 def device_scope() -> str:
-    """The device that a `tf.device` which was not left asks for."""
+    """Return the device of a `tf.device` that was entered and not left."""
     return "" if context() is None else str(context().device_name)
 
 
 def name_scope() -> str:
-    """The name scope that was not left."""
+    """Return the name scope that was not left."""
     return "" if context() is None else str(context().scope_name)
 
 
 def dispatchers() -> int:
-    """How many functions take part in dispatching calls of TensorFlow's interface."""
+    """Return how many functions dispatch calls of TensorFlow's API."""
     from tensorflow.python.util import dispatch
 
     return len(dispatch._GLOBAL_DISPATCHERS)
 
 
 def gradients() -> frozenset[str]:
-    """The names of operations with a gradient, without those that functions and custom gradients get, which end in a number."""
+    """Return the names of operations with a gradient, without numbered ones from functions and custom gradients."""
     from tensorflow.python.framework import ops
 
     return frozenset(name for name in ops.gradient_registry._registry if not name.rpartition("-")[2].isdigit())
 
 
 def conversions() -> int:
-    """How many types have a conversion to tensors of their own."""
+    """Return how many types have their own conversion to tensors."""
     from tensorflow.python.framework import tensor_conversion_registry
 
     return sum(map(len, tensor_conversion_registry._tensor_conversion_func_registry.values()))
 
 
 def is_profiling() -> bool:
-    """Whether a profile is being taken."""
+    """Return whether a profile is being recorded."""
     profiler = sys.modules.get("tensorflow.python.profiler.profiler_v2")
     return profiler is not None and profiler._profiler is not None
 
 
 def graph_is_default() -> bool:
-    """Whether a graph was entered with `as_default` and not left."""
+    """Return whether a graph was entered with `as_default` and not left."""
     from tensorflow.python.framework import ops
 
     return len(ops._default_graph_stack.stack) > 0

@@ -1,4 +1,4 @@
-"""Generators, names, caches and collectives: what TensorFlow and Keras count and keep while programs run."""
+"""Reset what TensorFlow and Keras count and keep while programs run: generators, names, caches, collectives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def forget_seeds() -> None:
 
 
 def forget_names() -> None:
-    """Keras counts its layers anew, the default graph is empty, kernels and their state are gone."""
+    """Reset Keras's layer names, the default graph, and kernels with their state."""
     if (keras := sys.modules.get("keras")) is not None:
         keras.utils.clear_session(free_memory=False)
     if (legacy := sys.modules.get("tf_keras")) is not None:
@@ -58,7 +58,7 @@ def forget_names() -> None:
 
 
 def collectives_fail(host: int) -> str:
-    """Why collectives do not work in this process any more: one that failed may take all later ones with it.
+    """Return why collectives no longer work in this process: a failed one may break all later ones.
 
     A program that swallowed the error leaves nothing else to see. What is tried is a sum over this host alone.
     """

@@ -1,4 +1,4 @@
-"""Where rows come from: at random access (arrays, TFRecord, a file for each row), or one after the other (streams)."""
+"""Read examples with random access (arrays, TFRecord, a file for each example) or one after the other (streams)."""
 
 from gpudist_core.pipelines.sources.access import Rows, RowSource, StreamSource
 from gpudist_core.pipelines.sources.arrays import ArraySource

@@ -1,4 +1,4 @@
-"""What every source of rows offers, and what the sources share."""
+"""Define the interface of every source of examples, and helpers that the sources share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.values import in_type
 
@@ -17,59 +17,59 @@ Rows: TypeAlias = list[Any]
 
 
 class RowSource(Protocol):
-    """Rows that can be had in any order."""
+    """Provide examples in any order."""
 
     @property
     def spec(self) -> Any:
-        """The structure of one row, a `tf.TensorSpec` for each component."""
+        """Return the structure of one example, a `tf.TensorSpec` for each component."""
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """Return the number of examples."""
 
     def take(self, rows: Integers) -> Rows:
-        """The rows of these numbers; may be called by several threads at once."""
+        """Return the examples with these numbers. Several threads may call it at once."""
 
     @property
     def fingerprint(self) -> str:
-        """What tells these rows from others, whatever the machine."""
+        """Return a fingerprint of these examples, equal on every machine."""
 
     @property
     def looks(self) -> str:
-        """What hosts compare before they begin, in words: of what each was given itself, a few places."""
+        """Return the text that hosts compare before they start: a few places of the data that each was given."""
 
 
 class StreamSource(Protocol):
-    """Rows that come one after the other."""
+    """Provide examples one after the other."""
 
     @property
     def spec(self) -> Any:
-        """The structure of one row, a `tf.TensorSpec` for each component."""
+        """Return the structure of one example, a `tf.TensorSpec` for each component."""
 
     @property
     def num_rows(self) -> int | None:
-        """How many there are, if that is known."""
+        """Return the number of examples, or None if it is unknown."""
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
-        """All rows once, in chunks of at most `size`, each with the numbers of its rows before its components.
+        """Yield all examples once, in chunks of at most `size`, each with the numbers of its examples before its components.
 
-        A row has the same number in each epoch, whatever its place; the seed is None where the order is to stay.
+        An example has the same number in each epoch, whatever its place. A seed of None keeps the order.
         """
 
     def keeping(self) -> StreamSource:
-        """The same rows, kept in memory when they have been read once."""
+        """Return the same examples, kept in memory after the first read."""
 
     @property
     def fingerprint(self) -> str:
-        """What tells these rows from others, whatever the machine."""
+        """Return a fingerprint of these examples, equal on every machine."""
 
     @property
     def looks(self) -> str:
-        """What hosts compare before they begin, in words: of what each was given itself, a few places."""
+        """Return the text that hosts compare before they start: a few places of the data that each was given."""
 
 
 def spec_of(value: Any) -> Any:
-    """The `tf.TensorSpec` of an array or a scalar."""
+    """Return the `tf.TensorSpec` of an array or a scalar."""
     import tensorflow as tf
 
     array = np.asarray(value)
@@ -77,16 +77,16 @@ def spec_of(value: Any) -> Any:
 
 
 def type_of(array: Any) -> Any:
-    """The `tf.DType` of an array's elements.
+    """Return the `tf.DType` of an array's elements.
 
     Args:
-        array: Of numbers or strings.
+        array: An array of numbers or strings.
 
     Returns:
-        The data type.
+        The dtype.
 
     Raises:
-        WrongUse: Its elements are something else.
+        UsageError: If its elements are neither.
     """
     import tensorflow as tf
 
@@ -97,11 +97,11 @@ def type_of(array: Any) -> Any:
         told = type(first).__name__
     except TypeError:  # times, records
         told = str(array.dtype)
-    raise WrongUse("An array holds numbers or strings", "Make arrays of numbers of the objects.", first=told)
+    raise UsageError("An array must hold numbers or strings", "Convert the objects to arrays of numbers.", first=told)
 
 
 def digest(*parts: Any) -> str:
-    """A short name for these parts: bytes as they are, anything else as it prints."""
+    """Return a short hash of these parts: bytes as they are, anything else by its repr."""
     total = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -110,30 +110,30 @@ def digest(*parts: Any) -> str:
 
 
 def evenly(count: int, most: int = 16) -> list[int]:
-    """A few numbers below a count: what stands there tells one data set from another, and costs nothing.
+    """Return a few evenly spaced numbers below a count, as a cheap sample of a data set.
 
     Args:
-        count: How many there are.
-        most: How many are wanted.
+        count: The count.
+        most: The largest number of samples.
 
     Returns:
-        The numbers, the first and the last among them.
+        The numbers, including the first and the last.
     """
     return sorted({int(place) for place in np.linspace(0, count - 1, most)})
 
 
 def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
-    """Rows, one by one, as one array for each component.
+    """Stack single examples to one array for each component.
 
     Args:
-        rows: The flattened rows.
+        rows: The flattened examples.
         specs: The `tf.TensorSpec` of each component.
 
     Returns:
-        The arrays, with the data types of the specs.
+        The arrays, with the dtypes of the specs.
 
     Raises:
-        WrongUse: Two rows have different shapes, or a value that the data type does not hold.
+        UsageError: If examples have different shapes, or a dtype cannot hold a value.
     """
     parts = []
     for position, spec in enumerate(specs):
@@ -141,8 +141,8 @@ def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
         column = [np.asarray(row[position], object if kind is object else None) for row in rows]
         shapes = {value.shape for value in column}
         if len(shapes) > 1 or not all(spec.shape.is_compatible_with(shape) for shape in shapes):
-            raise WrongUse(
-                "All rows have the same shape before they are batched",
+            raise UsageError(
+                "All examples must have the same shape before they are batched",
                 "Bring them to one shape where they are read.",
                 component=position,
                 shapes=sorted(shapes),
@@ -154,24 +154,26 @@ def stacked(rows: Sequence[Rows], specs: Sequence[Any]) -> Rows:
 
 
 def all_in_type(values: Any, kind: Any, position: int) -> Any:
-    """Values in the data type of the first row, or of the signature: a whole number cannot hold 0.5, nor int8 300.
+    """Convert values to the dtype of the first example, or of the signature.
+
+    An integer dtype cannot hold 0.5, and int8 cannot hold 300.
 
     Args:
         values: An array.
-        kind: The NumPy data type that they must have; `object` for strings.
+        kind: The required NumPy dtype; `object` for strings.
         position: The component, for the message.
 
     Returns:
-        The array in that type.
+        The array in that dtype.
 
     Raises:
-        WrongUse: A value is another one in that type.
+        UsageError: If the dtype cannot hold a value.
     """
     found = in_type(values, kind)
     if found is None:
-        raise WrongUse(
-            "All rows have the data type of the signature, or of the first row where there is none",
-            "Say signature=..., with a type for all values, or make the rows of one type: 0.0 instead of 0.",
+        raise UsageError(
+            "All examples must fit the dtype of the signature, or of the first example if there is no signature",
+            "Pass signature=... with a dtype for all values, or use one type in all examples: 0.0 instead of 0.",
             component=position,
             signature="string" if kind is object else _name(np.dtype(kind)),
             found=_name(values.dtype),
@@ -185,5 +187,5 @@ def _name(kind: np.dtype[Any]) -> str:
 
 
 def numpy_type(spec: Any) -> Any:
-    """The NumPy data type of a component; `object` for strings."""
+    """Return the NumPy dtype of a component; `object` for strings."""
     return spec.dtype.as_numpy_dtype

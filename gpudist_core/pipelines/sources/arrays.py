@@ -1,4 +1,4 @@
-"""Rows of arrays in memory, or mapped into memory from a file, of which only the rows that are asked for are read."""
+"""Read examples from arrays in memory, or mapped from a file. Only the requested examples are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.pipelines.sources.access import Rows, digest, evenly, type_of
 
@@ -16,13 +16,14 @@ _SAMPLES = 16
 
 
 class ArraySource:
-    """The rows of a structure of arrays.
+    """Provide the examples of a structure of arrays.
 
     Args:
         arrays: Arrays or tensors with equal first axes, in any structure.
 
     Raises:
-        WrongUse: There is no row, an array has no first axis or other objects, or two arrays have different numbers of rows.
+        UsageError: If there is no example, an array has no first axis or holds objects, or arrays differ in their number of
+            examples.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -33,30 +34,32 @@ class ArraySource:
         self._parts = [np.asanyarray(array) for array in flat]
         shapes = [part.shape for part in self._parts]
         if not shapes or not all(shapes):
-            raise WrongUse(
-                "Each array has its rows along its first axis", "Give arrays, in tuples or dicts but not lists.", shapes=shapes
+            raise UsageError(
+                "Each array must have its examples along the first axis",
+                "Pass arrays, in tuples or dicts but not in lists.",
+                shapes=shapes,
             )
         if len({shape[0] for shape in shapes}) > 1:
-            raise WrongUse("All arrays have equally many rows", "Cut them to one length.", shapes=shapes)
+            raise UsageError("All arrays must have the same number of examples", "Cut them to the same length.", shapes=shapes)
         self.num_rows = int(shapes[0][0])
         if self.num_rows == 0:
-            raise WrongUse("There is at least one row", "Give arrays with rows.", shapes=shapes)
+            raise UsageError("The data must have at least one example", "Pass arrays with examples.", shapes=shapes)
         self.spec = tf.nest.pack_sequence_as(arrays, [_row_spec(part) for part in self._parts])
 
     @property
     def parts(self) -> Rows:
-        """The arrays, flattened."""
+        """Return the arrays, flattened."""
         return self._parts
 
     def take(self, rows: Integers) -> Rows:
-        """The rows of these numbers; consecutive ones without a copy."""
+        """Return the examples with these numbers. Consecutive ones are not copied."""
         if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and (np.diff(rows) == 1).all():
             return [np.asarray(part[rows[0] : rows[-1] + 1]) for part in self._parts]
         return [np.asarray(np.take(part, rows, axis=0)) for part in self._parts]
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         chosen = np.unique(np.linspace(0, self.num_rows - 1, _SAMPLES).astype(np.int64))
         samples = [np.ascontiguousarray(part) for part in self.take(chosen)]
         content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in samples]
@@ -64,7 +67,7 @@ class ArraySource:
 
     @cached_property
     def looks(self) -> str:
-        """What hosts compare before they begin, but for floating numbers: forms, and what stands in a few rows."""
+        """Return the text that hosts compare before they start: shapes, and the values of a few examples, without floats."""
         exact = [part for part in self._sampled() if part.dtype.kind not in "fc"]
         content = [repr(part.tolist()) if part.dtype.kind == "O" else part.tobytes() for part in exact]
         forms = ", ".join(f"{part.dtype}{list(part.shape)}" for part in self._parts)
@@ -72,7 +75,10 @@ class ArraySource:
 
     @cached_property
     def numbers(self) -> list[float]:
-        """What hosts compare of a few rows of floating numbers, which each may have computed itself, up to rounding."""
+        """Return numbers for a few examples of floats.
+
+        Hosts compare them up to rounding, as each may have computed them itself.
+        """
         return [number for part in self._sampled() if part.dtype.kind in "fc" for number in _sums(part)]
 
     def _sampled(self) -> Rows:
@@ -81,7 +87,7 @@ class ArraySource:
 
 
 def _sums(part: Any) -> list[float]:
-    """Of each row its sum with signs drawn by the place, for rows whose numbers are about 1; and how large they are."""
+    """Return, for each example, a sum with random signs, scaled to about 1; and the logarithm of the scale."""
     rows = np.nan_to_num(part.reshape(len(part), -1).real.astype(np.float64), nan=0.5, posinf=2.0, neginf=-2.0)
     size = float(np.sqrt(np.mean(np.square(rows)))) if rows.size else 0.0
     if size == 0.0:

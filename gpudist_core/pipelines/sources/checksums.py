@@ -1,4 +1,4 @@
-"""CRC-32C, with which TFRecord guards lengths and data, for many records at once.
+"""Compute CRC-32C, the checksum of TFRecord lengths and data, for many records at once.
 
 TensorFlow exports no checksum, and its reader of single records reads a whole buffer for each (186 us for 1 KB). The checksum
 is linear over bits, so NumPy can take it in blocks: each byte contributes a word that depends on its value and its distance
@@ -21,7 +21,7 @@ Words = npt.NDArray[np.uint32]
 
 
 def masked_crc32c(records: Sequence[bytes]) -> Words:
-    """The checksum of each record in the form in which TFRecord stores it."""
+    """Return the checksum of each record in the form in which TFRecord stores it."""
     sums = np.empty(len(records), np.uint32)
     groups: dict[int, list[int]] = {}
     for position, record in enumerate(records):
@@ -51,7 +51,7 @@ def _together(records: Sequence[bytes], blocks: int) -> Words:
 
 
 def _blocks(data: npt.NDArray[np.uint8]) -> Words:
-    """The word of each block, from zero."""
+    """Return the word of each block, starting from zero."""
     words = np.zeros(len(data), np.uint32)
     for start in range(0, len(data), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -78,7 +78,7 @@ def _byte_table() -> Words:
 
 @cache
 def _block_tables() -> list[Words]:
-    """What a byte at each place of a block contributes: a table of 256 words for each place."""
+    """Return what a byte at each place of a block contributes: a table of 256 words for each place."""
     tables, shift = [_byte_table()], _shifts(1)
     while len(tables) < _BLOCK:
         tables.append(_shifted(tables[-1], shift))
@@ -87,7 +87,7 @@ def _block_tables() -> list[Words]:
 
 @cache
 def _shifts(count: int) -> Words:
-    """What `count` zero bytes (a power of two) make of each byte of a word: four tables of 256 words."""
+    """Return the effect of `count` zero bytes (a power of two) on each byte of a word: four tables of 256 words."""
     if count > 1:
         half = _shifts(count // 2)
         return _shifted(half, half)

@@ -1,4 +1,4 @@
-"""Rows from files of any kind, read by the user's own function."""
+"""Read examples from files of any kind with the user's own function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers, permutation
 from gpudist_core.pipelines.order import FILES
 from gpudist_core.pipelines.sources.access import Rows, all_in_type, digest, numpy_type, spec_of, stacked
@@ -20,11 +20,11 @@ _READERS = 8
 
 
 class FileRows:
-    """Files that are one row each: any row at any time, and a host reads only the files of its rows.
+    """Provide files that are one example each, with random access. A host reads only the files of its examples.
 
     Args:
-        files: The paths, in the order of the rows.
-        read: Makes the row of a path: a structure of arrays or scalars of the same shapes for every file.
+        files: The paths, in the order of the examples.
+        read: A function from a path to the example: a structure of arrays or scalars with the same shapes for every file.
     """
 
     def __init__(self, files: Any, read: Callable[[str], Any]) -> None:
@@ -34,7 +34,7 @@ class FileRows:
 
     @cached_property
     def spec(self) -> Any:
-        """The structure of one row, taken from the first file."""
+        """Return the structure of one example, taken from the first file."""
         import tensorflow as tf
 
         return tf.nest.map_structure(spec_of, self._read(self._files[0]))
@@ -49,21 +49,21 @@ class FileRows:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return digest([os.path.basename(path) for path in self._files])
 
     @cached_property
     def looks(self) -> str:
-        """What hosts compare before they begin."""
+        """Return the text that hosts compare before they start."""
         return looks_of(self._files)
 
 
 class FileStream:
-    """Files with many rows each: every host reads all of them, one after the other.
+    """Provide files with many examples each. Every host reads all of them, one after the other.
 
     Args:
         files: The paths.
-        read: Makes the rows of a path: a structure of arrays with equal first axes.
+        read: A function from a path to the examples: a structure of arrays with equal first axes.
     """
 
     num_rows: int | None = None
@@ -74,7 +74,7 @@ class FileStream:
 
     @cached_property
     def spec(self) -> Any:
-        """The structure of one row, taken from the first file."""
+        """Return the structure of one example, taken from the first file."""
         import tensorflow as tf
 
         def row(value: Any) -> Any:
@@ -93,7 +93,7 @@ class FileStream:
                 yield [part[start : start + size] for part in numbered]
 
     def keeping(self) -> FileStream:
-        """The same rows, each file of which is read once."""
+        """Return the same examples; each file is read once."""
         return FileStream(self._files, cache(self._read))
 
     def _rows(self, path: str) -> Rows:
@@ -103,15 +103,15 @@ class FileStream:
         specs = tf.nest.flatten(self.spec)
         shapes: Sequence[Any] = [part.shape for part in parts]
         if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
-            raise WrongUse(
-                "A file's reader returns arrays with equally many rows, along their first axes",
-                "Return such arrays, or say row_per_file=True where a file is one row.",
+            raise UsageError(
+                "read must return arrays with the same number of examples along their first axes",
+                "Return such arrays, or use row_per_file=True if a file is one example.",
                 file=path,
                 shapes=shapes,
             )
         if [shape[1:] for shape in shapes] != [tuple(spec.shape) for spec in specs]:
-            raise WrongUse(
-                "The rows of all files have one shape",
+            raise UsageError(
+                "The examples of all files must have one shape",
                 "Bring them to one shape where they are read.",
                 file=path,
                 rows=[shape[1:] for shape in shapes],
@@ -121,10 +121,10 @@ class FileStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return digest([os.path.basename(path) for path in self._files])
 
     @cached_property
     def looks(self) -> str:
-        """What hosts compare before they begin."""
+        """Return the text that hosts compare before they start."""
         return looks_of(self._files)

@@ -1,4 +1,4 @@
-"""Records of TFRecord files at random access: the headers say where each begins, and only what is asked for is read."""
+"""Read records of TFRecord files with random access: the headers give their places, and only requested records are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
 from gpudist_core.pipelines.sources.access import Rows, digest, evenly
 from gpudist_core.pipelines.sources.checksums import masked_crc32c
@@ -23,13 +23,13 @@ Read = Callable[[int, int], bytes]
 
 
 class RecordSource:
-    """The records of TFRecord files, file after file, each a row of one string.
+    """Provide the records of TFRecord files, file after file. Each example is one string.
 
     Args:
-        files: Paths of uncompressed TFRecord files; those with a scheme (`gs://`) are read through `tf.io.gfile`.
+        files: Paths of uncompressed TFRecord files. Paths with a scheme (`gs://`) are read with `tf.io.gfile`.
 
     Raises:
-        WrongUse: There is no file or no record, a file is missing, compressed or damaged.
+        UsageError: If there is no file or no record, or a file is missing, compressed or damaged.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -38,7 +38,9 @@ class RecordSource:
         self.spec = tf.TensorSpec((), tf.string)
         self._files = paths_of(files)
         if folders := [path for path in self._files if tf.io.gfile.isdir(path)]:
-            raise WrongUse("A TFRecord file is no folder", "Give the files in it: sorted(glob.glob(...)).", folders=folders)
+            raise UsageError(
+                "A TFRecord file must not be a folder", "Pass the files in the folder: sorted(glob.glob(...)).", folders=folders
+            )
         indexes = [_index(path) for path in self._files]
         self._offsets = np.concatenate([offsets for offsets, _ in indexes])
         self._lengths = np.concatenate([lengths for _, lengths in indexes])
@@ -46,7 +48,7 @@ class RecordSource:
         self.num_rows = len(self._offsets)
         self._checked = np.zeros(self.num_rows, bool)
         if self.num_rows == 0:
-            raise WrongUse("There is at least one record", "Give files with records.", files=self._files)
+            raise UsageError("The files must hold at least one record", "Pass files with records.", files=self._files)
 
     def take(self, rows: Integers) -> Rows:
         records = np.empty(len(rows), object)
@@ -66,19 +68,19 @@ class RecordSource:
         new = np.flatnonzero(~self._checked[rows])
         stored = np.frombuffer(b"".join(raw[place][-_FOOTER:] for place in new), "<u4")
         for wrong in new[stored != masked_crc32c(data[new].tolist())]:
-            raise _damaged(path, offsets[wrong], "the data do not fit their checksum")
+            raise _damaged(path, offsets[wrong], "the data does not match its checksum")
         return data
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return digest([os.path.basename(path) for path in self._files], self._offsets.tobytes(), self._lengths.tobytes())
 
     @cached_property
     def looks(self) -> str:
-        """What hosts compare before they begin: the lengths of all records, and what stands in a few.
+        """Return the text that hosts compare before they start: the lengths of all records, and a few records.
 
-        A host that has written the files itself may have the fields of a record in another order.
+        The comparison ignores the order of the fields in a record: a host that wrote the files itself may have another order.
         """
         places = np.asarray(evenly(self.num_rows))
         offsets, lengths = self._offsets[places].tolist(), self._lengths[places].tolist()
@@ -91,14 +93,13 @@ class RecordSource:
 
 
 def looks_of(paths: Sequence[str]) -> str:
-    """What tells files from others: their names, and of a few the size and what stands in the middle.
+    """Return a fingerprint of files: their names, and of a few files the size and the middle.
 
     Args:
-        paths: Where they are on this host.
+        paths: The paths on this host.
 
     Returns:
-        How many, the first name and a checksum. What files begin and end with is not looked at, as it may tell when they were
-        written.
+        The number of files, the first name and a checksum. Start and end of a file are not used: they may contain its date.
     """
     import tensorflow as tf
 
@@ -112,34 +113,38 @@ def looks_of(paths: Sequence[str]) -> str:
 
 
 def paths_of(files: Any) -> list[str]:
-    """Paths of files that exist, given as one or several paths.
+    """Return existing paths, given as one or several paths.
 
     Args:
-        files: A path, or paths in the order in which their rows count.
+        files: A path, or several paths in the order of their examples.
 
     Returns:
         The paths.
 
     Raises:
-        WrongUse: There is none, or one does not exist.
+        UsageError: If there is no path, or a file does not exist.
     """
     import tensorflow as tf
 
     paths = [os.fspath(path) for path in ([files] if isinstance(files, (str, os.PathLike)) else files)]
     if not paths:
-        raise WrongUse(
-            "There is at least one file", "Give the paths of the files; a pattern that matches none gives none.", files=files
+        raise UsageError(
+            "files must name at least one file",
+            "Pass the paths of the files. A pattern without a match gives none.",
+            files=files,
         )
     missing = [path for path in paths if not tf.io.gfile.exists(path)]
     if missing:
         patterns = " Patterns are not expanded: sorted(glob.glob(...))." if any("*" in path for path in missing) else ""
-        raise WrongUse("Each file exists, on every host", f"Give paths that every host can read.{patterns}", missing=missing)
+        raise UsageError(
+            "Each file must exist on every host", f"Use paths that every host can read.{patterns}", missing=missing
+        )
     return paths
 
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[Read, int]]:
-    """A function that reads (offset, size), and the size of the file."""
+    """Open a file: yield a function that reads (offset, size), and the size of the file."""
     if "://" in path:
         import tensorflow as tf
 
@@ -159,7 +164,7 @@ def _opened(path: str) -> Iterator[tuple[Read, int]]:
 
 
 def _index(path: str) -> tuple[Integers, Integers]:
-    """Where each record of a file begins, and the length of its data."""
+    """Return the offset of each record in a file, and the length of its data."""
     offsets, lengths, headers = [], [], []
     with _opened(path) as (read, size):
         offset, fault = 0, None
@@ -167,7 +172,7 @@ def _index(path: str) -> tuple[Integers, Integers]:
             header = read(offset, _HEADER)
             length = struct.unpack("<Q", header[:8])[0] if len(header) == _HEADER else size
             if offset + _HEADER + length + _FOOTER > size:
-                fault = "the file ends before the record does"
+                fault = "the file ends inside a record"
             offsets.append(offset)
             lengths.append(length)
             headers.append(header)
@@ -177,21 +182,23 @@ def _index(path: str) -> tuple[Integers, Integers]:
 
 
 def _check(path: str, offsets: list[int], headers: list[bytes], fault: str | None) -> None:
-    """The first record whose header is wrong, if any: a length that is wrong leads astray from there on."""
+    """Raise for the first record with a wrong header, if any: after a wrong length all further offsets are wrong."""
     whole = [header for header in headers if len(header) == _HEADER]
     stored = np.frombuffer(b"".join(header[8:] for header in whole), "<u4")
     wrong = np.flatnonzero(stored != masked_crc32c([header[:8] for header in whole]))
     if len(wrong):
         compressed = wrong[0] == 0 and headers[0][:1] in {b"\x1f", b"\x78"}
-        raise _damaged(path, offsets[wrong[0]], "it looks compressed" if compressed else "the length does not fit its checksum")
+        raise _damaged(
+            path, offsets[wrong[0]], "it looks compressed" if compressed else "the length does not match its checksum"
+        )
     if fault:
         raise _damaged(path, offsets[-1], fault)
 
 
-def _damaged(path: str, offset: int, fault: str) -> WrongUse:
-    return WrongUse(
-        "A TFRecord file is a row of whole, uncompressed records",
-        "Write the file again, or leave it out; read a compressed one with from_dataset(tf.data.TFRecordDataset(...)).",
+def _damaged(path: str, offset: int, fault: str) -> UsageError:
+    return UsageError(
+        "A TFRecord file must contain complete, uncompressed records",
+        "Write the file again, or leave it out. Read a compressed file with from_dataset(tf.data.TFRecordDataset(...)).",
         file=path,
         offset=offset,
         found=fault,

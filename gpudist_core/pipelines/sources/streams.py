@@ -1,4 +1,4 @@
-"""Rows that come one after the other: from a generator, or from a `tf.data.Dataset`."""
+"""Read examples one after the other: from a generator, or from a `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.sources.access import Rows, digest, spec_of, stacked
 
 # What TensorFlow 2.21 says of elements, and of batches that are cut anew.
@@ -17,12 +17,12 @@ _OF_SEVERAL_SHAPES = ("Cannot batch tensors with different shapes", "source and 
 
 
 class GeneratorStream:
-    """The rows that a generator yields, the same at each call.
+    """Provide the examples that a generator yields, the same at each call.
 
     Args:
-        make: Makes an iterable of rows, new for each epoch.
-        signature: The structure of one row, a `tf.TensorSpec` for each component; None takes it from the first row.
-        num_rows: How many rows there are, if that is known.
+        make: A function that returns a new iterable of examples for each epoch.
+        signature: The structure of one example, a `tf.TensorSpec` for each component. None takes it from the first example.
+        num_rows: The number of examples, if it is known.
     """
 
     def __init__(self, make: Callable[[], Iterable[Any]], signature: Any, num_rows: int | None) -> None:
@@ -33,7 +33,7 @@ class GeneratorStream:
 
     @cached_property
     def spec(self) -> Any:
-        """The structure of one row."""
+        """Return the structure of one example."""
         import tensorflow as tf
 
         if self._signature is not None:
@@ -43,7 +43,7 @@ class GeneratorStream:
         if hasattr(rows, "close"):
             rows.close()
         if first is None:
-            raise WrongUse("A generator yields at least one row", "Look at what it yields.", make=self._make)
+            raise UsageError("A generator must yield at least one example", "Check what it yields.", make=self._make)
         return tf.nest.map_structure(spec_of, first)
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
@@ -61,13 +61,13 @@ class GeneratorStream:
                 rows.close()
 
     def _anew(self) -> Iterator[Any]:
-        """All rows once more. An iterator that comes again is where it was left, or at its end: rows would be missing."""
+        """Return a new iterable of all examples. Refuse the same iterator a second time: examples would be missing."""
         made = self._make()
         rows = iter(made)
         if rows is made and made is self._latest:
-            raise WrongUse(
-                "The function of a generator returns a new iterable each time",
-                "Make the iterator within the function: lambda: zip(x, y).",
+            raise UsageError(
+                "make must return a new iterable at each call",
+                "Create the iterator inside the function: lambda: zip(x, y).",
                 make=self._make,
                 returned=f"the same {type(made).__name__} again",
             )
@@ -75,7 +75,7 @@ class GeneratorStream:
         return rows
 
     def keeping(self) -> KeptStream:
-        """The same rows, kept in memory when they have been read once."""
+        """Return the same examples, kept in memory after the first read."""
         return KeptStream(self)
 
     def _flat(self, row: Any, specs: list[Any]) -> list[Any]:
@@ -83,32 +83,34 @@ class GeneratorStream:
 
         flat = tf.nest.flatten(row)
         if len(flat) != len(specs):
-            raise WrongUse("Each row has the structure of the signature", "Yield such rows.", row=row, signature=self.spec)
+            raise UsageError(
+                "Each example must have the structure of the signature", "Yield such examples.", row=row, signature=self.spec
+            )
         return [_kept(value) for value in flat]
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return digest(repr(self.spec), self.num_rows)
 
     @property
     def looks(self) -> str:
-        """What hosts compare before they begin: their rows they compare batch by batch."""
-        return f"{self.num_rows} rows of {self.spec}"
+        """Return the text that hosts compare before they start. They compare the examples batch by batch later."""
+        return f"{self.num_rows} examples of {self.spec}"
 
 
 def _kept(value: Any) -> Any:
-    """A value that stays what it is: a generator may yield one array each time, with other numbers in it."""
+    """Return a value that does not change later: a generator may yield the same array each time, with other numbers in it."""
     import tensorflow as tf
 
     return value if isinstance(value, (tf.Tensor, np.generic, str, bytes, bool, int, float)) else np.array(value)
 
 
 class KeptStream:
-    """The rows of a stream, read to the end once and then kept in memory, all of them on every host.
+    """Provide the examples of a stream, read to the end once and then kept in memory, all of them on every host.
 
     Args:
-        stream: The rows, always in the same order.
+        stream: The examples, always in the same order.
     """
 
     def __init__(self, stream: GeneratorStream | DatasetStream) -> None:
@@ -118,21 +120,21 @@ class KeptStream:
 
     @property
     def spec(self) -> Any:
-        """The structure of one row."""
+        """Return the structure of one example."""
         return self._stream.spec
 
     @property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return self._stream.fingerprint
 
     @property
     def looks(self) -> str:
-        """What hosts compare before they begin."""
+        """Return the text that hosts compare before they start."""
         return self._stream.looks
 
     def keeping(self) -> KeptStream:
-        """Itself."""
+        """Return this object."""
         return self
 
     def chunks(self, size: int, seed: int | None, epoch: int) -> Iterator[Rows]:
@@ -148,15 +150,15 @@ class KeptStream:
 
 
 class DatasetStream:
-    """The rows of a `tf.data.Dataset`.
+    """Provide the examples of a `tf.data.Dataset`.
 
     Args:
-        dataset: Its elements are rows, or batches of rows.
-        batched: Whether they are batches.
+        dataset: A dataset whose elements are examples, or batches of them.
+        batched: Whether the elements are batches.
 
     Raises:
-        WrongUse: It is none, never ends, gives other rows or another order each time, or has elements that are no plain
-            tensors.
+        UsageError: If it is not a dataset, never ends, yields other examples or another order each time, or has elements that
+            are not plain tensors.
     """
 
     def __init__(self, dataset: Any, batched: bool) -> None:
@@ -165,13 +167,14 @@ class DatasetStream:
         from gpudist_core.upstream.datasets import shuffles_that_vary
 
         if not isinstance(dataset, tf.data.Dataset):
-            raise WrongUse("A tf.data.Dataset is needed", "from_arrays takes arrays.", dataset=type(dataset).__name__)
+            raise UsageError("dataset must be a tf.data.Dataset", "For arrays use from_arrays.", dataset=type(dataset).__name__)
         _check_specs(dataset.element_spec)
         varying = shuffles_that_vary(dataset)
         if varying:
-            raise WrongUse(
-                "A dataset gives the same rows in the same order each time, on every host",
-                "Leave its shuffle out and say Pipeline.shuffle(buffer), which shuffles by seed and epoch; or give it a seed "
+            raise UsageError(
+                "A dataset must yield the same examples in the same order each time, on every host",
+                "Leave its shuffle out and use Pipeline.shuffle(buffer), which shuffles by seed and epoch. Or give its "
+                "shuffle a seed "
                 "and reshuffle_each_iteration=False.",
                 shuffles=varying,
             )
@@ -179,9 +182,11 @@ class DatasetStream:
             _check_batched(dataset.element_spec)
         size = int(dataset.cardinality())
         if size == tf.data.INFINITE_CARDINALITY:
-            raise WrongUse("A dataset ends", "Leave repeat() out: each iteration of a pipeline is one epoch.", dataset=dataset)
+            raise UsageError(
+                "A dataset must end", "Leave repeat() out: each iteration of a pipeline is one epoch.", dataset=dataset
+            )
         if size == 0:
-            raise WrongUse("There is at least one row", "Give a dataset with elements.", dataset=dataset)
+            raise UsageError("The data must have at least one example", "Pass a dataset with elements.", dataset=dataset)
         options = tf.data.Options()
         options.deterministic = True
         self._dataset = dataset.with_options(options)
@@ -205,8 +210,8 @@ class DatasetStream:
                 if not any(text in error.message for text in _OF_SEVERAL_SHAPES):
                     raise
                 shapes = [tuple(spec.shape) for spec in tf.nest.flatten(self.spec)]
-                raise WrongUse(
-                    "The rows of a dataset have one shape", "Pad or crop them in the dataset.", shapes=shapes
+                raise UsageError(
+                    "The examples of a dataset must have one shape", "Pad or crop them in the dataset.", shapes=shapes
                 ) from error
             if batch is None:
                 return
@@ -215,18 +220,18 @@ class DatasetStream:
             count += len(parts[0])
 
     def keeping(self) -> KeptStream:
-        """The same rows, kept in memory when they have been read once."""
+        """Return the same examples, kept in memory after the first read."""
         return KeptStream(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What tells these rows from others."""
+        """Return a fingerprint of these examples."""
         return digest(repr(self.spec), self.num_rows)
 
     @property
     def looks(self) -> str:
-        """What hosts compare before they begin: their rows they compare batch by batch."""
-        return f"{self.num_rows} rows of {self.spec}"
+        """Return the text that hosts compare before they start. They compare the examples batch by batch later."""
+        return f"{self.num_rows} examples of {self.spec}"
 
 
 def _row_of(spec: Any) -> Any:
@@ -239,13 +244,17 @@ def _check_specs(spec: Any) -> None:
     import tensorflow as tf
 
     if not all(isinstance(part, tf.TensorSpec) for part in tf.nest.flatten(spec)):
-        raise WrongUse("The components of a row are dense tensors", "Make them dense in the dataset.", element_spec=spec)
+        raise UsageError(
+            "The components of an example must be dense tensors", "Make them dense in the dataset.", element_spec=spec
+        )
 
 
 def _check_batched(spec: Any) -> None:
     import tensorflow as tf
 
     if any(part.shape.rank == 0 for part in tf.nest.flatten(spec)):
-        raise WrongUse(
-            "An element of a batched dataset has its rows along the first axes", "Say batched=False.", element_spec=spec
+        raise UsageError(
+            "An element of a batched dataset must have its examples along the first axes",
+            "Use batched=False.",
+            element_spec=spec,
         )

@@ -26,7 +26,7 @@ from gpudist_core.checkpoints.exchange import Exchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import Lock
 from gpudist_core.checkpoints.preemption import Notice
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 
 class Store:
@@ -254,15 +254,18 @@ def test_of_two_that_watch_for_a_signal_the_one_that_is_left_hears_it(order: tup
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"folder": ""}, "The folder must be a path. Received: folder=''. Give one that all hosts see."),
+        ({"folder": ""}, "folder must be a path. Received: folder=''. All hosts must see it."),
         (
             {"signals": ("SIGTERM", "SIGKILL")},
-            "A signal can be caught. Received: signals=['SIGKILL']. Ask for another, SIGTERM say.",
+            (
+                "A signal must be one that Python can catch. Received: signals=['SIGKILL']. Use another signal, for example "
+                "SIGTERM."
+            ),
         ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_the_training(changed: dict[str, Any], text: str) -> None:
     given = {"folder": "runs", "keep": 1, "every": 1, "signals": (), "timeout": 1.0, "extra": None, **changed}
-    with pytest.raises(WrongUse) as raised:
+    with pytest.raises(UsageError) as raised:
         check(**given)
     assert str(raised.value) == text

@@ -80,9 +80,7 @@ def test_fit_goes_on_in_the_middle_of_an_epoch(on_hosts: OnHosts, tmp_path: Path
 
 def test_without_a_position_in_the_data_epochs_are_what_is_kept(on_hosts: OnHosts, tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
-    assert (
-        "needs a position in the data to go on from. Received: every=4" in on_hosts("1x2", fit, folder, "", 0, 4, 1, False)[0]
-    )
+    assert "needs data with a position. Received: every=4" in on_hosts("1x2", fit, folder, "", 0, 4, 1, False)[0]
     step, has_earlier, text = on_hosts("1x2", fit, folder, "tell", 13, None, 1, False)[0]
     assert (step, has_earlier) == (13, True)
     assert text.endswith("step-00000010.")
@@ -216,7 +214,7 @@ def with_two_optimizers(folder: str, epochs: int, built: bool) -> Any:
                 optimizer.build(part.trainable_variables)
     try:
         model.fit(rows, batch_size=12, epochs=epochs, verbose=0, shuffle=False, callbacks=[gd.Checkpoints(folder)])
-    except gd.WrongUse as error:
+    except gd.UsageError as error:
         return str(error)
     return [model.get_weights(), [int(one.iterations.numpy()) for one in model.optimizers]]
 
@@ -233,8 +231,8 @@ def test_every_optimizer_of_a_models_own_step_is_kept(on_hosts: OnHosts, tmp_pat
 def test_an_optimizer_without_variables_is_refused_before_its_state_is_lost(on_hosts: OnHosts, tmp_path: Path) -> None:
     [said] = on_hosts("1x1", with_two_optimizers, str(tmp_path), 1, False)
     assert said == (
-        "An optimizer that a model keeps for a step of its own must have its variables before they are saved. Received: "
-        "optimizer='adam'. Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables)."
+        "An optimizer that a model keeps for a custom step must be built before it is saved. Received: optimizer='adam'. "
+        "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables)."
     )
 
 

@@ -96,7 +96,7 @@ def test_data_without_a_position_go_on_as_if_fit_had_not_been_interrupted(
         assert {kind: off for kind, (off, _) in found.items()} == dict.fromkeys(found, 0.0)
         assert {kind for kind, (_, said) in found.items() if not said} == {"fixed", "shuffled"}, "these are not read over"
         for _, said in found.values():
-            assert all(text.startswith("Data without a position are read over up to where step-") for text in said)
+            assert all(text.startswith("gpudist reads data without a position again, up to where step-") for text in said)
             assert all(text.endswith("give fit a gd.Pipeline, which goes there at once.") for text in said)
 
 
@@ -133,14 +133,14 @@ def left_to_chance(folder: str) -> list[str]:
 def test_data_that_cannot_be_brought_to_where_they_were_are_named(on_hosts: OnHosts, tmp_path: Path) -> None:
     [(of_chance, of_keras)] = on_hosts("1x1", left_to_chance, str(tmp_path))
     assert of_chance == (
-        "Where an epoch has a part of the data, its order must have a seed to go on with the rest. Received: "
-        "checkpoint='step-00000002', steps_per_epoch=2, shuffle='without a seed'. The data begin anew: some rows come once "
-        "more, others later. Give fit a gd.Pipeline, or the shuffle a seed."
+        "If an epoch has a part of the data, the order must have a seed to continue with the rest. Received: "
+        "checkpoint='step-00000002', steps_per_epoch=2, shuffle='without a seed'. The data start again: some examples come "
+        "twice, of later. Pass fit a gd.Pipeline, or give the shuffle a seed."
     )
     assert of_keras == (
-        "Data go on where they were only in fit of a gd.distributed model. Received: checkpoint='step-00000002', epoch=1. "
-        "The data begin anew: a shuffle has the order of the first epoch, and a set that epochs share (steps_per_epoch) "
-        "its first rows. Train gd.distributed(model)."
+        "Only the fit of a gd.distributed model continues its data where they were. Received: checkpoint='step-00000002', "
+        "epoch=1. The data start again: a shuffle repeats the order of the first epoch, and data shared between epochs "
+        "(steps_per_epoch) start at the first example. Train gd.distributed(model)."
     )
 
 
@@ -237,8 +237,8 @@ def test_callbacks_whose_state_nobody_knows_are_named(on_hosts: OnHosts, tmp_pat
     [gone_on] = on_hosts("1x2", with_callbacks, str(tmp_path), 4, "unknown")
     [text] = gone_on["said"]
     assert text == (
-        "Callbacks go on as they were where the checkpoint has their state. Received: checkpoint='step-00000006', "
-        "begin anew=['Halving']. Give one of your own state() and restore(state)."
+        "Only callbacks whose state is in the checkpoint continue. Received: checkpoint='step-00000006', start "
+        "again=['Halving']. Give your own callback state() and restore(state)."
     )
 
 
@@ -256,8 +256,8 @@ def test_a_checkpoint_without_the_state_of_callbacks_is_gone_on_from(on_hosts: O
     assert gone_on["last"] == 5
     [text] = gone_on["said"]
     assert text == (
-        "Callbacks go on as they were where the checkpoint has their state. Received: checkpoint='step-00000006', "
-        "begin anew=['EarlyStopping(loss)']. Give one of your own state() and restore(state)."
+        "Only callbacks whose state is in the checkpoint continue. Received: checkpoint='step-00000006', start "
+        "again=['EarlyStopping(loss)']. Give your own callback state() and restore(state)."
     )
 
 
@@ -268,8 +268,8 @@ def test_a_fit_that_a_callback_has_stopped_is_not_trained_on(on_hosts: OnHosts, 
     np.testing.assert_array_equal(again["weights"][0], stopped["weights"][0])
     [text] = again["said"]
     assert text == (
-        "fit was stopped by a callback, and its end alone is made again. Received: checkpoint='step-00000012', epochs made=4, "
-        "epochs=8. To train on, name another folder."
+        "A callback has stopped fit, so only its end is repeated. Received: checkpoint='step-00000012', epochs made=4, "
+        "epochs=8. To train further, use another folder."
     )
 
 
@@ -319,6 +319,6 @@ def test_a_run_that_left_before_the_end_of_an_epoch_says_so_when_it_goes_on(on_h
     [(_, said)] = on_hosts("1x1", at_the_end_of_an_epoch, str(tmp_path), False)
     [text] = said
     assert text == (
-        "What fit does at the end of an epoch was not done: the run was told to leave right before. Received: "
-        "checkpoint='step-00000002', epoch=0. Callbacks miss its validation and its logs."
+        "The end of an epoch was not run: the run was stopped right before it. Received: checkpoint='step-00000002', "
+        "epoch=0. Callbacks do not get its validation and its logs."
     )

@@ -38,7 +38,7 @@ def test_two_checkpoints_of_one_process_do_not_write_into_one_folder(on_hosts: O
     (seen,) = on_hosts("1x1", _two_models, str(tmp_path))
     assert seen["said"] == (
         f"Only one run may write its checkpoints into a folder. Received: folder={str(tmp_path)!r}, in use by another "
-        "gd.Checkpoints of this process. Give this one a folder of its own, or keep both models with one: extra={...}."
+        "gd.Checkpoints of this process. Give this one another folder, or save both models with one: extra={...}."
     )
     assert seen["kept"] == ["step-00000002", "step-00000001"]
     assert (seen["restored"], seen["then"]) == (2, ["step-00000003", "step-00000002", "step-00000001"])
@@ -113,13 +113,13 @@ def _values(count: int) -> str:
 
     try:
         gd.per_replica(gd.make_strategy(), [tf.ones([k + 1]) for k in range(count)])
-    except gd.WrongUse as error:
+    except gd.UsageError as error:
         return str(error)
     return "nothing"
 
 
 def test_there_is_one_value_for_each_replica(on_hosts: OnHosts) -> None:
-    told = "There is one value for each replica of this host. Received: values={}, replicas=2. Give as many."
+    told = "values must hold one value for each replica of this host. Received: values={}, replicas=2."
     said = [on_hosts("1x2", _values, count)[0] for count in (0, 1, 2, 3)]
     assert said == [told.format(0), told.format(1), "nothing", told.format(3)]
 

@@ -108,58 +108,60 @@ def refusals(folder: str) -> dict[str, Any]:
 def test_each_refusal_says_why(on_hosts: OnHosts, tmp_path: Path) -> None:
     said = on_hosts("1x1", refusals, str(tmp_path / "a"))[0]
     for step in (-1, "a", 1.0, True):
-        rule = f"WrongUse: A step must be a whole number, 0 or more. Received: step={step!r}. Count the steps that were made."
+        rule = f"UsageError: step must be an integer >= 0. Received: step={step!r}. Pass the number of steps that were made."
         assert said[f"step {step}"] == rule
     assert said["bfloat16"] == [1.5, -3.0]
     assert said["kept"] == ["step-00000003", "step-00000002"]
-    assert "There must be a checkpoint to go on from. Received: folder=" in said["none but required"]
+    assert "There must be a checkpoint to continue from. Received: folder=" in said["none but required"]
     assert said["disk full"].startswith(
-        "SaveFailed: A checkpoint must be written as a whole. Received: step=4, host 0: No space left"
+        "SaveFailed: A checkpoint must be written completely. Received: step=4, host 0: No space left"
     )
-    assert "training may go on" in said["disk full"]
+    assert "training may continue" in said["disk full"]
     assert said["after a full disk"] == [".lock", "step-00000002", "step-00000003"]
     reasons = {
-        "flipped": "host-000.bin has other bytes than were written, in model/sequential/dense/kernel",
+        "flipped": "host-000.bin was changed after it was written, in model/sequential/dense/kernel",
         "cut": "host-000.bin is cut off in",
         "missing": "host-000.bin is missing",
-        "manifest flipped": "manifest.json has other bytes than were written",
+        "manifest flipped": "manifest.json was changed after it was written",
         "manifest cut": "manifest.json is not a manifest",
         "manifest missing": "manifest.json is missing",
     }
     for name, reason in reasons.items():
-        assert "Restored step-00000002, because newer checkpoints cannot be used. step-00000003: " in said[name]
+        assert "Restored step-00000002: newer checkpoints cannot be used. step-00000003: " in said[name]
         assert reason in said[name], said[name]
     assert said["another model"].startswith(
-        "CheckpointRefused: A checkpoint must be whole and that of this model. Received: folder="
+        "CheckpointRefused: A checkpoint must be complete and belong to this model. Received: folder="
     )
     assert "kernel is float32[3, 2] in the checkpoint and float32[3, 5] in this run" in said["another model"]
     assert "only this run has model/" in said["more layers"]
-    assert "Call restore() before the first step, or name another folder." in said["not restored"]
-    assert "keep must be a positive whole number. Received: keep=0" in said["keep"]
-    assert "The folder must be a path. Received: folder=None. Give one that all hosts see." in said["folder"]
-    assert "every must be a positive whole number. Received: every=0" in said["every"]
-    assert "Checkpoints need something to keep" in said["nothing"]
-    assert "A model must have its variables before they can be saved or restored. Received: model='m'" in said["unbuilt"]
-    assert (
-        "Only variables of numbers can be kept in a checkpoint. Received: variable='extra/t/t', dtype='string'" in said["text"]
-    )
+    assert "Call restore() before the first step, or pass another folder." in said["not restored"]
+    assert "keep must be a positive integer. Received: keep=0" in said["keep"]
+    assert "folder must be a path. Received: folder=None. All hosts must see it." in said["folder"]
+    assert "every must be a positive integer. Received: every=0" in said["every"]
+    assert "Checkpoints need something to save" in said["nothing"]
+    assert "A model must be built before it can be saved or restored. Received: model='m'" in said["unbuilt"]
+    assert "Only numeric variables can be saved in a checkpoint. Received: variable='extra/t/t', dtype='string'" in said["text"]
     signals = "Use signals=('SIGTERM',) or ('SIGUSR1',)."
-    assert said["signal"].endswith(f"Signals are named as in Python's signal module. Received: signals=('SIGNONE',). {signals}")
-    assert said["letters"].endswith(f"Signals are named as in Python's signal module. Received: signals='SIGTERM'. {signals}")
-    assert "A model is a Keras model, or has variables. Received: model='mine'." in said["no model"]
-    assert "An optimizer is one of Keras. Received: optimizer='adam'. Give the optimizer that was made" in said["no optimizer"]
-    assert "A pipeline is a gpudist_core.Pipeline, or has state() and restore(state). Received:" in said["no pipeline"]
-    assert "A step is a gpudist_core.TrainStep. Received: step=5. Give the number of a step to save()" in said["a number"]
-    assert "extra gives what to keep by names. Received: extra=[<tf.Variable" in said["no names"]
-    assert "timeout must be a positive number of seconds. Received: timeout='60'. Leave it out" in said["no time"]
-    assert "The folder must be a folder. Received: folder=" in said["a file"]
-    assert (
-        "The folder of checkpoints must be one that can be written to. Received: folder='/proc/none', error="
-        in said["no place"]
+    assert said["signal"].endswith(
+        f"signals must be names from Python's signal module. Received: signals=('SIGNONE',). {signals}"
     )
+    assert said["letters"].endswith(
+        f"signals must be names from Python's signal module. Received: signals='SIGTERM'. {signals}"
+    )
+    assert "model must be a Keras model, or have variables. Received: model='mine'." in said["no model"]
     assert (
-        "What is kept is a variable, a metric, a random generator, or has state() and restore(state). Received: value=3."
-        in (said["a value"])
+        "optimizer must be a Keras optimizer. Received: optimizer='adam'. Pass an optimizer object, not its name."
+        in said["no optimizer"]
+    )
+    assert "pipeline must be a gpudist_core.Pipeline, or have state() and restore(state). Received:" in said["no pipeline"]
+    assert "step must be a gpudist_core.TrainStep. Received: step=5. Pass the number of a step to save()" in said["a number"]
+    assert "extra must be a dictionary of names and values. Received: extra=[<tf.Variable" in said["no names"]
+    assert "timeout must be a positive number of seconds. Received: timeout='60'. Leave it out" in said["no time"]
+    assert "folder must not be a file. Received: folder=" in said["a file"]
+    assert "The folder of checkpoints must be writable. Received: folder='/proc/none', error=" in said["no place"]
+    assert (
+        "A value in extra must be a variable, a metric or a random generator, or have state() and restore(state). Received: "
+        "value=3." in (said["a value"])
     )
 
 
@@ -213,7 +215,7 @@ def test_slices_of_a_table_are_cut_anew_on_another_topology(on_hosts: OnHosts, t
 
 def test_a_folder_that_hosts_do_not_share_is_refused_on_all(on_hosts: OnHosts, tmp_path: Path) -> None:
     for text in on_hosts("2x1", table_through, "", True, False):
-        assert text.startswith("Several hosts need a folder that they share, such as one on a network file system. Received: ")
+        assert text.startswith("Several hosts need a shared folder, for example on a network file system. Received: ")
         assert "hosts_without_it=[1]" in text
 
 
@@ -251,5 +253,5 @@ def read_only(folder: str, hidden_from: int | None = None) -> list[Any]:
 def test_hosts_restore_from_a_folder_that_they_may_only_read(on_hosts: OnHosts, tmp_path: Path) -> None:
     assert on_hosts("2x1", read_only, str(tmp_path / "run")) == [[7], [7]]
     for (text,) in on_hosts("2x1", read_only, str(tmp_path / "other"), 1):
-        assert text.startswith("Several hosts need a folder that they share")
+        assert text.startswith("Several hosts need a shared folder")
         assert "hosts_without_it=[1]" in text

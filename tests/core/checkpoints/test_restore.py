@@ -80,7 +80,7 @@ def left_together(left: list[dict[str, Any]], at: int) -> int:
     (step,) = {result["step"] for result in left}
     assert all(result["code"] == 75 for result in left)
     assert at <= step <= at + 3
-    assert left[0]["text"].startswith(f"This run was told to leave after step {step}. Start it again to go on from ")
+    assert left[0]["text"].startswith(f"This run was told to stop after step {step}. Start it again to continue from ")
     return int(step)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpudist_core.environments.nodes import nodes_of
 from gpudist_core.environments.slurm import own_gpus, slurm_tasks
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _STEP = {
     "SLURM_JOB_ID": "3",
@@ -21,8 +21,8 @@ _STEP = {
     "SLURMD_NODENAME": "n10",
 }
 _ADVICE = (
-    "Start the program by srun, which sets them all, or unset SLURM_STEP_NUM_TASKS and SLURM_NTASKS to train on this machine "
-    "alone."
+    "Start the program with srun, which sets all of them. To train on this machine only, unset SLURM_STEP_NUM_TASKS and "
+    "SLURM_NTASKS."
 )
 
 
@@ -87,39 +87,47 @@ def test_outside_slurm_and_in_a_step_of_one_task_it_says_nothing(monkeypatch: py
     [
         (
             {"SLURM_PROCID": None, "SLURM_STEP_NODELIST": None},
-            "A Slurm step says all about its tasks. Received: missing=['SLURM_PROCID', 'SLURM_STEP_NODELIST']. " + _ADVICE,
+            "A Slurm step must set all variables of its tasks. Received: missing=['SLURM_PROCID', 'SLURM_STEP_NODELIST']. "
+            + _ADVICE,
         ),
         (
             {"SLURM_STEP_NUM_TASKS": None},
-            "A Slurm allocation of several tasks trains on all of them when srun starts the program. "
-            "Received: SLURM_NTASKS='3', SLURM_STEP_NUM_TASKS=None. " + _ADVICE,
+            "In a Slurm allocation of several tasks, srun must start the program. Received: SLURM_NTASKS='3', "
+            "SLURM_STEP_NUM_TASKS=None. " + _ADVICE,
         ),
         (
             {"SLURM_STEP_NUM_TASKS": "4"},
-            "The variables of a Slurm step count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='4', "
+            "The variables of a Slurm step must count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='4', "
             "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='2,1'. " + _ADVICE,
         ),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "3"},
-            "The variables of a Slurm step count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='3', "
+            "The variables of a Slurm step must count its tasks node by node. Received: SLURM_STEP_NUM_TASKS='3', "
             "SLURM_STEP_NODELIST='n[2,10]', SLURM_STEP_TASKS_PER_NODE='3'. " + _ADVICE,
         ),
         (
             {"SLURM_STEP_NODELIST": "n[2"},
-            "The variables of a Slurm step name its nodes and tasks. Received: error=\"'n[2' is no list of nodes\". " + _ADVICE,
+            "The variables of a Slurm step must name its nodes and tasks. Received: error=\"'n[2' is not a list of nodes\". "
+            + _ADVICE,
         ),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='x'. " + _ADVICE),
-        ({"SLURM_PROCID": "3"}, "SLURM_PROCID counts the 3 tasks of the step from 0. Received: SLURM_PROCID='3'. " + _ADVICE),
+        (
+            {"SLURM_PROCID": "x"},
+            "SLURM_PROCID must be a number from 0, below the number of tasks (3). Received: SLURM_PROCID='x'. " + _ADVICE,
+        ),
+        (
+            {"SLURM_PROCID": "3"},
+            "SLURM_PROCID must be a number from 0, below the number of tasks (3). Received: SLURM_PROCID='3'. " + _ADVICE,
+        ),
         (
             {"SLURM_STEP_TASKS_PER_NODE": "two"},
-            "The variables of a Slurm step name its nodes and tasks. Received: "
-            "error=\"'two' is no list of tasks per node\". " + _ADVICE,
+            "The variables of a Slurm step must name its nodes and tasks. Received: error=\"'two' is not a list of tasks per "
+            'node". ' + _ADVICE,
         ),
         (
             {"SLURMD_NODENAME": "n2"},
             (
-                "Task 2 of the step is on node n10 when Slurm gives out tasks node by node. Received: SLURMD_NODENAME='n2'. "
-                "Start by srun --distribution=block, or give the cluster: make_strategy(cluster=...)."
+                "Task 2 of the step must run on node n10. Received: SLURMD_NODENAME='n2'. Use srun --distribution=block, or "
+                "pass the cluster: make_strategy(cluster=...)."
             ),
         ),
     ],
@@ -128,7 +136,7 @@ def test_variables_that_contradict_each_other_are_refused(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, str | None], text: str
 ) -> None:
     _set(monkeypatch, **changed)
-    with pytest.raises(WrongUse) as raised:
+    with pytest.raises(UsageError) as raised:
         slurm_tasks()
     assert str(raised.value) == text
 
@@ -141,12 +149,12 @@ def test_tasks_that_see_all_gpus_of_their_node_share_them(monkeypatch: pytest.Mo
     assert own_gpus(["a"]) == ["a"], "Slurm shows this task its own already"
     for number in ("2", "x"):
         monkeypatch.setenv("SLURM_LOCALID", number)
-        with pytest.raises(WrongUse, match=f"SLURM_LOCALID counts the 2 tasks of its node from 0. .*LOCALID='{number}'"):
+        with pytest.raises(UsageError, match=f"SLURM_LOCALID counts the 2 tasks of its node from 0. .*LOCALID='{number}'"):
             own_gpus(gpus)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
-    with pytest.raises(WrongUse) as raised:
+    with pytest.raises(UsageError) as raised:
         own_gpus(gpus[:3])
     assert str(raised.value) == (
-        "The tasks of a Slurm step share the GPUs of their node evenly. Received: gpus=3, tasks=2. "
-        "Start by srun --gpus-per-task=..., or one task on each node."
+        "The tasks of a Slurm step must be able to share the GPUs of their node evenly. Received: gpus=3, tasks=2. Use srun "
+        "--gpus-per-task=..., or start one task on each node."
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpudist_core.environments.environment import tf_config
 from gpudist_core.environments.tasks import tasks_of
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 
 _TWO = {"worker": ["a:1", "b:2"]}
 _SHAPE = 'Write {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}.'
@@ -26,71 +26,77 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
     [
         (
             {"task": {"type": "worker", "index": 0}},
-            f"The cluster of TF_CONFIG has a list of addresses for each job. Received: cluster=None. {_SHAPE}",
+            f"The cluster of TF_CONFIG must have a list of addresses for each job. Received: cluster=None. {_SHAPE}",
         ),
         (
             _config({"worker": "a:1"}),
-            f"The cluster of TF_CONFIG has a list of addresses for each job. Received: cluster={{'worker': 'a:1'}}. {_SHAPE}",
+            (
+                f"The cluster of TF_CONFIG must have a list of addresses for each job. Received: cluster={{'worker': 'a:1'}}. "
+                f"{_SHAPE}"
+            ),
         ),
-        ({"cluster": _TWO}, f"The task of TF_CONFIG has a type and an index. Received: task=None. {_SHAPE}"),
+        ({"cluster": _TWO}, f"The task of TF_CONFIG must have a type and an index. Received: task=None. {_SHAPE}"),
         (
             _config({"worker": ["a:1"], "boss": ["b:1"]}),
             (
-                "The jobs of TF_CONFIG are among chief, worker, ps, evaluator. Received: jobs=['boss']. "
-                "Rename or remove the others."
+                "The jobs of TF_CONFIG must be among chief, worker, ps, evaluator. Received: jobs=['boss']. Rename or remove "
+                "the others."
             ),
         ),
         (
             _config({"evaluator": ["a:1"]}),
-            "The cluster of TF_CONFIG has a worker or a chief. Received: jobs=['evaluator']. Add the task that trains.",
+            "The cluster of TF_CONFIG must have a worker or a chief. Received: jobs=['evaluator']. Add the task that trains.",
         ),
         (
             _config({"chief": ["a:1"], "ps": ["b:1"]}),
-            "Parameter servers of TF_CONFIG have workers. Received: jobs=['chief', 'ps']. Add a worker, or remove ps.",
+            (
+                "A cluster with parameter servers in TF_CONFIG must have workers. Received: jobs=['chief', 'ps']. Add a worker, "
+                "or remove ps."
+            ),
         ),
         (
             _config({"chief": ["a:1", "b:1"]}),
-            "The cluster of TF_CONFIG has one chief. Received: chief=('a:1', 'b:1'). Make the others workers.",
+            "The cluster of TF_CONFIG must have at most one chief. Received: chief=('a:1', 'b:1'). Make the others workers.",
         ),
         (
             _config(_TWO, "master"),
-            "The task type of TF_CONFIG is one of chief, worker, ps, evaluator. Received: type='master'. Name one of these.",
+            "The task type of TF_CONFIG must be one of chief, worker, ps, evaluator. Received: type='master'.",
         ),
         (
             _config(_TWO, "ps"),
             (
-                "The task type of TF_CONFIG is a job of its cluster. Received: type='ps', cluster=['worker']. "
-                "Name one of its jobs."
+                "The task type of TF_CONFIG must be a job of its cluster. Received: type='ps', cluster=['worker']. Name one "
+                "of its jobs."
             ),
         ),
         (
             _config(_TWO, index=2),
             (
-                "The task index of TF_CONFIG counts the tasks of its job from 0. Received: index=2. "
-                "The job worker has 2: worker 0 to worker 1."
+                "The task index of TF_CONFIG must be the number of a task of its job, counted from 0. Received: index=2. The "
+                "job worker has 2: worker 0 to worker 1."
             ),
         ),
         (
             _config(_TWO, index=-1),
             (
-                "The task index of TF_CONFIG counts the tasks of its job from 0. Received: index=-1. "
+                "The task index of TF_CONFIG must be the number of a task of its job, counted from 0. Received: index=-1. "
                 "The job worker has 2: worker 0 to worker 1."
             ),
         ),
-        (_config(_TWO, index="x"), "The task index of TF_CONFIG is a whole number. Received: index='x'. Count from 0."),
-        (_config({"worker": ["a"]}), "An address of TF_CONFIG is host:port. Received: address='a'. Write both."),
-        (_config({"worker": ["a:70000"]}), "An address of TF_CONFIG is host:port. Received: address='a:70000'. Write both."),
+        (_config(_TWO, index="x"), "The task index of TF_CONFIG must be an integer. Received: index='x'. Count from 0."),
+        (_config({"worker": ["a"]}), "An address of TF_CONFIG must be host:port. Received: address='a'."),
+        (_config({"worker": ["a:70000"]}), "An address of TF_CONFIG must be host:port. Received: address='a:70000'."),
         (
             _config({"worker": ["a:1", "a:1"]}),
             (
-                "Each task of TF_CONFIG has an address of its own. Received: twice=['a:1']. "
-                "Give the tasks of one host ports of their own."
+                "Each task of TF_CONFIG must have its own address. Received: twice=['a:1']. Use a different port for each "
+                "task on one host."
             ),
         ),
     ],
 )
 def test_a_cluster_that_cannot_be_meant_is_refused_with_what_is_wrong(config: dict[str, Any], text: str) -> None:
-    with pytest.raises(WrongUse) as raised:
+    with pytest.raises(UsageError) as raised:
         tasks_of(config, "TF_CONFIG")
     assert str(raised.value) == text
 
@@ -98,13 +104,19 @@ def test_a_cluster_that_cannot_be_meant_is_refused_with_what_is_wrong(config: di
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("{", "TF_CONFIG is JSON. Received: TF_CONFIG='{'. It cannot be read: "),
-        ("[1]", "TF_CONFIG is a JSON object. Received: TF_CONFIG='[1]'. Write one with a cluster and a task."),
+        ("{", "TF_CONFIG must be JSON. Received: TF_CONFIG='{'. Parse error: "),
+        (
+            "[1]",
+            (
+                "TF_CONFIG must be a JSON object. Received: TF_CONFIG='[1]'. Set a JSON object with a cluster and a task, or "
+                "unset TF_CONFIG."
+            ),
+        ),
     ],
 )
 def test_a_tf_config_that_is_no_json_object_is_refused(monkeypatch: pytest.MonkeyPatch, value: str, text: str) -> None:
     monkeypatch.setenv("TF_CONFIG", value)
-    with pytest.raises(WrongUse) as raised:
+    with pytest.raises(UsageError) as raised:
         tf_config()
     assert str(raised.value).startswith(text)
 

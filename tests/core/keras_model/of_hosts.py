@@ -198,5 +198,5 @@ def goes_on_after_an_error() -> list[Any]:
         try:
             found.append(len(next(iter(batches))))
         except Exception as error:
-            found.append(str(error) if isinstance(error, gd.WrongUse) else type(error).__name__)
+            found.append(str(error) if isinstance(error, gd.UsageError) else type(error).__name__)
     return found

@@ -14,7 +14,7 @@ def test_what_is_made_of_the_rows_of_one_replica_alone_is_warned_of(on_hosts: On
     if kind == "mean":
         assert copies[0] != copies[1]
         (text,) = warned
-        assert "Received: variable='model/kept', made of each replica's own rows." in text
+        assert "Received: variable='model/kept', computed from each replica's own examples." in text
         assert "all_reduce('MEAN', value)" in text
         return
     assert warned == []

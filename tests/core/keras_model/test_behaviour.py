@@ -81,8 +81,8 @@ def test_hosts_without_a_common_seed_shuffle_alike(on_hosts: OnHosts) -> None:
         one["refused"]
         == other["refused"]
         == (
-            "A dataset has the same order on all hosts. Received: shuffle='without a seed', hosts=2. Give its shuffle a seed: "
-            "dataset.shuffle(n, seed=SEED); or call keras.utils.set_random_seed(SEED) before."
+            "A dataset must have the same order on all hosts. Received: shuffle='without a seed', hosts=2. Give its shuffle "
+            "a seed: dataset.shuffle(n, seed=SEED). Or call keras.utils.set_random_seed(SEED) before."
         )
     )
     for kind in ("batches", "judged in between", "not dense"):
@@ -97,8 +97,8 @@ def test_a_layer_that_is_frozen_between_fits_is_not_trained_and_that_it_was_not_
 ) -> None:
     [said] = seen["frozen"]["said"]
     assert said == (
-        "A model must be compiled after what it trains is changed. Received: trainable=2, trained before=4. From here on it "
-        "trains what is trainable now. Call compile again."
+        "A model must be compiled after its trainable variables change. Received: trainable=2, trained before=4. From now on "
+        "it trains the variables that are trainable now. Call compile again."
     )
     assert seen["frozen"]["moved"] == 0.0
 
@@ -117,22 +117,23 @@ def test_a_clone_is_distributed_as_its_model_is(seen: dict[str, Any]) -> None:
 
 def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are_warned_of(seen: dict[str, Any]) -> None:
     alone = (
-        "A model is trained by all devices when it is made in the scope of a strategy. Received: model='outside', made "
-        "outside; MirroredStrategy with 2 replicas is not used, so one device trains it alone. Make it under "
-        "`with strategy.scope():`; where one device is meant, make it in the scope of tf.distribute.OneDeviceStrategy."
+        "A model must be made in the scope of a strategy to be trained on all devices. Received: model='outside', made "
+        "outside of a scope. One device trains it alone: MirroredStrategy with 2 replicas is not used. Make it under `with "
+        "strategy.scope():`. To train on one device on purpose, use the scope of tf.distribute.OneDeviceStrategy."
     )
     [branch] = seen["warned"].pop("branch")
     assert re.sub("'sequential[^']*'", "'mean'", branch) == (
-        "A layer must assign its variables outside of loops and branches of the graph, where replicas cannot agree on a value. "
-        "Received: variable='mean'. Each replica keeps the value of its own rows. Choose by keras.ops.where instead."
+        "A layer must assign its variables outside of loops and branches of the graph, where collectives do not work. "
+        "Received: variable='mean'. Each replica keeps the value of its own examples. Use keras.ops.where instead of a branch."
     )
     by_hand = (
-        "What a step of one's own assigns to a variable that is trained must be the same on all replicas. Received: "
-        "variable='kernel', made of the gradients of each replica's own rows. From here on each replica has its own weights. "
+        "A custom step must assign the same value to a trained variable on all replicas. Received: variable='kernel', "
+        "computed from the gradients of each replica's own examples. From now on each replica has other weights. "
     )
     advice = {
-        "step in a branch": "Assign outside of loops, branches and functions of the graph, where replicas cannot meet.",
-        "step without a graph": "Leave run_eagerly out: in a graph what is assigned is made of the gradients of all replicas.",
+        "step in a branch": "Assign outside of loops, branches and functions of the graph, where collectives do not work.",
+        "step without a graph": "Leave run_eagerly out: in a graph gpudist computes the assigned value from the gradients of "
+        "all replicas.",
     }
     for case, what_to_do in advice.items():
         [text] = seen["warned"].pop(case)
@@ -140,9 +141,9 @@ def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are
     assert seen["warned"].pop("clipping without a graph") == []
     [count] = seen["warned"].pop("count")
     assert count == (
-        "A number in the logs of a step must be a mean over the rows, as logs have the mean of all replicas by their rows. "
-        "Received: rows, dtype='int32'. It is taken for such a mean: a count of a replica's rows becomes the rows of one "
-        "replica. For a count over all replicas update a keras.metrics.Sum and return its result; what is the same on all "
-        "replicas return by tf.cast(value, tf.float32)."
+        "A log of a step must be a mean over the examples: gpudist averages the logs of all replicas, weighted by examples. "
+        "Received: rows, dtype='int32'. It is treated as such a mean, so a count of examples becomes that of one replica. "
+        "For a count over all replicas update a keras.metrics.Sum and return its result. Return a value that is equal on all "
+        "replicas with tf.cast(value, tf.float32)."
     )
     assert seen["warned"] == {"distributed": [alone], "step": [alone], "within": [], "one device": []}

@@ -10,9 +10,8 @@ from tests.core.conftest import OnHosts
 from tests.core.keras_model import of_hosts
 
 UNLIKE = (
-    "WrongUse: All hosts must have the same rows in the same order: each reads all of them and keeps those of its replicas. "
-    "Received: batch={}, hosts={}. Give what shuffles or draws them a seed that is the same on all hosts: "
-    "np.random.default_rng(SEED)."
+    "UsageError: All hosts must read the same examples in the same order. Received: batch={}, hosts={}. Give shuffles and "
+    "random draws a seed that is the same on all hosts: np.random.default_rng(SEED)."
 )
 
 
@@ -60,8 +59,8 @@ def test_devices_of_one_host_compare_nothing(on_hosts: OnHosts) -> None:
 def test_a_host_whose_batch_failed_goes_on_from_a_position_that_all_hosts_have(on_hosts: OnHosts) -> None:
     one, other = on_hosts("2x1", of_hosts.goes_on_after_an_error)
     refusal: Any = (
-        "Hosts go on from one position: after an error on one of them the others may have had the batch that it lacks. "
-        "Received: epoch=0, batch=0. Restore a position that was saved, on all hosts, or make the pipeline anew."
+        "All hosts must continue from one position: after an error on one host, the others may have had the missing batch. "
+        "Received: epoch=0, batch=0. Restore a saved position on all hosts, or make the pipeline again."
     )
     assert one == [4, 4, 4]
     assert other == ["InvalidArgumentError", refusal, "InvalidArgumentError"]

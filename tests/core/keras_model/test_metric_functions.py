@@ -10,10 +10,10 @@ from tests.core.conftest import OnHosts
 from tests.core.keras_model import metric_functions
 
 WARNING = (
-    "A metric's function must return one value for each row, so that rows can be counted over all replicas. Received: "
-    "metric='{}', shape={}. It is taken for the mean over the replica's rows: what is no such mean (a root, a correlation over "
-    "rows) is another number than on one device. Return the values, or give a keras.metrics.Metric that adds up what it needs "
-    "of the rows and makes the number in result(), as keras.metrics.RootMeanSquaredError does."
+    "A metric's function must return one value for each example, so that examples can be counted over all replicas. "
+    "Received: metric='{}', shape={}. It is treated as the mean over the replica's examples. A root or a correlation over "
+    "examples then differs from one device. Return the values, or pass a keras.metrics.Metric that adds up what it needs and "
+    "computes the number in result(), as keras.metrics.RootMeanSquaredError does."
 )
 
 

@@ -72,7 +72,7 @@ def _message(action: Any) -> str:
 
     try:
         action()
-    except (gd.WrongUse, gd.Unavailable, tf.errors.InvalidArgumentError) as error:
+    except (gd.UsageError, gd.Unavailable, tf.errors.InvalidArgumentError) as error:
         return str(error)
     return "nothing"
 
@@ -157,7 +157,7 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["writes"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=[")
     assert "moving_mean" in wrong["writes"]
     assert wrong["writes"].endswith(
-        '(BatchNormalization by LayerNormalization, say), or use CoordinatedTraining(schedule="asynchronous").'
+        '(BatchNormalization by LayerNormalization, for example), or use CoordinatedTraining(schedule="asynchronous").'
     )
     assert wrong["outside"].startswith(
         "The model must be made in the scope of the ParameterServerStrategy. Received: variable="
@@ -165,38 +165,37 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["batch"] == (
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
     )
-    assert wrong["rows"] == "All parts of a batch must have equally many rows. Received: rows=[7, 8]. Mend the data."
+    assert wrong["rows"] == "All parts of a batch must have the same number of examples. Received: rows=[7, 8]. Fix the data."
     assert wrong["circle"].startswith(
-        "A row's loss must not depend on which other rows a replica has. Received: loss='circle'."
+        "An example's loss must not depend on the other examples of its replica. Received: loss='circle'."
     )
-    assert (
-        wrong["steps"] == "The number of steps must be whole, 0 or more. Received: steps=-1. None means the rest of the epoch."
-    )
-    assert wrong["part of a step"].startswith("The number of steps must be whole, 0 or more. Received: steps=1.5.")
-    assert wrong["empty"] == "A batch must have rows. Received: rows=0. Leave empty ones out."
-    assert wrong["timeout"].startswith("A time limit must be a positive number of seconds. Received: timeout_seconds=-1.")
+    assert wrong["steps"] == "steps must be an integer >= 0 or None. Received: steps=-1. None means the rest of the epoch."
+    assert wrong["part of a step"].startswith("steps must be an integer >= 0 or None. Received: steps=1.5.")
+    assert wrong["empty"] == "A batch must have at least one example. Received: rows=0. Leave empty batches out."
+    assert wrong["timeout"].startswith("timeout_seconds must be a positive number or None. Received: timeout_seconds=-1.")
     assert wrong["short"].startswith("The data must last for all steps. Received: steps=2, batches=0.")
-    assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'. Choose one of them."
-    assert wrong["a sum"].startswith("A loss must not ask for a sum, as a step takes the mean over the rows of all replicas.")
-    assert wrong["accumulate"].startswith(
-        "The number of batches that make one update must be a positive integer. Received: accumulate=0."
+    assert wrong["schedule"] == "schedule must be 'asynchronous' or 'lock-step'. Received: schedule='bulk'."
+    assert wrong["a sum"].startswith(
+        "A loss must not use reduction='sum': a step computes the mean over the examples of all replicas."
     )
+    assert wrong["accumulate"].startswith("accumulate must be a positive integer. Received: accumulate=0.")
     assert wrong["accumulate twice"].startswith(
-        "A step that is given an optimizer accumulates by itself. Received: gradient_accumulation_steps=2. Leave"
+        "An optimizer for a TrainStep must not have gradient_accumulation_steps. Received: gradient_accumulation_steps=2. Leave"
     )
-    assert wrong["state"].startswith(
-        "The state must come from a training that accumulates as many batches. Received: pending=3,"
-    )
+    assert wrong["state"].startswith("The state must come from a training with the same accumulate. Received: pending=3,")
     assert wrong["state of a step"] == (
-        "Batches that are pending are gone on with by what accumulated them: a CoordinatedTraining by another. Received: "
-        "pending=1, state=['accumulate', 'accumulators', 'pending']. Save after flush(), or go on there."
+        "Pending batches must be restored by what accumulated them: a CoordinatedTraining by another. Received: pending=1, "
+        "state=['accumulate', 'accumulators', 'pending']. Save after flush(), or restore it there."
     )
     assert "pending=1, accumulate=2, accumulated_by=3" in wrong["state of another"]
-    assert wrong["no state"] == "A state is what CoordinatedTraining.state() returned. Received: state={}. Give that."
+    assert wrong["no state"] == "state must be a result of CoordinatedTraining.state(). Received: state={}."
     assert "An id must be a row of the table: 0 <= id < 8." in wrong["id"]
     assert wrong["ids in rows"].startswith("Ids must be a dense tensor. Received: ids='RaggedTensor'.")
-    assert wrong["a number"] == "A table has its rows along its first axis. Received: shape=(). Give an array of rows."
-    assert wrong["parts"].startswith("A table has at least one row in each part. Received: rows=3, parts=4.")
+    assert (
+        wrong["a number"]
+        == "A table must have its rows along its first axis. Received: shape=(). Pass an array of shape (rows, ...)."
+    )
+    assert wrong["parts"].startswith("A table must have at least one row in each part. Received: rows=3, parts=4.")
 
 
 def _without_servers() -> list[str]:
@@ -214,7 +213,7 @@ def _without_servers() -> list[str]:
 def test_without_servers_it_says_what_else_there_is(on_hosts: OnHosts) -> None:
     training, table = on_hosts("1x1", _without_servers)[0]
     assert training.startswith(
-        "Coordinated training needs a model made in the scope of a ParameterServerStrategy. Received: strategy="
+        "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy. Received: strategy="
     )
     assert training.endswith("use TrainStep with other strategies.")
-    assert table.startswith("A table is divided among the servers of a ParameterServerStrategy. Received: strategy=")
+    assert table.startswith("A table needs the servers of a ParameterServerStrategy. Received: strategy=")

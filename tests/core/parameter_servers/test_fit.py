@@ -158,24 +158,23 @@ def _refused() -> dict[str, str]:
         try:
             call()
             found[name] = "it was done"
-        except (gd.WrongUse, gd.Unavailable) as error:
+        except (gd.UsageError, gd.Unavailable) as error:
             found[name] = str(error)
     return found
 
 
 def test_what_workers_cannot_be_sent_is_refused(on_hosts: OnHosts) -> None:
     found = on_hosts("2x1+1ps", _refused)[0]
-    by_hand = "Write the loop by gd.CoordinatedTraining."
+    by_hand = "Write the loop with gd.CoordinatedTraining."
     assert found["own step"] == (
-        "With parameter servers fit needs Keras's own train_step: the workers are sent what it does. "
-        f"Received: model='OwnStep'. {by_hand}"
+        f"With parameter servers fit needs Keras's own train_step, because workers run it. Received: model='OwnStep'. {by_hand}"
     )
-    one = "With parameter servers fit needs one loss that is a mean over the rows. Received: loss="
+    one = "With parameter servers fit needs one loss that is a mean over the examples. Received: loss="
     assert found["two losses"] == f"{one}['mse', 'mae']. {by_hand}"
     assert found["a sum"].startswith(one)
     assert found["accumulation"] == (
-        "With parameter servers fit makes an update of each batch. Received: gradient_accumulation_steps=2. "
-        "Leave it out, or write the loop by gd.CoordinatedTraining(accumulate=...)."
+        "With parameter servers fit must make an update of each batch. Received: gradient_accumulation_steps=2. Leave it "
+        "out, or write the loop with gd.CoordinatedTraining(accumulate=...)."
     )
-    assert found["XLA"] == "What is sent to workers is not compiled by XLA. Received: jit_compile=True. Leave jit_compile out."
+    assert found["XLA"] == "XLA cannot compile a step that workers run. Received: jit_compile=True. Leave jit_compile out."
     assert found["moments"].startswith("A lock-step model must not change variables in its forward pass. Received: variables=")

@@ -95,8 +95,8 @@ def test_a_lost_workers_work_is_done_again_once_and_a_lost_server_is_an_error(on
     one_device = (x.sum(1) / 2 * before).sum(1) + np.arange(120)
     assert found["lock-step"]["losses"].tolist() == one_device.tolist()
     assert found["server"] == (
-        "Unavailable: A parameter server must stay up: the variables that it held are lost. Received: error=UnavailableError, "
-        "servers=['/job:ps/replica:0/task:1']. Restart all tasks and go on from the last checkpoint."
+        "Unavailable: A parameter server must stay up: the variables that it held are lost. Received: "
+        "error=UnavailableError, servers=['/job:ps/replica:0/task:1']. Restart all tasks and continue from the last checkpoint."
     )
 
 

@@ -27,11 +27,11 @@ def _host(strategy: Any) -> int:
 
 
 def _told(make: Callable[[], Any], strategy: Any) -> str:
-    from gpudist_core.errors import WrongUse
+    from gpudist_core.errors import UsageError
 
     try:
         return f"went on: {sum(1 for _ in make().distribute(strategy))}"
-    except WrongUse as error:
+    except UsageError as error:
         return str(error)
 
 
@@ -130,6 +130,6 @@ def goes_on_in_fit() -> list[Any]:
     rows = len(model.predict(x, verbose=0))
     try:
         model.fit(x[_host(strategy) :: 2], x[_host(strategy) :: 2], batch_size=8, verbose=0)
-    except gd.errors.WrongUse as error:
+    except gd.errors.UsageError as error:
         return [rows, str(error)]
     return [rows, "trained"]

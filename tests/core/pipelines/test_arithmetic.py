@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudist_core.errors import WrongUse
+from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.buffers import rebatched, shuffled_chunks
 from gpudist_core.pipelines.hashing import permutation, words
 from gpudist_core.pipelines.order import balanced, in_order, shuffled
@@ -40,7 +40,7 @@ def test_the_cuts_of_all_hosts_are_the_shares(rows: int, hosts: int, devices: in
 
 
 def test_a_share_is_of_rows_for_replicas() -> None:
-    with pytest.raises(WrongUse, match=r"A share is of 0 or more rows, for 1 or more replicas\. Received: rows=3, total=0\."):
+    with pytest.raises(UsageError, match=r"shares needs rows >= 0 and total >= 1\. Received: rows=3, total=0\."):
         shares(3, 0)
 
 

@@ -10,10 +10,10 @@ import pytest
 from tests.core.conftest import OnHosts
 from tests.core.pipelines import of_hosts
 
-RULE = "All hosts must be given the same data, in the same order: each takes the rows of its replicas. Received: "
+RULE = "All hosts must be given the same data, in the same order: each takes the examples of its replicas. Received: "
 ADVICE = (
-    ". Give all of it to each host: gpudist_core deals it out. What draws, splits or shuffles it before needs a seed that is "
-    "the same on all hosts."
+    ". Pass all of the data on each host: gpudist_core splits it. Code that draws, splits or shuffles it before needs a seed "
+    "that is the same on all hosts."
 )
 
 

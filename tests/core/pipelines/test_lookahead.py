@@ -103,7 +103,7 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_epoch(ahead: int
     def stops() -> int:
         raise StopIteration
 
-    with pytest.raises(RuntimeError, match="a function of the pipeline raised StopIteration, which must not end the epoch"):
+    with pytest.raises(RuntimeError, match="a function of the pipeline raised StopIteration, which would end the epoch early"):
         list(LookAhead(iter([stops]), ahead, 1))
 
 

@@ -258,7 +258,7 @@ def coupled() -> dict[str, str]:
         try:
             step(batch)
             said[name] = ""
-        except gd.WrongUse as error:
+        except gd.UsageError as error:
             said[name] = str(error)
     return said
 

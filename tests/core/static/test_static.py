@@ -86,13 +86,13 @@ def test_weights_of_a_table_in_slices_are_taken_and_put_back_whole(on_hosts: OnH
     np.testing.assert_allclose(several["losses"], alone["losses"], rtol=1e-4)
     np.testing.assert_allclose(several["after"], alone["after"], rtol=1e-4, atol=1e-5)
     assert several["refused"] == (
-        "A weight must keep its shape. Received: weight='table/embeddings', shape=(4, 4), needed=(11, 4). "
-        "Give what get_weights() of such a model returned."
+        "A weight must keep its shape. Received: weight='table/embeddings', shape=(4, 4), needed=(11, 4). Pass the result of "
+        "get_weights() of such a model."
     )
 
 
 def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_slices_of_it(on_hosts: OnHosts) -> None:
-    rule = "A table in slices needs an optimizer that updates each element by itself. Received: optimizer="
+    rule = "A sharded table needs an optimizer that updates each element by itself. Received: optimizer="
     [found] = on_hosts("1x2", on_host.coupled)
     muon = ["Muon"] if "Muon" in found else []
     for name in ("Lamb", "Adafactor", *muon):
@@ -134,52 +134,63 @@ def test_a_replicated_tensor_is_there_once_on_each_device(on_hosts: OnHosts, top
         np.testing.assert_array_equal(np.stack(host["map"]), 2 * changed)
 
 
-_OF_ITS_DTYPE = "WrongUse: A static tensor holds values of its dtype. Received: "
+_OF_ITS_DTYPE = "UsageError: The dtype of a static tensor must be able to hold its values. Received: "
 _NOT_HELD = f"{_OF_ITS_DTYPE}dtype='int64', values='float64'. Give dtype=... where"
 REFUSALS = {
-    "axis": r"WrongUse: The axis must be one of the tensor's. Received: axis=2, shape=(11, 6). Axes count from 0.",
-    "axis in letters": "WrongUse: The axis must be one of the tensor's. Received: axis='0', shape=(11, 6). Axes count from 0.",
-    "half a row to update": "WrongUse: Rows to update must be rows of the tensor. Received: start=1.5, values=(2, 6), shape=",
-    "no state": "WrongUse: A state is what Replicated.state() returned. Received: state={'x': 1}. Give that.",
-    "two sources": "WrongUse: A table comes of a tensor or of an initializer. Received: tensor='ndarray', initializer=<func",
-    "an initializer by name": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
-    "by their numbers alone, so that each device makes its own slice. Received: initializer='uniform'. Take gpudist_core.",
-    "an initializer of Keras": "WrongUse: A table's initializer is a function of (start, (count, ...)) that gives those rows, "
-    "by their numbers alone, so that each device makes its own slice. Received: initializer='Zeros'. Take gpudist_core.",
-    "inside": "WrongUse: A table is made once, for all replicas. Received: inside='Strategy.run'. Make it before Strategy.run.",
-    "a copy inside": "WrongUse: A replicated tensor is made once, for all replicas. Received: inside='Strategy.run'. Make it",
-    "a name of Keras": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
-    "embeddings_initializer='uniform'. Give it as initializer.",
-    "names of Keras": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
-    "input_dim=10. Give it as rows.",
-    "what it lacks": "WrongUse: A ShardedEmbedding takes rows, dim, strategy, initializer, seed and name. Received: "
-    "mask_zero=True. Leave it out; regularizers, constraints and masks are of tables in one piece.",
-    "half a row": "WrongUse: rows must be a positive whole number. Received: rows=10.5. Give 1 or more.",
-    "strings": "WrongUse: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",
-    "too few": "WrongUse: Chunks must have as many rows as shape says. Received: rows=4, shape=(11, 6). They have fewer.",
-    "too many": "WrongUse: Chunks must have as many rows as shape says. Received: rows=22, shape=(11, 6). They have more.",
-    "no shape": "WrongUse: A table that is filled from chunks needs its whole shape. Received: shape=None. Give",
-    "other width": "WrongUse: A chunk must have the table's shape but for its rows. Received: chunk=(11, 2), shape=(11, 6).",
-    "no rows": "WrongUse: A table needs a row to split. Received: shape=(0, 6), axis=0. Give it rows.",
-    "outside": "WrongUse: ShardedTable.gather needs all replicas of the table's own strategy at once. Received: strategy=",
-    "a tensor": "WrongUse: A table in slices is never one tensor. Received: table='sharded'. In a step take lookup, gather or",
-    "other strategy": "WrongUse: A replicated tensor must be used in steps of its own strategy. Received: strategy=",
-    "rows": "WrongUse: Rows to assign must be rows of the table. Received: start=10, values=(2, 6), table=(11, 6). Mend",
-    "update": "WrongUse: Rows to update must be rows of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",
-    "large": "Unavailable: A static tensor must fit where it is kept. Received: needed=281474976710656 bytes (",
-    "large copy": "Unavailable: A static tensor must fit where it is kept. Received: needed=562949953421312 bytes",
+    "axis": r"UsageError: axis must be an axis of the tensor. Received: axis=2, shape=(11, 6). Axes count from 0.",
+    "axis in letters": "UsageError: axis must be an axis of the tensor. Received: axis='0', shape=(11, 6). Axes count from 0.",
+    "half a row to update": "UsageError: Rows to update must be examples of the tensor. Received: start=1.5, values=(2, 6), "
+    "shape=",
+    "no state": "UsageError: state must be a result of Replicated.state(). Received: state={'x': 1}.",
+    "two sources": "UsageError: A table needs either a tensor or an initializer. Received: tensor='ndarray', initializer=<func",
+    "an initializer by name": "UsageError: A table's initializer must be a function of (start, (count, ...)) that returns "
+    "those rows and depends on their numbers only, so that each device can make its own slice. Received: "
+    "initializer='uniform'. Take gpudist_core.",
+    "an initializer of Keras": "UsageError: A table's initializer must be a function of (start, (count, ...)) that returns "
+    "those rows and depends on their numbers only, so that each device can make its own slice. Received: "
+    "initializer='Zeros'. Take gpudist_core.",
+    "inside": "UsageError: A table must be made once, for all replicas. Received: inside='Strategy.run'. Make it before "
+    "Strategy.run.",
+    "a copy inside": "UsageError: A replicated tensor must be made once, for all replicas. Received: inside='Strategy.run'. "
+    "Make it",
+    "a name of Keras": "UsageError: ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only. Received: "
+    "embeddings_initializer='uniform'. Use initializer.",
+    "names of Keras": "UsageError: ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only. Received: "
+    "input_dim=10. Use rows.",
+    "what it lacks": "UsageError: ShardedEmbedding accepts rows, dim, strategy, initializer, seed and name only. Received: "
+    "mask_zero=True. Leave it out: regularizers, constraints and masks need a table in one piece.",
+    "half a row": "UsageError: rows must be a positive integer. Received: rows=10.5.",
+    "strings": "UsageError: A static tensor must hold numbers. Received: dtype='<U1'. Encode strings as numbers first.",
+    "too few": "UsageError: The chunks must have as many rows as shape says. Received: rows=4, shape=(11, 6). The chunks "
+    "have fewer rows.",
+    "too many": "UsageError: The chunks must have as many rows as shape says. Received: rows=22, shape=(11, 6). The chunks "
+    "have more rows.",
+    "no shape": "UsageError: A table from chunks needs its whole shape. Received: shape=None. Give",
+    "other width": "UsageError: A chunk must have the table's shape, except for the number of rows. Received: chunk=(11, 2), "
+    "shape=(11, 6).",
+    "no rows": "UsageError: A table must have at least one row to split. Received: shape=(0, 6), axis=0. Pass a table with "
+    "rows.",
+    "outside": "UsageError: ShardedTable.gather needs all replicas of the table's own strategy at once. Received: strategy=",
+    "a tensor": "UsageError: A sharded table cannot be converted to one tensor. Received: table='sharded'. In a step take "
+    "lookup, gather or",
+    "other strategy": "UsageError: A replicated tensor must be used in steps of its own strategy. Received: strategy=",
+    "rows": "UsageError: Rows to assign must be examples of the table. Received: start=10, values=(2, 6), table=(11, 6). Mend",
+    "update": "UsageError: Rows to update must be examples of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",
+    "large": "Unavailable: A static tensor must fit into the memory of its device. Received: needed=281474976710656 bytes (",
+    "large copy": "Unavailable: A static tensor must fit into the memory of its device. Received: needed=562949953421312 bytes",
     "id": "InvalidArgumentError: ",
     "a chunk of another dtype": _NOT_HELD,
     "an update of another dtype": _NOT_HELD,
     "rows of another dtype": _NOT_HELD,
     "complex values": f"{_OF_ITS_DTYPE}dtype='float64', values='complex128'. Give dtype=... where",
     "values of another dtype": _NOT_HELD,
-    "ragged ids": "WrongUse: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: tf.ragged.",
-    "x": "WrongUse: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Mend the shapes.",
-    "in a loop": "WrongUse: ShardedTable.gather is called where all replicas meet, in the function that Strategy.run is given. "
-    "Received: inside='a function within it'. Call it outside of the tf.function, the loop (tf.while_loop, a Keras RNN's) or",
-    "in a function": "WrongUse: ShardedTable.matmul is called where all replicas meet, in the function that Strategy.run is ",
-    "not a strategy": "WrongUse: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
+    "ragged ids": "UsageError: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: "
+    "tf.ragged.",
+    "x": "UsageError: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Fix the shapes.",
+    "in a loop": "UsageError: ShardedTable.gather must be called directly in the function that Strategy.run gets. Received: "
+    "inside='a function within it'. Move the call out of the inner tf.function, loop (tf.while_loop, a Keras RNN) or",
+    "in a function": "UsageError: ShardedTable.matmul is called where all replicas meet, in the function that Strategy.run is ",
+    "not a strategy": "UsageError: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
 }
 
 
@@ -187,7 +198,7 @@ def test_what_cannot_be_meant_is_refused_with_the_values(on_hosts: OnHosts) -> N
     [found] = on_hosts("1x2", on_host.refusals)
     for name, start in REFUSALS.items():
         assert found[name].startswith(start), (name, found[name])
-    assert "Replicated.assign is for between steps" in found["in a step"]
+    assert "Replicated.assign must be called between steps" in found["in a step"]
     assert "An id must be a row of the table: 0 <= id < 11." in found["id"]
 
 

@@ -118,6 +118,6 @@ def _of_several_outputs() -> list[str]:
 def test_masks_of_several_outputs_are_left_to_the_loss_with_a_warning(on_hosts: OnHosts) -> None:
     ((said,),) = on_hosts("1x2", _of_several_outputs)
     assert said == (
-        "Where a model has several outputs, what their masks leave out counts unless per_example_loss leaves it out. Received: "
-        "outputs=2, with a mask=[1]. Put the mask into y, and use it in the loss."
+        "With several outputs, masked values count unless per_example_loss leaves them out. Received: outputs=2, with a "
+        "mask=[1]. Put the mask into y, and apply it in the loss."
     )

@@ -149,76 +149,72 @@ def _calls() -> dict[str, Callable[[], Any]]:
 def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: OnHosts) -> None:
     (said,) = on_hosts("1x2", _messages, _calls)
     accumulating = (
-        "A step that is given an optimizer accumulates by itself. Received: gradient_accumulation_steps=3. Leave "
-        "gradient_accumulation_steps out of the optimizer, and give the step accumulate=...: it takes the mean over the rows "
-        "of these batches."
+        "An optimizer for a TrainStep must not have gradient_accumulation_steps. Received: gradient_accumulation_steps=3. "
+        "Leave gradient_accumulation_steps out of the optimizer, and pass the step accumulate=...: it takes the mean over "
+        "the examples of these batches."
     )
     expected = {
-        "two clippings": "At most one kind of clipping can be used. Received: clip_norm=1.0, clip_value=1.0. "
-        "Choose one of them.",
-        "negative clipping": "A bound for gradients must be a positive number. Received: clip_norm=-1.0. "
-        "Leave it out to not clip.",
-        "a bound in letters": "A bound for gradients must be a positive number. Received: clip_norm='1'. "
-        "Leave it out to not clip.",
-        "no model": "A model is a Keras model, or a callable with trainable_variables. Received: model=None. "
-        "Give one that was made, or say what is trained: variables=[...].",
-        "nothing known to train": "A model is a Keras model, or a callable with trainable_variables. Received: "
-        "model=<built-in function len>. Give one that was made, or say what is trained: variables=[...].",
+        "two clippings": "At most one kind of clipping can be used. Received: clip_norm=1.0, clip_value=1.0.",
+        "negative clipping": "A bound for gradients must be a positive number. Received: clip_norm=-1.0. Leave it out for no "
+        "clipping.",
+        "a bound in letters": "A bound for gradients must be a positive number. Received: clip_norm='1'. Leave it out for no "
+        "clipping.",
+        "no model": "model must be a Keras model, or a callable with trainable_variables. Received: model=None. Pass an "
+        "instance, or name the variables to train: variables=[...].",
+        "nothing known to train": "model must be a Keras model, or a callable with trainable_variables. Received: "
+        "model=<built-in function len>. Pass an instance, or name the variables to train: variables=[...].",
         "a metric by name": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
-        "metrics=['accuracy']. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
-        "one metric": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
-        "metrics=<Mean name=mean>. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "metrics=['accuracy']. Create them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "one metric": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: metrics=<Mean "
+        "name=mean>. Create them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
         "a metric of values": "metrics must be a list of Keras metrics that take (y, y_pred, sample_weight). Received: "
-        "metrics=[<Mean name=mean>]. Make them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
-        "names of variables": "variables is a list of variables. Received: variables=['kernel']. "
-        "Give those that are trained: variables=model.trainable_variables.",
-        "other variables meanwhile": "A step trains what was trainable when it was first called. Received: trained=2, "
-        "trainable=4. Make another step after `trainable` is changed.",
-        "restored before it is built": "A model must have its variables before what was accumulated of their gradients is "
-        "restored. Received: pending=1, model='late'. Build it: model.build(shape), or call it with some rows, in the "
-        "strategy's scope.",
-        "losses of classes": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. "
-        "Received: loss='shape (10,)'. Return the rows' losses, without a mean or a sum over them.",
-        "a state of servers": "Batches that are pending are gone on with by what accumulated them: a TrainStep by a TrainStep. "
-        "Received: pending=1, state=['accumulate', 'pending', 'sums']. Save after flush(), or go on there.",
-        "a state in letters": "A state is what TrainStep.state() returned. Received: state={'pending': 'x'}. Give that.",
-        "losses without gradients": "A loss must have a gradient for one of the variables that are trained, or more. Received: "
-        "gradients='2 times None'. Make it of the model's outputs by operations that have gradients: no argmax, rounding or "
-        "cast to integers.",
-        "several bounds": "A bound for gradients must be a positive number. Received: clip_norm=[1.0, 2.0]. Leave it out "
-        "to not clip.",
-        "losses in a dict": "per_example_loss returns one tensor with a loss for each row. Received: loss='dict'. Add several "
-        "losses of a row up.",
-        "no targets": "Every part of a batch must be there. Received: y=None. Where the loss compares with nothing, give (x, "
-        "x), and leave its first argument alone.",
-        "weights in a dict": "The weights of a batch are one tensor: (rows,), or of the shape of the losses. Received: "
-        "weight='dict'. Put those of several outputs into y, and multiply in the loss.",
-        "no batches": "several takes a list of batches. Received: batches=None. Call the step itself with one.",
-        "losses of nothing": "per_example_loss returns a loss for each row. Received: loss=None. Return it.",
-        "no state": "A state is what TrainStep.state() returned. Received: state={}. Give that.",
-        "weights of another form": "A weight or a mask must be one for each row, or one for each of its losses. Received: "
-        "weight_shape=(6, 2), losses_shape=(6,). Give it the shape (rows,), or that of the losses.",
-        "parts for others": "A batch must have as many parts as the step's strategy has replicas on this host. Received: "
-        "parts=2, replicas=1, strategy='OneDeviceStrategy'. Distribute it by the strategy that the model was made in.",
-        "no accumulation": "The number of batches that make one update must be a positive integer. Received: accumulate=0. "
-        "1 means no accumulation.",
-        "half a batch": "The number of batches that make one update must be a positive integer. Received: accumulate=1.5. "
-        "1 means no accumulation.",
+        "metrics=[<Mean name=mean>]. Create them in the strategy's scope: metrics=[keras.metrics.SparseCategoricalAccuracy()].",
+        "names of variables": "variables must be a list of variables. Received: variables=['kernel']. Pass the variables to "
+        "train: variables=model.trainable_variables.",
+        "other variables meanwhile": "A step must train the variables that were trainable at its first call. Received: "
+        "trained=2, trainable=4. Make another step after `trainable` changes.",
+        "restored before it is built": "A model must be built before its accumulated gradients are restored. Received: "
+        "pending=1, model='late'. Build it in the strategy's scope: model.build(shape), or call it with some examples.",
+        "losses of classes": "per_example_loss must return a loss for each example, so that examples weigh the same on every "
+        "replica. Received: loss='shape (10,)'. Return the losses of the examples, without a mean or a sum over them.",
+        "a state of servers": "Pending batches must be restored by what accumulated them: a TrainStep by a TrainStep. "
+        "Received: pending=1, state=['accumulate', 'pending', 'sums']. Save after flush(), or restore it there.",
+        "a state in letters": "state must be a result of TrainStep.state(). Received: state={'pending': 'x'}.",
+        "losses without gradients": "At least one trained variable must have a gradient. Received: gradients='2 times None'. "
+        "Compute the loss from the model's outputs with differentiable operations: no argmax, rounding or cast to integers.",
+        "several bounds": "A bound for gradients must be a positive number. Received: clip_norm=[1.0, 2.0]. Leave it out for "
+        "no clipping.",
+        "losses in a dict": "per_example_loss must return one tensor with a loss for each example. Received: loss='dict'. "
+        "Add the losses of an example.",
+        "no targets": "No part of a batch may be None, except the weight. Received: y=None. If the loss needs no targets, "
+        "pass (x, x) and ignore the first argument of the loss.",
+        "weights in a dict": "The weights of a batch must be one tensor of shape (rows,) or of the shape of the losses. "
+        "Received: weight='dict'. To weight several outputs, put the weights into y and multiply in the loss.",
+        "no batches": "several needs a list of batches. Received: batches=None. For one batch, call the step itself.",
+        "losses of nothing": "per_example_loss must return a loss for each example. Received: loss=None.",
+        "no state": "state must be a result of TrainStep.state(). Received: state={}.",
+        "weights of another form": "A weight or a mask must have one value for each example, or one for each of its losses. "
+        "Received: weight_shape=(6, 2), losses_shape=(6,). Give it the shape (rows,), or that of the losses.",
+        "parts for others": "A batch must have one part for each replica of the step's strategy on this host. Received: "
+        "parts=2, replicas=1, strategy='OneDeviceStrategy'. Distribute it with the strategy that the model was made in.",
+        "no accumulation": "accumulate must be a positive integer. Received: accumulate=0. 1 means no accumulation.",
+        "half a batch": "accumulate must be a positive integer. Received: accumulate=1.5. 1 means no accumulation.",
         "an optimizer that accumulates": accumulating,
         "an optimizer that accumulates within": accumulating,
-        "no loss": "A loss must be a function (y, y_pred) -> losses by row, a keras.losses.Loss or its name. "
-        "Received: loss=None. Give one.",
-        "an unknown loss": "The name of a loss must be one of Keras's. Received: loss='nonsense'. keras.losses lists them, or "
-        "give a function.",
-        "a loss that compares rows": "A row's loss must not depend on which other rows a replica has. Received: loss='circle'. "
-        "In a loss of your own compare them with those of all replicas: keras.losses.circle of what "
-        "tf.distribute.get_replica_context().all_gather(..., axis=0) gives of y and y_pred, and of its values those of the "
-        "replica's own rows. The context is None while Keras builds the model.",
-        "a loss over all rows, by name": "A loss has a value for each row, so that it does not depend on which rows a replica "
-        "has. Received: loss='dice'. Leave the rows out of its axes: keras.losses.Dice(axis=(1, 2, 3)) for images.",
-        "a loss of three": "A loss must take (y, y_pred): what the batch has and what the model made of it. Received: "
-        "loss='_of_three(model, x, y)'. The step calls the model itself; the loss gives a value for each row.",
-        "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'. Choose one of them.",
+        "no loss": "A loss must be a function (y, y_pred) -> losses by example, a keras.losses.Loss or its name. Received: "
+        "loss=None.",
+        "an unknown loss": "The name of a loss must be one of Keras's. Received: loss='nonsense'. See keras.losses for their "
+        "names, or pass a function.",
+        "a loss that compares rows": "An example's loss must not depend on the other examples of its replica. Received: "
+        "loss='circle'. In a custom loss compare them with those of all replicas: apply keras.losses.circle to "
+        "tf.distribute.get_replica_context().all_gather(..., axis=0) of y and y_pred, and keep the values of the replica's "
+        "own examples. The context is None while Keras builds the model.",
+        "a loss over all rows, by name": "A loss must have a value for each example, so that it does not depend on the other "
+        "examples of its replica. Received: loss='dice'. Leave the first axis out of its axes: keras.losses.Dice(axis=(1, 2, "
+        "3)) for images.",
+        "a loss of three": "A loss must take (y, y_pred): the targets and the model's output. Received: "
+        "loss='_of_three(model, x, y)'. The step calls the model itself. The loss returns a value for each example.",
+        "unknown draws": "draws must be 'replica' or 'row'. Received: draws='column'.",
         "model outside": "The model must be made in the scope of the step's strategy. Received: variable='kernel', "
         "strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "metric outside": "The metric must be made in the scope of the step's strategy. Received: variable='total', "
@@ -228,46 +224,47 @@ def test_every_refusal_says_the_rule_what_was_received_and_what_to_do(on_hosts: 
         "variable outside": "The variable that is trained must be made in the scope of the step's strategy. Received: "
         "variable='foreign:0', strategy='MirroredStrategy'. Make it under `with strategy.scope():`.",
         "made inside run": "A step must be made outside Strategy.run. Received: strategy='MirroredStrategy'. Make it once, "
-        "beside model and optimizer, and call it with batches.",
-        "plain batch": "A batch must hold one part for each replica. Received: batch=['ndarray', 'ndarray']. Take it from "
+        "where you make the model and the optimizer, and call it with batches.",
+        "plain batch": "A batch must hold one part for each replica. Received: batch=['ndarray', 'ndarray']. Use "
         "Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
         "no pair": "A batch must be (x, y) or (x, y, weight). Received: batch='PerReplica'. "
         "Put several inputs into one nested x.",
-        "no batch": "At least one batch is needed. Received: batches=[]. Leave the call out where there is none.",
+        "no batch": "several needs at least one batch. Received: batches=[]. Skip the call if there is no batch.",
         "another strategy": "A step must be used with the strategy that its model was made in. Received: "
         "strategy='OneDeviceStrategy', model_strategy='MirroredStrategy'. "
         "Leave the other strategy's scope, or make model, optimizer and step there.",
         "inside run": "A step must be called outside Strategy.run. Received: strategy='MirroredStrategy'. It calls run itself.",
-        "compiled normalization": "A pass compiled by XLA cannot wait for other replicas, as synchronised BatchNormalization "
-        "does. Received: layer='batch_normalization'. Leave jit_compile out, or give up the same result on every topology with "
-        "synchronize_batch_norm=False.",
-        "compiled mean": "A pass compiled by XLA cannot wait for other replicas, as a layer does that keeps a mean of its "
-        "rows. Received: variable='sequential_2/spectral_normalization/vector_u'. Leave jit_compile out.",
-        "compiled activity": "A pass compiled by XLA cannot have losses of its inputs (activity regularisers, add_loss). "
-        "Received: losses=1. Leave jit_compile out.",
-        "compiled variables": "jit_compile=True trains the model's own variables alone. Received: variables=2. "
-        "Leave variables out.",
-        "compiled draws": "A pass compiled by XLA cannot know how many rows the other replicas have, as draws='row' needs. "
-        "Received: draws='row'. Leave jit_compile out, or give up the same draws on every topology with draws='replica'.",
-        "no optimizer of Keras": "The optimizer must be one of Keras 3, other than MultiOptimizer. Received: "
-        "optimizer='tensorflow: GradientDescentOptimizer'. "
-        "Take one of keras.optimizers; for several in one model, make a TrainStep for each with its `variables`.",
-        "nothing to train": "A step needs a variable to train. Received: model='sequential'. "
-        "Set trainable=True on a layer, or give variables=[...].",
-        "one number": "per_example_loss gives a loss for each row, so that rows weigh the same on every replica. Received: "
-        "loss='one number'. Return the rows' losses, without a mean or a sum over them.",
-        "a sum": "A loss must not ask for a sum, as a step takes the mean over the rows of all replicas. Received: "
-        "loss='squares', reduction='sum'. Leave reduction out; where the sum is meant, give a function (y, y_pred) that "
-        "returns the rows' losses times the rows of the global batch.",
-        "rows twice": "per_example_loss gives losses of each row, not of each row with every other one, as broadcasting makes "
-        "them. Received: y_shape=(6,), y_pred_shape=(6, 1), losses_shape=(6, 6). Give y and y_pred one shape in the loss: "
-        "tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
-        "counted once": "A step that accumulates counts its calls, which a tf.function around it makes once for all. Received: "
-        "accumulate=2. Leave the tf.function out; step.several takes several batches in one call of a compiled function.",
-        "another accumulation": "The state must come from a step that accumulates as many batches. Received: pending=3, "
+        "compiled normalization": "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization "
+        "must. Received: layer='batch_normalization'. Leave jit_compile out, or use synchronize_batch_norm=False, whose "
+        "result depends on the topology.",
+        "compiled mean": "A pass compiled by XLA cannot synchronize replicas, which a layer that keeps a mean over its "
+        "examples needs. Received: variable='sequential_2/spectral_normalization/vector_u'. Leave jit_compile out.",
+        "compiled activity": "A pass compiled by XLA does not support losses of its inputs (activity regularizers, "
+        "add_loss). Received: losses=1. Leave jit_compile out.",
+        "compiled variables": "jit_compile=True can train the model's own variables only. Received: variables=2. Leave "
+        "variables out.",
+        "compiled draws": "A pass compiled by XLA does not know the other replicas' numbers of examples, which draws='row' "
+        "needs. Received: draws='row'. Leave jit_compile out, or use draws='replica'.",
+        "no optimizer of Keras": "optimizer must be a Keras 3 optimizer, but no MultiOptimizer. Received: "
+        "optimizer='tensorflow: GradientDescentOptimizer'. Use one of keras.optimizers. For several optimizers in one model, "
+        "make a TrainStep for each, with its `variables`.",
+        "nothing to train": "A step needs at least one variable to train. Received: model='sequential'. Set trainable=True "
+        "on a layer, or give variables=[...].",
+        "one number": "per_example_loss must return a loss for each example, so that examples weigh the same on every "
+        "replica. Received: loss='one number'. Return the losses of the examples, without a mean or a sum over them.",
+        "a sum": "A loss must not use reduction='sum': a step computes the mean over the examples of all replicas. Received: "
+        "loss='squares', reduction='sum'. Leave reduction out. If you need the sum, pass a function (y, y_pred) that returns "
+        "the examples' losses times the global batch size.",
+        "rows twice": "per_example_loss must return losses of each example, not of each pair of examples (y and y_pred were "
+        "broadcast). Received: y_shape=(6,), y_pred_shape=(6, 1), losses_shape=(6, 6). Give y and y_pred the same shape in "
+        "the loss: tf.squeeze(y_pred, -1), or y[:, tf.newaxis].",
+        "counted once": "A step that accumulates must not be called in a tf.function, which would count the calls once, at "
+        "tracing. Received: accumulate=2. Leave the tf.function out. step.several(batches) trains several batches in one "
+        "compiled call.",
+        "another accumulation": "The state must come from a step with the same accumulate. Received: pending=3, "
         "accumulate=1, accumulated_by=1. Restore it there.",
     }
-    assert {name: text.removeprefix("WrongUse: ") for name, text in said.items()} == expected
+    assert {name: text.removeprefix("UsageError: ") for name, text in said.items()} == expected
 
 
 def _poisoned() -> dict[str, Any]:
@@ -401,4 +398,4 @@ def test_a_loss_that_is_one_number_is_warned_about(on_hosts: OnHosts, topology: 
         return [str(w.message) for w in caught]
 
     (said,) = on_hosts(topology, scalar_loss)
-    assert any(text.startswith("A loss must return one value for each row") for text in said)
+    assert any(text.startswith("A loss must return one value for each example") for text in said)

@@ -53,32 +53,28 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
         assert sums == again == [number * (2 * number + 1.0)] * number
         assert errors == [
             (
-                "WrongUse",
+                "UsageError",
                 (
-                    f"In a cluster of 2 tasks all train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
+                    f"In a cluster of 2 tasks, all tasks must train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
                     "its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS)."
                 ),
             ),
             (
-                "WrongUse",
+                "UsageError",
                 (
-                    "The hosts of a cluster use all their devices. Received: devices=1. "
-                    "Hide some by tf.config.set_visible_devices."
+                    "The hosts of a cluster must use all their devices. Received: devices=1. Hide devices with tf.config.set_visible_devices."
                 ),
             ),
             (
-                "WrongUse",
+                "UsageError",
                 (
-                    "Several hosts sum by a ring or by NCCL. Received: all_reduce='hierarchical'. "
-                    'Use all_reduce="auto", "ring" or "nccl".'
+                    'all_reduce between hosts must be a ring or NCCL. Received: all_reduce=\'hierarchical\'. Use all_reduce="auto", "ring" or "nccl".'
                 ),
             ),
             (
-                "WrongUse",
+                "UsageError",
                 (
-                    "A cluster without ps tasks is for a multi-worker strategy. Received: "
-                    "kind='parameter-server', jobs=['worker']. "
-                    "Leave kind out, or change the cluster."
+                    "A cluster without ps tasks needs a multi-worker strategy. Received: kind='parameter-server', jobs=['worker']. Leave kind out, or change the cluster."
                 ),
             ),
         ]
@@ -101,7 +97,10 @@ def test_a_host_that_never_starts_is_an_error_that_names_it(on_hosts: OnHosts) -
     assert gone is None
     for address, kind, text in alive:
         assert kind == "Unavailable"
-        assert f"of 2 others 1 never answered: worker 2 at {address} (Connection refused). Start the program there too" in text
+        assert (
+            f"of 2 of 1 other tasks never answered: worker 2 at {address} (Connection refused). Start the program there too"
+            in text
+        )
 
 
 def test_a_host_that_stays_away_from_a_sum_is_an_error(on_hosts: OnHosts) -> None:
@@ -169,7 +168,7 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
     told, away = on_hosts("2x1", lazy)
     assert away == "stayed away"
     expected = {
-        "fit": "All hosts make the same steps, each within the time limit. Received: timeout_seconds=4, host=0, host 1 not in",
+        "fit": "All hosts must make the same steps, each within the time limit. Received: timeout_seconds=4, host=0, host 1 not in",
         "step": "no word of host 1 for ",  # it does not even begin to iterate
     }
     assert expected[how] in told
@@ -202,11 +201,8 @@ def test_a_runtime_that_is_up_already_is_named(on_hosts: OnHosts) -> None:
         tf.constant(1.0)
         return error_of(gd.make_strategy)
 
-    expected = (
-        "A strategy of several hosts is made before TensorFlow's runtime is up. Received: kind='multi-worker'. "
-        "Call make_strategy() before the first tensor, variable, model or list of logical devices."
-    )
-    assert on_hosts("2x1", late) == [("WrongUse", expected)] * 2
+    expected = "A strategy of several hosts must be made before TensorFlow's runtime starts. Received: kind='multi-worker'. Call make_strategy() before the first tensor, variable, model or list of logical devices."
+    assert on_hosts("2x1", late) == [("UsageError", expected)] * 2
 
 
 def test_one_worker_alone_trains_on_its_own_devices(on_hosts: OnHosts) -> None:
@@ -324,8 +320,7 @@ def test_a_process_stays_in_its_cluster(on_hosts: OnHosts) -> None:
         return error_of(gd.make_strategy, cluster=other)
 
     for kind, text in on_hosts("2x1", two):
-        assert kind == "WrongUse"
+        assert kind == "UsageError"
         assert text == (
-            "A process is a member of one cluster as long as it lives. Received: "
-            "cluster={'worker': ['127.0.0.1:1', '127.0.0.1:2']}. Start another process for the other cluster."
+            "A process can belong to one cluster only. Received: cluster={'worker': ['127.0.0.1:1', '127.0.0.1:2']}. Start another process for the other cluster."
         )

@@ -105,90 +105,112 @@ def test_the_sum_that_is_chosen_works_inside_a_loop(plain: Plain) -> None:
     assert plain(looped) == [6.0] * 3
 
 
-_ADVICE = "It has 0 GPUs and 4 CPU devices: name these, or leave devices out."
+_ADVICE = "It has 0 GPUs and 4 CPU devices. Name these, or leave devices out."
 _WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"devices": 5}, "A strategy uses devices that this machine has. Received: devices=5. " + _ADVICE),
-    ({"devices": "GPU:0"}, "A strategy uses devices that this machine has. Received: devices=['GPU:0']. " + _ADVICE),
-    ({"devices": ["CPU:7"]}, "A strategy uses devices that this machine has. Received: devices=['CPU:7']. " + _ADVICE),
-    ({"devices": 1.5}, 'Devices are counted or named. Received: devices=1.5. Say devices=2 or devices=["GPU:0"].'),
-    ({"time_each_collective": 1}, "time_each_collective is True or False. Received: time_each_collective=1. Leave it out."),
-    ({"timeout_seconds": "3"}, "timeout_seconds is a positive number, or None. Received: timeout_seconds='3'. Leave it out."),
-    ({"devices": 0}, "A strategy has at least one device. Received: devices=0. Leave devices out for all."),
-    ({"devices": []}, "Devices are named once each, and at least one is. Received: devices=[]. Leave devices out for all."),
+    ({"devices": 5}, "devices must exist on this machine. Received: devices=5. " + _ADVICE),
+    ({"devices": "GPU:0"}, "devices must exist on this machine. Received: devices=['GPU:0']. " + _ADVICE),
+    ({"devices": ["CPU:7"]}, "devices must exist on this machine. Received: devices=['CPU:7']. " + _ADVICE),
+    (
+        {"devices": 1.5},
+        'devices must be a number or a list of names. Received: devices=1.5. Use devices=2 or devices=["GPU:0"].',
+    ),
+    (
+        {"time_each_collective": 1},
+        "time_each_collective must be True or False. Received: time_each_collective=1. Leave it out.",
+    ),
+    (
+        {"timeout_seconds": "3"},
+        "timeout_seconds must be a positive number or None. Received: timeout_seconds='3'. Leave it out.",
+    ),
+    ({"devices": 0}, "devices must hold at least one device. Received: devices=0. Leave devices out for all."),
+    (
+        {"devices": []},
+        "devices must hold at least one device, and each device once. Received: devices=[]. Leave devices out for all.",
+    ),
     (
         {"devices": ["CPU:0", "/cpu:0"]},
-        "Devices are named once each, and at least one is. Received: devices=['CPU:0', '/cpu:0']. Leave devices out for all.",
+        (
+            "devices must hold at least one device, and each device once. Received: devices=['CPU:0', '/cpu:0']. Leave devices "
+            "out for all."
+        ),
     ),
-    ({"devices": "TPU:0"}, "A device is named like \"GPU:0\". Received: device='TPU:0'. Name a GPU or a CPU of this machine."),
-    ({"devices": [3]}, 'A device is named like "GPU:0". Received: device=3. Name a GPU or a CPU of this machine.'),
-    ({"kind": "one-device", "devices": 2}, "One device is one. Received: devices=2, kind='one-device'. Name one."),
+    (
+        {"devices": "TPU:0"},
+        "A device name must have the form \"GPU:0\". Received: device='TPU:0'. Name a GPU or a CPU of this machine.",
+    ),
+    ({"devices": [3]}, 'A device name must have the form "GPU:0". Received: device=3. Name a GPU or a CPU of this machine.'),
+    (
+        {"kind": "one-device", "devices": 2},
+        "kind='one-device' needs exactly one device. Received: devices=2, kind='one-device'. Pass one device.",
+    ),
     (
         {"devices": 3, "all_reduce": "hierarchical"},
         (
-            "TensorFlow's HierarchicalCopyAllReduce sums an even number of devices: of an odd one it loses a device. Received: "
-            "devices=('CPU:0', 'CPU:1', 'CPU:2'). Use all_reduce=\"one-device\" or \"auto\", or an even number of devices."
+            "TensorFlow's HierarchicalCopyAllReduce needs an even number of devices: with an odd number it drops one. "
+            "Received: devices=('CPU:0', 'CPU:1', 'CPU:2'). Use all_reduce=\"one-device\" or \"auto\", or an even number of "
+            "devices."
         ),
     ),
     (
         {"devices": 2, "all_reduce": "nccl"},
         (
-            "NCCL sums over GPUs that are each a piece of hardware of their own. Received: devices=('CPU:0', 'CPU:1'). "
-            'Use all_reduce="auto", which reduces to one device here.'
+            "NCCL needs GPUs that are separate pieces of hardware. Received: devices=('CPU:0', 'CPU:1'). Use "
+            'all_reduce="auto", which reduces to one device here.'
         ),
     ),
     (
         {"all_reduce": "tree"},
-        "The all-reduce is one of auto, nccl, ring, hierarchical, one-device. Received: all_reduce='tree'. Choose one of them.",
+        "all_reduce must be one of auto, nccl, ring, hierarchical, one-device. Received: all_reduce='tree'.",
     ),
     (
         {"kind": "tpu"},
         (
-            "The kind of a strategy is one of auto, one-device, mirrored, central-storage, multi-worker, parameter-server. "
-            "Received: kind='tpu'. Choose one of them."
+            "kind must be one of auto, one-device, mirrored, central-storage, multi-worker, parameter-server. Received: "
+            "kind='tpu'."
         ),
     ),
     (
         {"kind": "central-storage", "all_reduce": "ring"},
-        "Central storage sums on the device that holds the variables. Received: all_reduce='ring'. Leave all_reduce out.",
+        "Central storage must sum on the device that holds the variables. Received: all_reduce='ring'. Leave all_reduce out.",
     ),
     (
         {"bytes_per_pack": 100},
         (
-            "On one machine a ring alone sums in packs of bytes. Received: bytes_per_pack=100, all_reduce='auto'. "
-            'Leave bytes_per_pack out, or use all_reduce="ring".'
+            "On one machine, bytes_per_pack needs a ring. Received: bytes_per_pack=100, all_reduce='auto'. Leave "
+            'bytes_per_pack out, or use all_reduce="ring".'
         ),
     ),
     (
         {"bytes_per_pack": 0, "all_reduce": "ring"},
-        "bytes_per_pack is a positive whole number, or None. Received: bytes_per_pack=0. Leave it out.",
+        "bytes_per_pack must be a positive integer or None. Received: bytes_per_pack=0. Leave it out.",
     ),
-    ({"timeout_seconds": -1}, "timeout_seconds is a positive number, or None. Received: timeout_seconds=-1. Leave it out."),
+    ({"timeout_seconds": -1}, "timeout_seconds must be a positive number or None. Received: timeout_seconds=-1. Leave it out."),
     (
         {"kind": "multi-worker"},
         (
-            "A cluster is said by TF_CONFIG, by a Slurm step or by the argument cluster. Received: kind='multi-worker'. "
-            "Say it, or leave kind out."
+            "A cluster must come from TF_CONFIG, from a Slurm step or from the argument cluster. Received: "
+            "kind='multi-worker'. Configure the cluster, or leave kind out."
         ),
     ),
     (
         {"cluster": 3},
         (
-            "A cluster is a cluster resolver, a tf.train.ClusterSpec or a dictionary like TF_CONFIG. Received: cluster=3. "
-            "Pass one."
+            "cluster must be a cluster resolver, a tf.train.ClusterSpec or a dictionary in the form of TF_CONFIG. Received: "
+            "cluster=3."
         ),
     ),
 ]
 
 
 def test_what_cannot_be_meant_is_refused_with_what_is_possible(plain: Plain) -> None:
-    assert plain(_errors, 4, [wish for wish, _ in _WRONG]) == [("WrongUse", text) for _, text in _WRONG]
+    assert plain(_errors, 4, [wish for wish, _ in _WRONG]) == [("UsageError", text) for _, text in _WRONG]
 
 
 def test_horovod_is_named_honestly(plain: Plain) -> None:
     [(kind, text)] = plain(_errors, 0, [{"all_reduce": "horovod"}])
     assert kind == "Unavailable"
-    assert text.startswith("TensorFlow 2.21 trains without Horovod: its last release, 0.28.1 of 2023, does not build against")
-    assert text.endswith('Use all_reduce="nccl", which is what Horovod sums by on GPUs, or "ring".')
+    assert text.startswith("Horovod is not supported: its last release, 0.28.1 of 2023, does not build against")
+    assert text.endswith('Use all_reduce="nccl", which Horovod also uses on GPUs, or "ring".')
 
 
 def test_emulated_gpus_are_found_and_the_users_own_parts_of_one_too(on_hosts: OnHosts) -> None:

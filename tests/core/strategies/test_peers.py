@@ -51,7 +51,7 @@ def test_who_never_answers_is_named(addresses: list[str], server: str) -> None:
         peers.wait_for(others, addresses[0], None, 0.2)
     text = str(raised.value)
     assert text.startswith(
-        "Every task of a cluster starts within timeout_seconds. Received: timeout_seconds=0.2, and of 3 others 2"
+        "Every task of a cluster must start within timeout_seconds. Received: timeout_seconds=0.2, and 3 of 2"
     )
     assert f"worker 1 at {addresses[1]} (Connection refused), ps 0 at no-such-host.invalid:1 (" in text
     assert "worker 2" not in text

@@ -128,12 +128,12 @@ def _refused() -> dict[str, str]:
 
 def test_a_draw_that_is_not_of_one_row_is_refused(on_hosts: OnHosts) -> None:
     [found] = on_hosts("1x2", _refused)
-    begin = "WrongUse: draws='row' needs random numbers that belong to one row. Received: drawn='keras."
+    begin = "UsageError: draws='row' needs random numbers that belong to one example. Received: drawn='keras."
     assert found == {
-        "shuffle": f"{begin}random.shuffle'. Do it in a Pipeline's map, or take draws='replica'.",
-        "categorical": f"{begin}random.categorical'. Do it in a Pipeline's map, or take draws='replica'.",
-        "gamma": f"{begin}random.gamma'. Give it scalars as parameters, or take draws='replica'.",
-        "beta": f"{begin}random.beta'. Give it scalars as parameters, or take draws='replica'.",
-        "elastic": f"{begin}layers.RandomElasticTransform'. Do it in a Pipeline's map, or take draws='replica'.",
-        "mixed": f"{begin}layers.AugMix'. Do it in a Pipeline's map, or take draws='replica'.",
+        "shuffle": f"{begin}random.shuffle'. Do it in a Pipeline's map, or use draws='replica'.",
+        "categorical": f"{begin}random.categorical'. Do it in a Pipeline's map, or use draws='replica'.",
+        "gamma": f"{begin}random.gamma'. Pass scalars as parameters, or use draws='replica'.",
+        "beta": f"{begin}random.beta'. Pass scalars as parameters, or use draws='replica'.",
+        "elastic": f"{begin}layers.RandomElasticTransform'. Do it in a Pipeline's map, or use draws='replica'.",
+        "mixed": f"{begin}layers.AugMix'. Do it in a Pipeline's map, or use draws='replica'.",
     }
