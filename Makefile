@@ -9,7 +9,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check dist bench compat features clean
+.PHONY: help setup demo test slow check docs outputs dist bench compat features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -56,14 +56,20 @@ dist: $(STAMP)  ## build the wheel and the source archive, and check them
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json
+docs: $(STAMP)  ## build the documentation into docs/_build/html; a warning or a link to nowhere is an error
+	$(BIN)/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs docs/_build/html
+
+outputs: $(STAMP)  ## verify again what the documentation shows; writes docs/outputs
+	$(BIN)/python -m docs.outputs
+
+bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/results.json and docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 compat: $(STAMP)  ## try each supported pair of TensorFlow and Keras in .compat; ARGS="--only tf2.18" tries one
 	$(BIN)/python -m benchmarks.compat $(ARGS)
 
-features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes the README's table
+features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes docs/features.md
 	$(BIN)/python -m benchmarks.features
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .compat build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .compat build dist docs/_build docs/causes .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,1 +1,1 @@
-"""Every figure in the README is measured here, side by side with the alternative, in one run."""
+"""Every figure in the documentation is measured here, side by side with the alternative, in one run."""

@@ -15,7 +15,7 @@ from benchmarks.table import RESULTS, write
 
 
 def main() -> int:
-    """Measure, print, write results.json and the README's table. Exit code 1 when a goal is not met."""
+    """Measure, print, write results.json and the documentation's table. Exit code 1 when a goal is not met."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     wanted = sys.argv[1:]
     results = json.loads(RESULTS.read_text()) if wanted and RESULTS.exists() else {}

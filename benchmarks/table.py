@@ -1,4 +1,4 @@
-"""The README's table of figures, made from results.json; a test holds the two together."""
+"""The documentation's table of figures, made from results.json; a test holds the two together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
-README = HERE.parent / "README.md"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 WHAT = {
@@ -55,13 +55,13 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def in_readme(text: str, results: dict[str, Any]) -> str:
-    """The README's text with these figures."""
+def in_page(text: str, results: dict[str, Any]) -> str:
+    """The page's text with these figures."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return head + BEGIN + markdown(results) + END + tail
 
 
 def write() -> None:
-    """Put the figures of results.json into the README."""
-    README.write_text(in_readme(README.read_text(), json.loads(RESULTS.read_text())))
+    """Put the figures of results.json into the page."""
+    PAGE.write_text(in_page(PAGE.read_text(), json.loads(RESULTS.read_text())))

@@ -63,11 +63,11 @@ def test_every_package_is_marked_as_typed() -> None:
     assert [package for package in ("emulate", "gpudist_core") if not (ROOT / package / "py.typed").exists()] == []
 
 
-def test_the_readme_has_the_figures_that_were_measured() -> None:
-    from benchmarks.table import README, RESULTS, in_readme
+def test_the_documentation_has_the_figures_that_were_measured() -> None:
+    from benchmarks.table import PAGE, RESULTS, in_page
 
-    text = README.read_text()
-    assert in_readme(text, json.loads(RESULTS.read_text())) == text
+    text = PAGE.read_text()
+    assert in_page(text, json.loads(RESULTS.read_text())) == text
 
 
 def test_the_changelog_has_a_section_for_the_version() -> None:

@@ -1,4 +1,4 @@
-"""Judge every feature (or those named) on every topology, ours and plain Keras; write features.json and the README's table.
+"""Judge every feature (or those named) on every topology, ours and plain Keras; write features.json and docs/features.md.
 
 Usage: python -m benchmarks.features [FEATURE...] [--side ours|keras]
 """

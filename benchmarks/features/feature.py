@@ -17,7 +17,7 @@ class Feature:
     """One row of the table.
 
     Attributes:
-        title: What it is called in the README.
+        title: What it is called in the documentation.
         style: `fit`, `own step` (a loop around a compiled step), or `train_step` (a model with a train_step of its own).
         rows: Training rows; the last batch of an epoch has what remains of them.
         text: Words with a mask instead of digits.

@@ -1,4 +1,4 @@
-"""features.json, and the README's table made of it; a test holds the two together."""
+"""features.json, and the table of the documentation made of it; a test holds the two together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.features.judge import COLUMNS
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "features.json"
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "features.md"
 BEGIN, END = "<!-- features -->\n", "<!-- end of features -->\n"
 
 
@@ -52,8 +52,8 @@ def _theirs(cell: dict[str, Any] | None) -> str:
     return f"/ ✘ {cell['raised'] or cell['verdict']}"
 
 
-def in_readme(text: str, results: dict[str, Any]) -> str:
-    """The README's text with this table."""
+def in_page(text: str, results: dict[str, Any]) -> str:
+    """The page's text with this table."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return head + BEGIN + markdown(results) + END + tail
@@ -66,5 +66,5 @@ def write(results: dict[str, Any]) -> None:
 
 
 def show(results: dict[str, Any]) -> None:
-    """Put the table into the README."""
-    README.write_text(in_readme(README.read_text(), results))
+    """Put the table into the page."""
+    PAGE.write_text(in_page(PAGE.read_text(), results))

@@ -1,4 +1,4 @@
-"""The README's table of features: complete, as measured, and still so where it is measured again here."""
+"""The documentation's table of features: complete, as measured, and still so where it is measured again here."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MEASURED_AGAIN = (
 )
 
 
-def test_the_readme_shows_the_table_that_was_measured() -> None:
-    text = table.README.read_text()
-    assert table.in_readme(text, table.read()) == text
+def test_the_documentation_shows_the_table_that_was_measured() -> None:
+    text = table.PAGE.read_text()
+    assert table.in_page(text, table.read()) == text
 
 
 def test_every_feature_was_judged_in_every_column_and_is_equivalent() -> None:

@@ -1,0 +1,1 @@
+"""The documentation, and the Python that writes and checks parts of it."""

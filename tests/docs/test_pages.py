@@ -1,0 +1,54 @@
+"""The pages themselves: README is short, links lead somewhere, and what must be documented is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import gpudist_core
+from docs.examples import PAGES, ROOT
+from emulate.verify import verdict
+from emulate.verify.causes import all_causes
+
+DOCS = "https://gpudist.readthedocs.io/en/latest/"
+REPOSITORY = "https://github.com/gpudist/gpudist/"
+MOST_WORDS = 900
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= MOST_WORDS
+
+
+def test_the_readme_has_absolute_links_alone_as_it_is_shown_on_pypi_too() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def _exists(link: str) -> bool:
+    if link.startswith(DOCS):
+        page = link.removeprefix(DOCS).partition("#")[0].removesuffix(".html")
+        causes = {"causes/index", *(f"causes/{cause.code}" for cause in all_causes())}
+        return (ROOT / "docs" / f"{page}.md").is_file() or page in causes
+    match = re.fullmatch(r"(?:blob|tree)/main/([^#]+)(?:#.*)?", link.removeprefix(REPOSITORY))
+    return (ROOT / match[1]).exists() if match else True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_to_our_own_pages_and_files_leads_somewhere(page: Path) -> None:
+    links = re.findall(rf"(?:{DOCS}|{REPOSITORY})[^\s)\"]+", page.read_text())
+    assert [link for link in links if not _exists(link)] == []
+
+
+@pytest.mark.parametrize("name", ["Verdict", "Reference", "Run", "Samples", "Difference", "Finding", "FaultReport", "Farthest"])
+def test_every_key_of_the_json_is_documented(name: str) -> None:
+    text = (ROOT / "docs" / "reference" / "json.md").read_text()
+    keys = [field.name for field in dataclasses.fields(getattr(verdict, name))]
+    assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+def test_every_public_name_of_gpudist_core_is_in_its_reference() -> None:
+    text = (ROOT / "docs" / "reference" / "gpudist_core.md").read_text()
+    assert [name for name in gpudist_core.__all__ if f"gpudist_core.{name}\n" not in text] == []
