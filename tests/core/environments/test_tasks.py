@@ -50,8 +50,8 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
         (
             _config({"chief": ["a:1"], "ps": ["b:1"]}),
             (
-                "A cluster with parameter servers in TF_CONFIG must have workers. Received: jobs=['chief', 'ps']. Add a worker, "
-                "or remove ps."
+                "A cluster with parameter servers in TF_CONFIG must have workers. Received: jobs=['chief', 'ps']. Add a "
+                "worker, or remove ps."
             ),
         ),
         (
