@@ -71,5 +71,5 @@ def _name(param: Any) -> str:
 
 def did_you_mean(name: str, possible: Iterable[str]) -> str:
     """Return `Did you mean 'x'?` for the nearest one; empty where none is near."""
-    near = difflib.get_close_matches(name, list(possible), n=1)
+    near = difflib.get_close_matches(name, list(possible), n=1, cutoff=0.7)
     return f"Did you mean {near[0]!r}?" if near else ""

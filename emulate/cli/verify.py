@@ -81,7 +81,7 @@ def verify(
     from emulate.program import Program
     from emulate.report import progress_on
 
-    chosen, from_file = settings.fill(context, topology=topology, steps=steps, timeout=timeout, allow=allow, strict=strict)
+    chosen, from_file = settings.fill(context, topology=topology, steps=steps, allow=allow, strict=strict, timeout=timeout)
     wanted, allow = options.topologies(chosen["topology"]), chosen["allow"]
     count, seconds = options.number_of_steps(chosen["steps"]), options.number_of_seconds(chosen["timeout"])
     number = options.number_of_seed(seed)

@@ -58,7 +58,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
-        if body is None or getattr(_bypass, "on", False):
+        if body is None or are_unwatched():
             return original(*args, **kwargs)
         place = body.num_draws
         body.num_draws += 1
@@ -149,6 +149,11 @@ def unwatched() -> Iterator[None]:
         yield
     finally:
         _bypass.on = outer
+
+
+def are_unwatched() -> bool:
+    """Return whether this thread makes draws that are not the program's."""
+    return bool(getattr(_bypass, "on", False))
 
 
 def _is_of_rows(body: bodies.Body, value: Any, place: int) -> bool:

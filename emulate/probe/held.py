@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emulate.probe import body as bodies
-from emulate.probe import upstream
+from emulate.probe import draws, upstream
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -36,9 +36,9 @@ TABLE = "table"
 
 
 def remember_constant(probe: Probe, tensor: Any) -> None:
-    """Store the value of a new constant of a graph if it belongs to a replica's step."""
+    """Store the value of a new constant of a graph if it belongs to a replica's step and is the program's own."""
     body = bodies.current()
-    if body is None or not _is_looked_at(probe, body) or not _may_be_data(tensor):
+    if body is None or draws.are_unwatched() or not _is_looked_at(probe, body) or not _may_be_data(tensor):
         return
     import tensorflow as tf
 
@@ -86,7 +86,9 @@ def remember_mapped(probe: Probe, dataset: Any) -> None:
 def _line_of(function: Any) -> str:
     """Return where a function is defined; empty for a callable object."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return "" if code is None else f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
+    if code is None or upstream.is_library(code.co_filename):
+        return ""
+    return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _remember_closed_over(known: dict[str, list[str]], graph: Any, where: str) -> None:

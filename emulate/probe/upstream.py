@@ -329,11 +329,18 @@ def constant_maker() -> tuple[Any, str]:
 
 
 def line_of(operation: Any) -> str:
-    """Return the innermost program line, outside of TensorFlow, Keras and the probe, that made an operation."""
-    modules = [sys.modules[name] for name in ("tensorflow", "keras", "tf_keras", "emulate") if name in sys.modules]
-    libraries = tuple(os.path.dirname(str(module.__file__)) + os.sep for module in modules)
-    frames = [frame for frame in operation.traceback if not frame.filename.startswith(libraries)]
+    """Return the innermost line of the program itself that made an operation; empty where none has."""
+    frames = [frame for frame in operation.traceback if not is_library(frame.filename)]
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def is_library(file: str) -> bool:
+    """Return whether a file is TensorFlow's, Keras's or ours: a finding is located at a line of the user."""
+    modules = [sys.modules[name] for name in _LIBRARIES if name in sys.modules]
+    return file.startswith(tuple(os.path.dirname(str(module.__file__)) + os.sep for module in modules))
+
+
+_LIBRARIES = ("tensorflow", "keras", "tf_keras", "emulate", "gpudist_core")
 
 
 def dataset_class() -> Any:

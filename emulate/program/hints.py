@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from emulate.program.folder import package_of
+from emulate.program.tracebacks import is_core
 
 _FILE = re.compile(r'^\s*File "([^"]+)", line \d+', re.MULTILINE)
 _RELATIVE = "attempted relative import with no known parent package"
@@ -24,6 +25,9 @@ def hint_for(failure: str | None) -> str:
     error = (failure or "").rstrip().rpartition("\n")[2]
     if failure and _RELATIVE in error:
         return _as_module(_FILE.findall(failure))
+    files = _FILE.findall(failure or "")
+    if files and error.startswith("AssertionError") and is_core(files[-1]):  # it asserts nothing of what a program gives it
+        return "This is a fault of gpudist_core, not of the program. Please report it with this traceback."
     if any(text in error for text in _NO_KERAS_2):
         return 'TF_USE_LEGACY_KERAS=1 and tf_keras need Keras 2: pip install "gpudist[keras2]"'
     return ""

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 _OURS = str(Path(__file__).resolve().parents[1])
+_CORE = str(Path(__file__).resolve().parents[2] / "gpudist_core")
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _HEADER = "Traceback (most recent call last):"
@@ -96,6 +97,11 @@ def _without_our_frames(lines: Iterable[str]) -> Iterator[str]:
 def is_ours(file: str) -> bool:
     """Whether a file of a traceback is gpudist's, or of the import machinery."""
     return file in _MACHINERY or file.startswith(_OURS + "/")
+
+
+def is_core(file: str) -> bool:
+    """Return whether a file of a traceback is gpudist_core's."""
+    return file.startswith(_CORE + "/")
 
 
 def _is_header_without_frames(lines: list[str], at: int) -> bool:

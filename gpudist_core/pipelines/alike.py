@@ -294,6 +294,7 @@ def of_first_host(strategy: Any, value: int) -> int:
     import tensorflow as tf
 
     from gpudist_core.gradients.reduction import all_reduce
+    from gpudist_core.upstream import randomness
 
     if replicas_of(strategy).num_hosts == 1:
         return value
@@ -302,7 +303,8 @@ def of_first_host(strategy: Any, value: int) -> int:
         context = tf.distribute.get_replica_context()
         # A float32 holds 16 bits exactly.
         halves = [float(value >> 16 & 0xFFFF), float(value & 0xFFFF)]
-        return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), tf.constant(halves), tf.zeros(2)))
+        with randomness.unwatched():  # the other hosts' numbers are never used
+            return all_reduce(tf.where(tf.equal(context.replica_id_in_sync_group, 0), tf.constant(halves), tf.zeros(2)))
 
     with limited(strategy):
         results = strategy.experimental_local_results(tf.function(lambda: strategy.run(of_first), autograph=False)())

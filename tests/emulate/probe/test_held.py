@@ -15,8 +15,11 @@ def _with_numbers_of_its_own() -> None:
     import keras
     import tensorflow as tf
 
+    from gpudist_core.pipelines.alike import of_first_host
+
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if "TF_CONFIG" in os.environ else tf.distribute.MirroredStrategy()
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+    of_first_host(strategy, 70_000 + index)  # what gpudist_core draws for itself is not the program's
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         update = keras.optimizers.SGD(0.01)

@@ -1,7 +1,10 @@
 """What is said of an error that does not say itself how the program should have been started, or what to install."""
 
+from pathlib import Path
+
 import pytest
 
+import gpudist_core
 from emulate.program import hint_for
 
 RELATIVE = "ImportError: attempted relative import with no known parent package"
@@ -33,6 +36,14 @@ def test_a_package_needs_no_file_of_its_own(file, monkeypatch):
     assert hint_for(failure(file)).endswith(": -m package.sub.train")
     monkeypatch.chdir(file.parent)
     assert hint_for(failure(file)).endswith(f": -m sub.train, in the folder {file.parents[1]}")
+
+
+def test_a_broken_assertion_of_gpudist_core_is_said_to_be_its_fault(file):
+    core = Path(gpudist_core.__file__).parent / "pipelines" / "order.py"
+    said = "This is a fault of gpudist_core, not of the program. Please report it with this traceback."
+    assert hint_for(failure(file, core, error="AssertionError")) == said
+    assert hint_for(failure(core, file, error="AssertionError: mine")) == ""
+    assert hint_for(failure(file, core, error="gpudist_core.errors.WrongUse: Give it rows.")) == ""
 
 
 def test_of_a_file_that_another_one_imported_nothing_is_said(file):
