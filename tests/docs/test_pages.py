@@ -42,11 +42,12 @@ def test_a_link_to_our_own_pages_and_files_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not _exists(link)] == []
 
 
-@pytest.mark.parametrize("name", ["Verdict", "Reference", "Run", "Samples", "Difference", "Finding", "FaultReport", "Farthest"])
-def test_every_key_of_the_json_is_documented(name: str) -> None:
+def test_every_key_of_the_json_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "json.md").read_text()
-    keys = [field.name for field in dataclasses.fields(getattr(verdict, name))]
-    assert [key for key in keys if f"`{key}`" not in text] == []
+    objects = [one for one in vars(verdict).values() if isinstance(one, type) and dataclasses.is_dataclass(one)]
+    keys = {field.name for one in objects for field in dataclasses.fields(one)}
+    assert len(objects) > 5
+    assert {key for key in keys if f"`{key}`" not in text} == set()
 
 
 def test_every_public_name_of_gpudist_core_is_in_its_reference() -> None:
