@@ -1,4 +1,4 @@
-"""From which version on upstream behaves otherwise: asked for by tests that notice when TensorFlow or Keras changes something."""
+"""From which version on TensorFlow or Keras behaves otherwise, for tests that notice when it does."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def test_the_plugin_says_it_for_a_test_of_a_topology(without_tensorflow: dict[st
     )
     result = subprocess.run(
         [sys.executable, "-S", "-m", "pytest", "-p", "emulate.pytest_plugin.entry", "-p", "no:cacheprovider", "test_it.py"],
-        env={**without_tensorflow, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=without_tensorflow | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "TensorFlow 2.18 or newer must be installed. Received: tensorflow=None" in result.stdout, result.stdout
     assert "1 passed" in result.stdout
