@@ -113,9 +113,14 @@ def test_the_plugin_says_it_for_a_test_of_a_topology(without_tensorflow: dict[st
     (tmp_path / "test_it.py").write_text(
         "import pytest\n\n@pytest.mark.topology('1x2')\ndef test_it(strategy):\n    pass\n\ndef test_other():\n    pass\n"
     )
+    plugins = ["-p", "emulate.pytest_plugin.entry", "-p", "no:cacheprovider"]
     result = subprocess.run(
-        [sys.executable, "-S", "-m", "pytest", "-p", "emulate.pytest_plugin.entry", "-p", "no:cacheprovider", "test_it.py"],
-        env=without_tensorflow | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-S", "-m", "pytest", *plugins, "test_it.py"],
+        env={**without_tensorflow, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "TensorFlow 2.18 or newer must be installed. Received: tensorflow=None" in result.stdout, result.stdout
     assert "1 passed" in result.stdout
