@@ -60,7 +60,7 @@ def _count(result: Mapping[str, Any], is_program: bool) -> str:
 
 def _exceptions(pair: Pair, result: Mapping[str, Any]) -> Iterator[str]:
     if missing := result["collected"] - len(result["tests"]):
-        yield f"- {pair.name}: {missing} were not run."
+        yield f"- {pair.name}: {missing} of {result['collected']} have not run."
     for name, one in result["tests"].items():
         if one["outcome"] != "passed":
             yield f"- {pair.name}: `{name}` {one['outcome']}: {_short(one['why'])}"

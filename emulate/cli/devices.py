@@ -42,6 +42,8 @@ def devices(
 def _add(page: Page, about: Mapping[str, Any], indent: int) -> None:
     column = indent + max((len(_label(key)) for key in about), default=0) + 2
     for key, value in about.items():
+        if value is None and f"{key}_error" in about:
+            continue
         text, below = _split(key, value)
         if text:
             page.labelled(_label(key), text, indent, column, label_style="bold")

@@ -25,7 +25,7 @@ from emulate.cluster import system
 from emulate.cluster.channel import Channel
 from emulate.cluster.isolation import Capability, find_capability
 from emulate.cluster.keeper import Wakeups, end_descendants, keep, wait_for_any
-from emulate.cluster.upstream import is_runtime_initialized, without_matplotlib
+from emulate.cluster.upstream import TF_KERAS, is_runtime_initialized, without_matplotlib
 from emulate.cluster.views import remove_tree
 
 _PATIENCE = 10.0
@@ -113,7 +113,7 @@ def _import_all(modules: tuple[str, ...]) -> None:
 def _keras() -> str:
     """Return the Keras for `tf.keras`; the other one if it is not installed, because the program reports that itself."""
     is_legacy = os.environ.get("TF_USE_LEGACY_KERAS") == "1" and importlib.util.find_spec("tf_keras") is not None
-    return "tf_keras" if is_legacy else "keras"
+    return "tf_keras" if is_legacy else TF_KERAS
 
 
 def _serve(control: Channel, hello: Hello, capability: Capability, keepers: set[int]) -> None:

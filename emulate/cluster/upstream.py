@@ -19,6 +19,8 @@ _DRAWS = {
     "keras.src.visualization.plot_bounding_box_gallery": ("patches", "matplotlib.patches"),
 }
 """What Keras imports of matplotlib: the module that does, its name there."""
+TF_KERAS = "keras._tf_keras.keras"
+"""What `tf.keras` is with Keras 3. Keras 3.8 does not import it with itself."""
 
 
 def is_runtime_initialized() -> bool:

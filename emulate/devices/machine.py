@@ -15,6 +15,7 @@ from emulate.devices.kernels import about_compiling, why_not_compiled
 from emulate.devices.sharing import share_out
 from emulate.errors import Unavailable
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, Topology
+from gpudist_core.installed import unsupported
 
 # Measured: the first host of a cluster costs about 500 MB, each further one about 100 MB (pages are shared with the parent).
 _FIRST_HOST_BYTES = 500 * MIB
@@ -34,7 +35,8 @@ def describe_machine() -> dict[str, Any]:
         256
     """
     memory, tensorflow = psutil.virtual_memory(), what_tensorflow_says()
-    error = {"tensorflow_error": tensorflow["tensorflow_error"]} if "tensorflow_error" in tensorflow else {}
+    problem = unsupported() or tensorflow.get("tensorflow_error")
+    error = {"tensorflow_error": problem} if problem else {}
     return {
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

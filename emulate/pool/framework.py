@@ -140,8 +140,11 @@ def _of_keras() -> list[_Setting]:
             lambda: config.dtype_policy().name,
             config.set_dtype_policy,
         ),
-        _Setting("keras.config.set_max_epochs", config.max_epochs, config.set_max_epochs),
-        _Setting("keras.config.set_max_steps_per_epoch", config.max_steps_per_epoch, config.set_max_steps_per_epoch),
+        *(
+            _Setting(f"keras.config.set_{name}", getattr(config, name), getattr(config, f"set_{name}"))
+            for name in ("max_epochs", "max_steps_per_epoch")
+            if hasattr(config, name)  # Keras 3.8 has neither
+        ),
         _Setting("what Keras finds by its name", settings.objects_by_name, settings.set_objects_by_name),
         _Setting(
             "Keras's custom objects",

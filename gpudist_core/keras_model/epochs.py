@@ -9,6 +9,7 @@ from typing import Any
 
 from gpudist_core.keras_model.batches import Placed
 from gpudist_core.keras_model.sources import Source
+from gpudist_core.upstream.trainer import epoch_item
 
 
 class Epochs:
@@ -40,7 +41,7 @@ class Epochs:
         """Start the data again in the next epoch."""
         self._iterator = None
 
-    def __iter__(self) -> Iterator[tuple[int, int, Iterator[Any]]]:
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
         self.source.begin()
         if self._iterator is None or self.steps_per_epoch is None or self._iterator.is_empty():
             self.first_step = self.first_step or (0 if self.steps_per_epoch else self.source.first)
@@ -51,7 +52,7 @@ class Epochs:
         stop = self.steps_per_epoch or self.source.num_batches
         while stop is None or self.step < stop:
             step, self.step = self.step, self.step + self._stride
-            yield step, step + self._stride - 1, self._iterator
+            yield epoch_item(step, step + self._stride - 1, self._iterator)
             if self.steps_per_epoch and self._iterator.has_ended:  # within a call of several batches, which Keras does not tell
                 self._run_out()
                 return

@@ -95,7 +95,8 @@ def check_slices(optimizer: Any, variables: list[Any]) -> None:
 def _looks_at_all(optimizer: Any, variable: Any) -> bool:
     import keras
 
-    if isinstance(optimizer, keras.optimizers.Muon):
+    muon = getattr(keras.optimizers, "Muon", None)  # Keras 3.8 has none
+    if muon is not None and isinstance(optimizer, muon):
         return not optimizer._should_use_adamw(variable)
     return isinstance(optimizer, (keras.optimizers.Lamb, keras.optimizers.Adafactor))
 

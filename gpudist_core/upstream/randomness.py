@@ -63,9 +63,12 @@ def install() -> None:
     for name in MIXING:
         setattr(random, name, _refused_by_row(getattr(random, name), f"keras.random.{name}"))
     # The one draws besides Keras's functions, the other by Python, once for all steps and for each replica that is traced.
-    image.elastic_transform = _refused_by_row(image.elastic_transform, "keras.layers.RandomElasticTransform")
-    augmix = keras.layers.AugMix
-    augmix.get_random_transformation = _refused_by_row(augmix.get_random_transformation, "keras.layers.AugMix")
+    for owner, name, layer in (
+        (image, "elastic_transform", "RandomElasticTransform"),
+        (getattr(keras.layers, "AugMix", None), "get_random_transformation", "AugMix"),
+    ):
+        if hasattr(owner, name):  # Keras 3.8 has neither layer
+            setattr(owner, name, _refused_by_row(getattr(owner, name), f"keras.layers.{layer}"))
     random.dropout = _dropout_by_row(random.dropout)
     for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
         kind._get_noise_shape = _with_open_rows(kind._get_noise_shape)

@@ -54,6 +54,20 @@ def _install_iterator() -> None:
     trainer.TFEpochIterator = epoch_iterator
 
 
+def epoch_item(first: int, last: int, batches: Iterator[Any]) -> tuple[Any, ...]:
+    """Return what Keras's loops take of an epoch for one call of the compiled function; up to Keras 3.10 without the last step.
+
+    Args:
+        first: The number of the call's first step.
+        last: That of its last one.
+        batches: The iterator of the epoch's batches.
+    """
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    has_last = "end_step" in EpochIterator.__next__.__code__.co_varnames
+    return (first, last, batches) if has_last else (first, batches)
+
+
 def is_default(cls: Any, name: str) -> bool:
     """Return whether a model's class uses Keras's own method of that name.
 
