@@ -18,12 +18,12 @@ class Topology:
     """Describe the shape of a cluster, written `HxD` or `HxD+Pps`.
 
     Attributes:
-        num_hosts: Hosts that train, at least 1.
-        num_devices: Devices of each host, at least 1.
-        num_ps: Parameter servers, 0 for none.
+        num_hosts: Number of hosts that train, at least 1.
+        num_devices: Number of devices of each host, at least 1.
+        num_ps: Number of parameter servers, 0 for none.
 
     Raises:
-        WrongUse: When a number is out of range.
+        WrongUse: If a number is out of range.
 
     Example:
         >>> str(Topology.parse("2x4"))
@@ -49,16 +49,16 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str | Topology) -> Topology:
-        """Read `HxD` or `HxD+Pps`.
+        """Parse `HxD` or `HxD+Pps`.
 
         Args:
-            text: The text; a Topology is returned as it is.
+            text: The text. A Topology is returned unchanged.
 
         Returns:
             The topology.
 
         Raises:
-            WrongUse: When the text has another form or a number is out of range.
+            WrongUse: If the text has another form or a number is out of range.
         """
         if isinstance(text, Topology):
             return text

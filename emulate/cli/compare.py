@@ -1,4 +1,4 @@
-"""`gpudist compare`: two recorded runs, also from other machines."""
+"""Define `gpudist compare`: compare two recorded runs, also from other machines."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _about(trace: Path) -> dict[str, Any]:
 
 
 def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What was not the same for both runs, and may be why they differ."""
+    """Return what differed between the runs' settings and may explain a difference."""
     one, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
     names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
     return [

@@ -1,4 +1,4 @@
-"""The options that several commands have, and how their texts are read."""
+"""Define the options that several commands share, and how their texts are read."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def complete_code(incomplete: str) -> list[str]:
 
 
 def _choice(*names: str) -> str:
-    """How possible values stand in the help."""
+    """Return the possible values for the help."""
     return f"[{'|'.join(names)}]"
 
 
@@ -114,7 +114,7 @@ FaultOption = Annotated[
 
 
 def program_target(program: str | None, module: str | None) -> str:
-    """The program as `Program.find` takes it; WrongUse when none was given, or two."""
+    """Return the program for `Program.find`. Raise WrongUse if none was given, or two."""
     if module is None and program is None:
         raise WrongUse("A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function.")
     if module is not None and program is not None:
@@ -126,7 +126,7 @@ def program_target(program: str | None, module: str | None) -> str:
 
 
 def topologies(texts: Sequence[str]) -> list[Topology]:
-    """The topologies asked for, each once, in order; `1x4` where none was; WrongUse when one is none."""
+    """Return the requested topologies, each once, in order. Default: `1x4`. Raise WrongUse for an invalid one."""
     return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
 
 
@@ -142,14 +142,14 @@ def number_of_steps(text: str) -> int | Literal["auto"] | None:
 
 
 def number_of_seed(text: str) -> int:
-    """The number of `--seed`; WrongUse when it is none that NumPy takes."""
+    """Return the number of `--seed`. Raise WrongUse for a number that NumPy does not take."""
     if text.isdecimal() and int(text) < 2**32:
         return int(text)
     raise WrongUse(f"--seed must be a whole number from 0 to {2**32 - 1}. Received: --seed {text!r}. Try --seed 0.")
 
 
 def number_of_seconds(text: str) -> float:
-    """The number of `--timeout`; WrongUse when it is not a positive one."""
+    """Return the number of `--timeout`. Raise WrongUse if it is not positive."""
     try:
         seconds = float(text)
     except ValueError:
@@ -160,7 +160,7 @@ def number_of_seconds(text: str) -> float:
 
 
 def number_of_restarts(text: str | None, faults: Sequence[str]) -> int:
-    """The number of `--restarts`; WrongUse when it is none, or when nothing can befall a host."""
+    """Return the number of `--restarts`. Raise WrongUse for an invalid one, or without a fault."""
     if text is None:
         return DEFAULT_RESTARTS
     if not text.isdecimal():
@@ -196,7 +196,7 @@ def check_codes(codes: Sequence[str]) -> None:
 
 
 def known_code(code: str, codes: Iterable[str], option: str) -> str:
-    """A cause's code as it was given; WrongUse when there is no such cause."""
+    """Return a cause's code. Raise WrongUse if there is no such cause."""
     known = list(codes)
     if code in known:
         return code

@@ -1,4 +1,4 @@
-"""The files that a report is written to besides the terminal: `--json` and `--html`."""
+"""Write report files besides the terminal: `--json` and `--html`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HtmlOption = Annotated[
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a report goes. Made by `check`.
+    """Describe where a report goes. `check` makes it.
 
     Attributes:
         json: The file of `--json`, or None.

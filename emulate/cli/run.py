@@ -1,4 +1,4 @@
-"""`gpudist run`: the emulator as a launcher, without recording."""
+"""Define `gpudist run`: use the emulator as a launcher, without recording."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def run(
 
 
 def _entry(program: Program, host: Any) -> None:
-    """What each host does. The traceback is printed there, so that it is among the program's own output."""
+    """Run the program in each host, and print the traceback there, so that it is part of the program's output."""
     try:
         program.start()
     except (SystemExit, WrongUse):
@@ -83,7 +83,7 @@ def _entry(program: Program, host: Any) -> None:
 
 
 class _NeedsFreshProcess(Exception):
-    """The program sets a variable of the environment that TensorFlow has read by now."""
+    """Report that the program sets an environment variable that TensorFlow has already read."""
 
 
 def _launch(

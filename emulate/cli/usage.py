@@ -1,4 +1,4 @@
-"""Usage errors: those of the command line's parser in the words that all of gpudist's errors have."""
+"""Print usage errors of the command line's parser in the same form as all of gpudist's errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HINT = "Options and arguments of the program itself go after '--'."
 
 
 class Command(TyperCommand):
-    """A command that says in our words which argument is one too many."""
+    """Report an unexpected argument in gpudist's own words."""
 
     hint = ""
     """What is added where an option or an argument may be meant for something else."""

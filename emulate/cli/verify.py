@@ -1,4 +1,4 @@
-"""`gpudist verify`: the main job, a program in, a verdict out."""
+"""Define `gpudist verify`, the main command: verify a program and report the verdict."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def verify(
         Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
     ] = None,
 ) -> int:
-    """Does PROGRAM train the same model on these topologies as on one device?"""
+    """Verify that PROGRAM trains the same model on these topologies as on one device."""
     from emulate.program import Program
     from emulate.report import progress_on
 

@@ -50,11 +50,10 @@ class HostContext:
     """Give an entry access to its host.
 
     Attributes:
-        topology: The cluster's shape.
+        topology: The cluster's topology.
         host: This host's number.
         role: `worker`, `chief` or `ps`.
-        directory: This host's own folder, `host-<number>` in the run's.
-        has_own_network: Whether its network is the cluster's own, from which nothing outside can be reached.
+        directory: This host's own folder: `host-<number>` in the folder of the run.
     """
 
     topology: Topology

@@ -1,4 +1,4 @@
-"""The TensorFlow that hosts will import: whether gpudist supports it."""
+"""Check whether gpudist supports the TensorFlow that hosts will import."""
 
 from __future__ import annotations
 

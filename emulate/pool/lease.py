@@ -28,16 +28,16 @@ class Lease:
     """Give access to a clean cluster. `Pool.lease` makes it. Leaving it returns the cluster.
 
     Args:
-        pool: Whose cluster it is.
-        topology: The cluster's shape.
-        fresh: Whether the cluster must have run nothing before.
+        pool: The pool of the cluster.
+        topology: The cluster's topology.
+        fresh: Whether the cluster must not have run anything yet.
 
     Attributes:
-        topology: The cluster's shape.
+        topology: The cluster's topology.
         roles: The role of each host: `worker`, `chief` or `ps`.
-        names: What messages call each host.
-        notes: What the user should know: about isolation, and what jobs' hosts noted.
-        device: What the devices of hosts that train are: `emulated`, `gpu` or `gpu slice`.
+        names: The name of each host in messages.
+        notes: What the user should know: about isolation, and notes of jobs' hosts.
+        device: The devices of hosts that train: `emulated`, `gpu` or `gpu slice`.
     """
 
     def __init__(self, pool: Pool, topology: Topology, *, fresh: bool) -> None:
@@ -69,35 +69,35 @@ class Lease:
     ) -> list[HostResult]:
         """Run `function(context, *args)` on the main thread of every host at the same time.
 
-        What happens on hosts is never raised here, it stands in the results. When a host is done for (it raised, left or was
-        killed, or `hurry` was called), the others get `grace` more seconds (one at most after a kill), are asked for their
-        stacks, and ended. With parameter servers, that is so once the chief is done.
+        Nothing that happens on hosts is raised here; the results tell it. If a host has failed (it raised, left or was killed,
+        or `hurry` was called), the others get `grace` more seconds (at most one after a kill). Then their stacks are read, and
+        they are ended. With parameter servers, the same happens once the chief has finished.
 
-        Calls of several threads wait for each other.
+        Calls from several threads wait for each other.
 
-        Where the function does what only a host that has run nothing can do (split devices, set a number of threads), it is
-        begun again on such hosts; `on_event` then gets `{"event": "restarted", "reason": ...}`.
+        If the function needs hosts that have run nothing (it splits devices, or sets a number of threads), it is restarted on
+        such hosts. `on_event` then gets `{"event": "restarted", "reason": ...}`.
 
-        A folder for temporary files is a host's own and is emptied after each job; `context.directory` is not.
+        Each host has its own folder for temporary files, which is emptied after each job. `context.directory` is not emptied.
 
         Args:
-            function: Sent with cloudpickle: one at the top of a module that hosts can import arrives by reference, and what
-                it keeps in its module stays for the next job of that host.
-            *args: What it gets after the host's context.
-            timeout: Seconds after which all are ended; None for as long as it takes.
-            grace: Seconds that the others get when one is done for.
-            patience: Seconds that a host may wait in TensorFlow, doing nothing, for one that has returned; then it is ended
-                (`waiting`). None for as long as it takes.
-            on_event: Called here with a host's number and each event that the job sends with `context.send`, and with
-                `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
+            function: The function, sent with cloudpickle. A function at the top of a module that hosts can import is sent by
+                reference. What it stores in its module stays for the next job of that host.
+            *args: Its arguments after the host's context.
+            timeout: The time limit in seconds, after which all hosts are ended; None for no limit.
+            grace: How many seconds the other hosts get after one has failed.
+            patience: How many seconds a host may wait idle in TensorFlow for a host that has returned, before it is ended
+                (`waiting`); None for no limit.
+            on_event: A function that is called here with a host's number and each event that the job sends with `context.send`,
+                and with `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
 
         Returns:
-            How it went on each host, in host order.
+            One result per host, in host order.
 
         Raises:
-            WrongUse: When the function or its arguments cannot be sent, the time limit cannot be, the lease was left or is
-                another process's, or its `on_event` calls this.
-            Unavailable: When a cluster could not be started.
+            WrongUse: If the function or its arguments cannot be sent, the time limit is not valid, the lease was left or
+                belongs to another process, or its `on_event` calls this.
+            Unavailable: If a cluster cannot be started.
         """
         self._owner.check("A lease")
         check_function(function)

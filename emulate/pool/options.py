@@ -19,7 +19,7 @@ class Options:
     """Hold the options of all clusters of a pool.
 
     Raises:
-        WrongUse: For what cannot be meant.
+        WrongUse: If an option is not valid.
     """
 
     max_hosts: int = 12

@@ -1,4 +1,4 @@
-"""The folders of a program: the working directory, which can be gone, and that which its package lies in."""
+"""Find the folders of a program: the working directory, which may be gone, and the folder of its package."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from emulate.errors import WrongUse
 
 
 def working_directory() -> Path:
-    """Where this process is, and hosts will be.
+    """Return the working directory of this process and of the hosts.
 
     Returns:
         The folder.
@@ -26,7 +26,7 @@ def working_directory() -> Path:
 
 
 def package_of(file: Path) -> tuple[Path, str | None]:
-    """Where a file is imported from: inside a package by its dotted name (its relative imports work), else by itself."""
+    """Return where a file is imported from: in a package by its dotted name (relative imports work), else by itself."""
     root, parts = file.parent, [file.stem]
     while (root / "__init__.py").exists() and root.name.isidentifier():
         root, parts = root.parent, [root.name, *parts]

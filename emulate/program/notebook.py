@@ -1,4 +1,4 @@
-"""Notebooks: their code cells as Python, without the lines that only IPython understands."""
+"""Read notebooks: their code cells as Python, without the lines that only IPython understands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RUNS_ITS_BODY = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell.
+    """Describe a code cell.
 
     Attributes:
         number: Its number among the code cells that are not empty, from 1: what Jupyter shows after "Run All".

@@ -1,4 +1,4 @@
-"""A program: found and checked without importing it, then started in a host."""
+"""Find and check a program without importing it, then start it in a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from emulate.program.places import places
 
 @dataclass(frozen=True)
 class Program:
-    """What is verified. Made by `Program.find`; plain data, so that it can be sent to a host.
+    """Describe the program to verify. `Program.find` makes it; it is plain data that can be sent to a host.
 
     Attributes:
         name: As the user wrote it, for messages.
@@ -130,7 +130,7 @@ class Program:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders in which a program writes without naming them: its working directory and that of its file."""
+        """Return the folders in which a program writes relative paths: its working directory and its file's folder."""
         beside = None if self.file is None else self.file.parent
         if beside is None or beside.is_relative_to(self.cwd) or _is_installed(beside):
             return (self.cwd,)
@@ -138,15 +138,15 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """The folder of the program's file, the working directory for a callable."""
+        """Return the folder of the program's file, or the working directory for a callable."""
         return self.cwd if self.file is None else self.file.parent
 
     def hash_places(self) -> list[str]:
-        """Where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
+        """Return where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
         return self._places(hashes)
 
     def listing_places(self) -> list[str]:
-        """Where its own source lists folders."""
+        """Return where its own source lists folders."""
         return self._places(lists_a_folder)
 
     def _places(self, is_one: Callable[[ast.expr], bool]) -> list[str]:
@@ -156,7 +156,7 @@ class Program:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What its hosts are to find imported: matplotlib where its source names it, which takes 0.3 s in each otherwise."""
+        """Return what its hosts import in advance: matplotlib if its source names it, which otherwise takes 0.3 s each."""
         text = self.pickled if self.file is None else self.file.read_bytes()
         return ("matplotlib.pyplot",) if text is not None and b"matplotlib" in text else ()
 
@@ -203,7 +203,7 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
 
 
 def _plain_module_above(module: str) -> str:
-    """The first part of a dotted name where it is a module without a folder, as `os` of `os.path`; else empty."""
+    """Return the first part of a dotted name if it is a module without a folder, as `os` of `os.path`; else empty."""
     first, _, rest = module.partition(".")
     file = source.find_module_file(first, runnable=False) if rest else None
     return "" if file is None or file.stem == "__init__" else first

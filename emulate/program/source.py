@@ -1,4 +1,4 @@
-"""What can be known of a program's source without running it."""
+"""Read a program's source without running it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find_file(text: str, name: str) -> Path:
 
 
 def _behind_stream(path: Path) -> Path:
-    """Of `/dev/stdin` the file that it was redirected from: each host has another standard input."""
+    """Return the file that `/dev/stdin` was redirected from: each host has another standard input."""
     is_stream = path.is_relative_to("/dev") or path.is_relative_to("/proc")
     return Path(os.path.realpath(path)) if is_stream else path
 
@@ -164,7 +164,7 @@ def _check_definition(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDe
 
 
 def needs_arguments(name: str, needed: list[str]) -> WrongUse:
-    """The error of a function that cannot be called without arguments."""
+    """Return the error for a function that cannot be called without arguments."""
     return WrongUse(
         f"A program must be callable without arguments. Received: program={name!r}, which needs {', '.join(needed)}. "
         "Give them defaults, or name a function without arguments that calls it."
@@ -172,7 +172,7 @@ def needs_arguments(name: str, needed: list[str]) -> WrongUse:
 
 
 def required_of(arguments: ast.arguments) -> list[str]:
-    """The names of the arguments without a default."""
+    """Return the names of the arguments without a default."""
     positional = [*arguments.posonlyargs, *arguments.args]
     needed = positional[: len(positional) - len(arguments.defaults)]
     only = [a for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
@@ -199,7 +199,7 @@ def _binds_unknown_names(node: ast.stmt) -> bool:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of the top level, those under `if`, `try`, `with` and loops included."""
+    """Yield the statements of the top level, including those under `if`, `try`, `with` and loops."""
     for node in body:
         yield node
         if isinstance(node, _BLOCKS):

@@ -1,4 +1,4 @@
-"""Start a program in a host as Python itself would have started it."""
+"""Start a program in a host as Python itself would start it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def start(program: Program, path: PathMap) -> Any:
 
 
 def _end_as_python_does() -> None:
-    """What Python does between the last line of a program and the end of the process, in this order."""
+    """Do what Python does between the last line of a program and the end of the process, in this order."""
     getattr(threading, "_shutdown", lambda: None)()  # waits for the program's threads and executors
     atexit._run_exitfuncs()
     sys.stdout.flush()

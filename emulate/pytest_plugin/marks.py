@@ -22,9 +22,9 @@ class Wanted:
     """Hold what the marks of a test say.
 
     Attributes:
-        topologies: Where it runs.
-        strategy: The kind of strategy it gets: one of `STRATEGIES`, or None for none.
-        deadline: Seconds it may take, None for what the options say.
+        topologies: The topologies that it runs on.
+        strategy: The kind of strategy that it gets: one of `STRATEGIES`, or None.
+        deadline: The time limit in seconds; None for the default of the options.
     """
 
     topologies: tuple[Topology, ...]
@@ -39,10 +39,10 @@ def wanted_by(node: pytest.Item) -> Wanted | None:
         node: The test, or the definition from which tests are generated.
 
     Returns:
-        None where there is no mark.
+        The content of the marks, or None.
 
     Raises:
-        WrongUse: When a mark cannot be meant.
+        WrongUse: If a mark is not valid.
     """
     marks = list(node.iter_markers_with_node(NAME))
     if not marks:
