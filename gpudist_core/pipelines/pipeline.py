@@ -319,10 +319,9 @@ class Pipeline:
         """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (rows,).
 
         Args:
-            weights: One of these:
-                a dict with the weight of each class (y after the maps, as a number or one-hot, like Keras's `class_weight`);
-                "balanced": weight(c) = examples / (classes * examples of class c);
-                an array with the weight of each example, of shape (rows,).
+            weights: The weight of each class, as a dict (a class is y after the maps, a number or one-hot, as for Keras's
+                `class_weight`). Or "balanced": weight(c) = examples / (classes * examples of class c). Or the weight of each
+                example, an array of shape (rows,).
             labels: The class of each example, integers of shape (rows,), for weights by class. "balanced" uses the second
                 component of an example before the maps if it is None.
             otherwise: The weight of classes that `weights` does not list. None refuses such classes.
