@@ -9,10 +9,13 @@ class GpudistError(Exception):
     exit_code = 70
 
 
-class WrongUse(GpudistError, ValueError):
+class UsageError(GpudistError, ValueError):
     """Report a usage error: the text says what must hold, what was received and what to do."""
 
     exit_code = 2
+
+
+WrongUse = UsageError  # the name in 0.1
 
 
 class Unavailable(GpudistError):

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
-from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.errors import GpudistError, Unavailable, UsageError
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,11 +26,11 @@ class _Commands(TyperGroup):
     """Resolve commands, and print usage errors in the form of all of gpudist's errors."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that the user means. Raise WrongUse if there is none."""
+        """Return the command that the user means. Raise UsageError if there is none."""
         if args[0] in self.commands or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
-        raise WrongUse(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
+        raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
@@ -44,7 +44,7 @@ class _Commands(TyperGroup):
                 raise
             if type(error).__name__ != "NoArgsIsHelpError":  # the help has been shown by then
                 complain(in_our_words(error))
-            code = WrongUse.exit_code
+            code = UsageError.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -25,7 +25,7 @@ from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
-from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.errors import Hung, ProgramFailed, UsageError
 from emulate.faults import Fault, Fired, check_fired, check_for, parse_all
 from emulate.program import pickle_by_value, shorten_traceback
 from emulate.topology import Topology
@@ -55,7 +55,7 @@ class Cluster:
         notes: What the user should know, each once.
 
     Raises:
-        WrongUse: If the topology or an option is not valid.
+        UsageError: If the topology or an option is not valid.
         Unavailable: If hosts cannot be emulated, or lack GPUs.
 
     Example:
@@ -128,10 +128,10 @@ class Cluster:
             ProgramFailed: If a host raised or ended by itself, with the host's name and its traceback. The exception itself is
                 the `__cause__` if this process knows its class.
             Hung: If the time limit passed.
-            WrongUse: If the cluster was left or belongs to another process, or a fault is not valid or did not occur.
+            UsageError: If the cluster was left or belongs to another process, or a fault is not valid or did not occur.
         """
         if self._preload is None:
-            raise WrongUse(
+            raise UsageError(
                 f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Make a new one."
             )
@@ -140,7 +140,7 @@ class Cluster:
         befalling = parse_all(faults)
         check_for(befalling, self.topology)
         if not (isinstance(restarts, int) and restarts >= 0):
-            raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
+            raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
@@ -261,7 +261,7 @@ class _Call:
 
 def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
     if value not in possible:
-        raise WrongUse(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
+        raise UsageError(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
 
 
 def _values(running: RunningCluster) -> list[Any]:

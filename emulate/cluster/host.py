@@ -27,7 +27,7 @@ from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
 from emulate.devices import GpuShare
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.faults import HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
@@ -71,10 +71,10 @@ class HostContext:
             event: What it is, under `event`, and whatever belongs to it.
 
         Raises:
-            WrongUse: When it does not say what it is.
+            UsageError: When it does not say what it is.
         """
         if not (isinstance(event, Mapping) and isinstance(event.get("event"), str)):
-            raise WrongUse(
+            raise UsageError(
                 f"What a host sends must say what it is, under 'event'. Received: event={event!r}. "
                 "Send {'event': 'progress', 'step': 3}, say."
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import ClassVar
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
 """Where in a step: before its data reaches the replicas; its gradients are there and not sent; a peer has sent its own and
@@ -53,7 +53,7 @@ class Fault:
 
     def _must(self, holds: bool, rule: str) -> None:
         if not holds:
-            raise WrongUse(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
+            raise UsageError(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
 
 
 def _short(name: str, value: object) -> str:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 from emulate.cluster import Owner, check_function, check_time_limit, roles_of
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
@@ -95,7 +95,7 @@ class Lease:
             One result per host, in host order.
 
         Raises:
-            WrongUse: If the function or its arguments cannot be sent, the time limit is not valid, the lease was left or
+            UsageError: If the function or its arguments cannot be sent, the time limit is not valid, the lease was left or
                 belongs to another process, or its `on_event` calls this.
             Unavailable: If a cluster cannot be started.
         """
@@ -110,7 +110,7 @@ class Lease:
         self, call: bytes, timeout: float | None, grace: float, patience: float | None, on_event: OnEvent | None
     ) -> list[HostResult]:
         if self._round is not None:  # the same thread, which need not wait for itself
-            raise WrongUse(
+            raise UsageError(
                 f"A lease runs one job at a time. Received: topology={str(self.topology)!r}, a job from the `on_event` of "
                 "another. Run it when that one is done, or take another lease for it."
             )
@@ -150,7 +150,7 @@ class Lease:
     def _healthy(self, bare: bool) -> WarmCluster:
         """Return the leased cluster, or another one if it is broken."""
         if self._cluster is None:
-            raise WrongUse(
+            raise UsageError(
                 f"A lease runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Take a new one from the pool."
             )
@@ -184,7 +184,7 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         return to_bytes((function, args))
     except Exception as error:  # objects refuse in many ways
         name = getattr(function, "__qualname__", repr(function))
-        raise WrongUse(
+        raise UsageError(
             f"A job and its arguments must be sendable to another process. Received: function={name!r}, which is or refers to "
             f"something that is not ({type(error).__name__}: {error}). Make such objects (models, tensors, locks) inside it."
         ) from error

@@ -10,7 +10,7 @@ from typing import final
 
 from emulate.cluster import Owner, Preload, ask_before_waiting, checked_environment, is_read_at_import, roles_of
 from emulate.devices import choose_device
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.pool.lease import Lease
 from emulate.pool.options import Options
 from emulate.pool.warm import WarmCluster
@@ -59,7 +59,7 @@ class Pool:
         statistics: What the pool did so far.
 
     Raises:
-        WrongUse: If an option is not valid.
+        UsageError: If an option is not valid.
         Unavailable: If hosts cannot be emulated.
 
     Example:
@@ -107,7 +107,7 @@ class Pool:
             The lease, a context manager. Leaving it returns the cluster.
 
         Raises:
-            WrongUse: If the topology is not valid, the pool is closed, or it belongs to another process.
+            UsageError: If the topology is not valid, the pool is closed, or it belongs to another process.
             Unavailable: If the cluster cannot be started.
         """
         return Lease(self, Topology.parse(topology), fresh=fresh)
@@ -124,7 +124,7 @@ class Pool:
             The cluster, idle and clean.
 
         Raises:
-            WrongUse: If the pool is closed, or belongs to another process.
+            UsageError: If the pool is closed, or belongs to another process.
             Unavailable: If the cluster cannot be started.
         """
         self._owner.check("A pool")
@@ -243,7 +243,7 @@ class Pool:
             *topologies: Their topologies.
 
         Raises:
-            WrongUse: If the pool is closed, or belongs to another process.
+            UsageError: If the pool is closed, or belongs to another process.
             Unavailable: If a cluster cannot be started.
         """
         self._owner.check("A pool")
@@ -268,7 +268,7 @@ class Pool:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise WrongUse("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
+            raise UsageError("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
 
     def close(self) -> None:
         """End every process; one that was forked from this one leaves them alone."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 
 
@@ -25,7 +25,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
         What `pickle.loads` makes a callable of, in a process that cannot import the caller's module.
 
     Raises:
-        WrongUse: When it refers to something that cannot be sent to another process.
+        UsageError: When it refers to something that cannot be sent to another process.
     """
     from cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
@@ -35,7 +35,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     try:
         return to_bytes(_Sent(target, _names_of_annotations(target)))
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
-        raise WrongUse(
+        raise UsageError(
             f"A callable and its arguments must be sendable to another process. Received: program={name!r}, which is or refers "
             f"to something that is not ({type(error).__name__}: {error}). "
             "Make such objects (models, datasets, tensors, locks) inside the function."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 
 def working_directory() -> Path:
@@ -14,12 +14,12 @@ def working_directory() -> Path:
         The folder.
 
     Raises:
-        WrongUse: When it was deleted, or cannot be seen.
+        UsageError: When it was deleted, or cannot be seen.
     """
     try:
         return Path.cwd()
     except OSError as error:
-        raise WrongUse(
+        raise UsageError(
             f"The working directory must be there. Received: one that was deleted or cannot be seen ({error.strerror}). "
             "Change to a folder that exists."
         ) from None

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import notebook
 from emulate.program.source import parse
 
@@ -37,7 +37,7 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
         seen.add(one)
         try:
             trees = notebook.trees(one, one.name) if notebook.is_notebook(one) else [(one.name, parse(one, one.name))]
-        except WrongUse:  # the program will say so, if it gets there
+        except UsageError:  # the program will say so, if it gets there
             continue
         for name, tree in trees:
             found += [f"{name}, line {line}" for line in _lines(tree, is_one)]

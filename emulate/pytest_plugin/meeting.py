@@ -12,7 +12,7 @@ from pathlib import Path
 from pickle import dumps, loads
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class HostCluster:
             The values of all hosts, in host order.
 
         Raises:
-            WrongUse: If another host has ended the test without a call.
+            UsageError: If another host has ended the test without a call.
         """
         __tracebackhide__ = True
         folder = self._folder / f"meeting-{self._meetings}"
@@ -84,7 +84,7 @@ class HostCluster:
         __tracebackhide__ = True
         gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
         if gone:
-            raise WrongUse(
+            raise UsageError(
                 f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "
                 f"and host {gone[0]} is done with the test. Call it on every host, in no branch that only some of them take."
             )
@@ -98,9 +98,9 @@ class HostCluster:
         """Refuse to run a function on a cluster from one of its hosts.
 
         Raises:
-            WrongUse: Always.
+            UsageError: Always.
         """
-        raise WrongUse(
+        raise UsageError(
             "cluster.run starts functions on hosts from beside them. Received: a call on a host, in a test that asks for "
             "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."
         )

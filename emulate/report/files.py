@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 
 STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
@@ -25,10 +25,10 @@ def check_writable(path: Path, option: str) -> None:
         option: The option that names it, for the message.
 
     Raises:
-        WrongUse: When it cannot, or when it has something else than an earlier report.
+        UsageError: When it cannot, or when it has something else than an earlier report.
     """
     if path.is_dir():
-        raise WrongUse(f"{option} must name a file. Received: {option} {str(path)!r}, which is a folder. Name a file in it.")
+        raise UsageError(f"{option} must name a file. Received: {option} {str(path)!r}, which is a folder. Name a file in it.")
     if _is_special(path):
         return
     try:
@@ -37,12 +37,12 @@ def check_writable(path: Path, option: str) -> None:
         os.unlink(probe)
         is_lost = path.exists() and not _is_report(path)
     except OSError as error:
-        raise WrongUse(
+        raise UsageError(
             f"{option} must name a file that can be written. Received: {option} {str(path)!r} ({error.strerror}). "
             "Name one in a folder that exists and is yours."
         ) from None
     if is_lost:
-        raise WrongUse(
+        raise UsageError(
             f"{option} must name a new file or an earlier report. Received: {option} {str(path)!r}, which has something else. "
             "Name another, or delete it first."
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.devices import choose_device
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults import Fault, check_for, parse_all
 from emulate.probe import Trace, check_intact
 from emulate.program import Program
@@ -87,7 +87,7 @@ def verify(
         The verdict on each topology.
 
     Raises:
-        WrongUse: If an argument is not valid. The text says what to do.
+        UsageError: If an argument is not valid. The text says what to do.
         Unavailable: If this machine cannot run the emulation, or lacks the requested GPUs.
 
     Example:
@@ -132,11 +132,11 @@ def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologi
     """Return the faults, after checking that every topology can have each of them."""
     befalling = parse_all(faults)
     if restarts < 0:
-        raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
+        raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
     for topology in topologies if befalling else ():
         check_for(befalling, topology)
         if topology.num_ps:
-            raise WrongUse(
+            raise UsageError(
                 f"A run with faults is compared where every host makes steps. Received: topology={str(topology)!r}, faults="
                 f"{[str(one) for one in befalling]}, where the chief alone makes them. "
                 "Use `gpudist run --fault`, or leave the servers out."
@@ -183,7 +183,7 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         The verdict on the second run: `failed` if one of them raised or was ended during the recording.
 
     Raises:
-        WrongUse: If a folder, or one of the noise runs, is not a trace or is damaged.
+        UsageError: If a folder, or one of the noise runs, is not a trace or is damaged.
     """
     first, second = _trace(reference), _trace(topology)
     failure, of_reference = how_it_failed(second), how_it_failed(first)
@@ -207,7 +207,7 @@ def _noise_beside(reference: Path) -> list[Path]:
 
 def _trace(folder: Path) -> Trace:
     if not (folder / "trace.json").is_file():
-        raise WrongUse(
+        raise UsageError(
             f"A trace is a folder with trace.json in it. Received: trace={str(folder)!r}. "
             "Record some with `gpudist verify PROGRAM --traces DIR` and name DIR/reference or DIR/1x4."
         )
@@ -216,7 +216,7 @@ def _trace(folder: Path) -> Trace:
         check_intact(trace)
         return trace
     except (OSError, ValueError, KeyError) as error:
-        raise WrongUse(
+        raise UsageError(
             f"A trace must be as it was recorded. Received: trace={str(folder)!r}, which is not ({error}). "
             "Copy the whole folder again, or record it anew with `gpudist verify PROGRAM --traces DIR`."
         ) from error
@@ -234,8 +234,8 @@ def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topol
 
 def _check(steps: Steps, timeout: float) -> None:
     if isinstance(steps, str) and steps != AUTO:
-        raise WrongUse(f"steps must be a positive integer, None for all steps, or 'auto'. Received: steps={steps!r}.")
+        raise UsageError(f"steps must be a positive integer, None for all steps, or 'auto'. Received: steps={steps!r}.")
     if isinstance(steps, int) and steps < 1:
-        raise WrongUse(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
+        raise UsageError(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
     if timeout <= 0:
-        raise WrongUse(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")
+        raise UsageError(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")

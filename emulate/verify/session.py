@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
@@ -75,7 +75,7 @@ def judge_all(
         What the (first) reference did, the verdict on each topology, and what holds for all of them.
 
     Raises:
-        WrongUse: When the program ends well and never trains.
+        UsageError: When the program ends well and never trains.
     """
     references: list[Reference] = []
     runs: dict[Topology, Run] = {}
@@ -129,7 +129,7 @@ class Session:
             What the reference did, the verdict on each topology, and what holds for all of them.
 
         Raises:
-            WrongUse: When the program ends well and never trains.
+            UsageError: When the program ends well and never trains.
         """
         self._runner.expect(len(topologies) + OTHER_RUNS)
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
@@ -262,7 +262,7 @@ class Session:
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
         if run.status == "ok" and not any(seen):
-            raise WrongUse(
+            raise UsageError(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape of tf.Variables "
                 f"inside Strategy.run. Received: program={self._program!r}, which ended without a step. Is the training "
                 "behind a condition or an argument, or in another process that the program starts? Pass arguments after "

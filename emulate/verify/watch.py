@@ -21,7 +21,7 @@ from emulate.cluster import (
     leaves_in_order,
     patience_after,
 )
-from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
 from emulate.verify.step_limit import Ask, StepLimit
@@ -219,8 +219,8 @@ class Watch:
     def _raised(self, outcome: HostOutcome) -> None:
         error = outcome.error
         assert error is not None
-        if error.kind == f"{WrongUse.__module__}.{WrongUse.__name__}":
-            raise WrongUse(error.message)
+        if error.kind == f"{UsageError.__module__}.{UsageError.__name__}":
+            raise UsageError(error.message)
         self._result.status, self._result.reason = "failed", None
         self._result.failure = error.traceback_text
         if self._result.topology.num_hosts > 1:

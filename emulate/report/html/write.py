@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
@@ -30,11 +30,11 @@ def check_libraries() -> None:
     """Find out before the work starts whether a page can be made.
 
     Raises:
-        WrongUse: When a library is not installed.
+        UsageError: When a library is not installed.
     """
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        raise WrongUse(
+        raise UsageError(
             f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
             'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
         )
@@ -48,7 +48,7 @@ def write_html(verdict: Verdict, path: Path) -> None:
         path: The file.
 
     Raises:
-        WrongUse: When a library that makes it is not installed.
+        UsageError: When a library that makes it is not installed.
     """
     check_libraries()
     write_whole(path, page_of(verdict))

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.verify.case import Case
 from emulate.verify.causes.accumulation import ACCUMULATION
 from emulate.verify.causes.batchnorm import BATCHNORM
@@ -118,13 +118,13 @@ def get(code: str) -> Cause:
         The cause.
 
     Raises:
-        WrongUse: When there is none.
+        UsageError: When there is none.
     """
     known = {cause.code: cause for cause in _CAUSES}
     if code not in known:
         near = difflib.get_close_matches(code, known, 1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise WrongUse(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
+        raise UsageError(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
     return known[code]
 
 
