@@ -31,7 +31,7 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 # Links to functions, pages and headings must exist. Annotations also name classes that are not public, or not ours.
 nitpicky = True
-suppress_warnings = ["ref.python"]  # both packages have an error WrongUse and an error Unavailable
+suppress_warnings = ["ref.python"]  # both packages have an error UsageError and an error Unavailable
 nitpick_ignore_regex = [("py:(class|exc)", ".*")]
 
 autodoc_typehints = "description"

@@ -1,4 +1,4 @@
-"""gpudist's harness: run a training program on emulated multi-GPU topologies and say whether it trains the same model.
+"""Run a training program on emulated multi-GPU topologies, and tell whether it trains the same model.
 
 Importing it imports neither TensorFlow nor anything else that is slow; what is public is loaded when it is first used.
 """

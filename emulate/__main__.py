@@ -1,4 +1,4 @@
-"""`python -m emulate` is the command `gpudist`."""
+"""Run the command `gpudist` as `python -m emulate`."""
 
 import sys
 

@@ -1,37 +1,40 @@
-"""The one tree of errors that gpudist raises, each with the exit code the command ends with."""
+"""Define the errors that gpudist raises, each with the exit code of the command."""
 
 from __future__ import annotations
 
 
 class GpudistError(Exception):
-    """Any error gpudist raises on purpose; its text is all that a user sees."""
+    """Report any error that gpudist raises on purpose. Its text is all that a user sees."""
 
     exit_code = 70
 
 
-class WrongUse(GpudistError, ValueError):
-    """What was asked for cannot be meant: the text says what must hold, what was received and what to do."""
+class UsageError(GpudistError, ValueError):
+    """Report a usage error: the text says what must hold, what was received and what to do."""
 
     exit_code = 2
 
 
+WrongUse = UsageError  # the name in 0.1
+
+
 class Unavailable(GpudistError):
-    """This machine cannot provide what was asked for."""
+    """Report that this machine cannot provide what was asked for."""
 
     exit_code = 5
 
 
 class ByDesignWarning(UserWarning):
-    """A verified program differs from one device only by design of tf.distribute (the verdict `by-design`)."""
+    """Warn of a program that differs from one device only by design of tf.distribute (the verdict `by-design`)."""
 
 
 class ProgramFailed(GpudistError):
-    """The user's program raised.
+    """Report that the user's program raised.
 
     Args:
-        message: What the user sees.
+        message: The text for the user.
         host: The number of the host on which it raised first.
-        traceback_text: The program's own traceback, frames of gpudist removed.
+        traceback_text: The program's own traceback, without frames of gpudist.
     """
 
     exit_code = 3
@@ -43,11 +46,11 @@ class ProgramFailed(GpudistError):
 
 
 class Hung(GpudistError):
-    """The user's program stopped making progress, or ran out of time.
+    """Report that the user's program stopped making progress, or ran out of time.
 
     Args:
-        message: What the user sees.
-        reason: `hang` (no live host can go on) or `timeout`.
+        message: The text for the user.
+        reason: `hang` (no live host can continue) or `timeout`.
         stacks: The Python stack of each host, by host number.
     """
 

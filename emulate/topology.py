@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 _FORM = re.compile(r"(?P<hosts>[0-9]+)x(?P<devices>[0-9]+)(?:\+(?P<ps>[0-9]+)ps)?")
 MAX_HOSTS = 64
@@ -18,12 +18,12 @@ class Topology:
     """Describe the shape of a cluster, written `HxD` or `HxD+Pps`.
 
     Attributes:
-        num_hosts: Hosts that train, at least 1.
-        num_devices: Devices of each host, at least 1.
-        num_ps: Parameter servers, 0 for none.
+        num_hosts: Number of hosts that train, at least 1.
+        num_devices: Number of devices of each host, at least 1.
+        num_ps: Number of parameter servers, 0 for none.
 
     Raises:
-        WrongUse: When a number is out of range.
+        UsageError: If a number is out of range.
 
     Example:
         >>> str(Topology.parse("2x4"))
@@ -43,28 +43,28 @@ class Topology:
 
     def _check(self, what: str, number: int, lowest: int, highest: int) -> None:
         if not lowest <= number <= highest:
-            raise WrongUse(
+            raise UsageError(
                 f"A topology has {lowest} to {highest} {what}. Received: topology='{self}' with {number} {what}. {_EXAMPLES}"
             )
 
     @classmethod
     def parse(cls, text: str | Topology) -> Topology:
-        """Read `HxD` or `HxD+Pps`.
+        """Parse `HxD` or `HxD+Pps`.
 
         Args:
-            text: The text; a Topology is returned as it is.
+            text: The text. A Topology is returned unchanged.
 
         Returns:
             The topology.
 
         Raises:
-            WrongUse: When the text has another form or a number is out of range.
+            UsageError: If the text has another form or a number is out of range.
         """
         if isinstance(text, Topology):
             return text
         match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
-            raise WrongUse(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_EXAMPLES}")
+            raise UsageError(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_EXAMPLES}")
         return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0))
 
     @property

@@ -23,7 +23,7 @@ class UsageError(ValueError):
         super().__init__(f"{rule}. Received: {values}. {advice}".rstrip() if advice or received else rule)
 
 
-WrongUse = UsageError  # the name until 0.1
+WrongUse = UsageError  # the name in 0.1
 
 
 class Unavailable(RuntimeError):

@@ -1,4 +1,4 @@
-"""The installed TensorFlow and Keras: their versions, read without an import, and whether gpudist supports them."""
+"""Find the installed TensorFlow and Keras without an import, and check whether gpudist supports them."""
 
 from __future__ import annotations
 

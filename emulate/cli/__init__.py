@@ -1,4 +1,4 @@
-"""The command `gpudist`. What is slow is imported in `main`, where Ctrl-C is no traceback."""
+"""Define the command `gpudist`. `main` imports what is slow, so that Ctrl-C gives no traceback."""
 
 from __future__ import annotations
 

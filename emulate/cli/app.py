@@ -1,4 +1,4 @@
-"""The command `gpudist`."""
+"""Define the command `gpudist`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typer.core import TyperGroup
 from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
-from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.errors import GpudistError, Unavailable, UsageError
 
 _OPTIONS_ABOVE = {"version": "Did you mean '--version'?", "help": "Did you mean '--help'?"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Commands(TyperGroup):
-    """The commands. Usage errors are printed as all of gpudist's errors are."""
+    """Resolve commands, and print usage errors in the form of all of gpudist's errors."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command that is meant; raise WrongUse where there is none."""
+        """Return the command that the user means. Raise UsageError if there is none."""
         if args[0] in self.commands or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         hint = _OPTIONS_ABOVE.get(args[0]) or did_you_mean(args[0], self.commands) or f"Commands: {', '.join(self.commands)}."
-        raise WrongUse(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
+        raise UsageError(f"A command of gpudist must exist. Received: {args[0]!r}. {hint}")
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and leave with its exit code."""
@@ -44,7 +44,7 @@ class _Commands(TyperGroup):
                 raise
             if type(error).__name__ != "NoArgsIsHelpError":  # the help has been shown by then
                 complain(in_our_words(error))
-            code = WrongUse.exit_code
+            code = UsageError.exit_code
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -80,11 +80,11 @@ def gpudist(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Does a TensorFlow program train the same model on many devices as on one? Answered on this machine."""
+    """Check whether a TensorFlow program trains the same model on many devices as on one, on this machine."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """As `emulate.cli.main`."""
+    """Run the command as `emulate.cli.main` does."""
     if args is None:
         _open_closed_streams()
         _forget_own_folder()
@@ -126,7 +126,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """A stream that was closed (`gpudist ... >&-`) leads nowhere: the next file to be opened must not get its number."""
+    """Connect closed streams (`gpudist ... >&-`) to the null device: the next opened file must not get their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
@@ -142,7 +142,7 @@ def _no_room(error: OSError) -> int:
 
 
 def _forget_own_folder() -> None:
-    """Python put the folder of our own script first on `sys.path`: no program may import from there."""
+    """Remove the folder of our own script from the front of `sys.path`: no program may import from there."""
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if sys.path and not getattr(sys.flags, "safe_path", False) and os.path.abspath(sys.path[0]) != ours:
         del sys.path[0]

@@ -1,4 +1,4 @@
-"""`gpudist causes`: the catalogue of what can be wrong."""
+"""Define `gpudist causes`: the catalogue of causes."""
 
 from __future__ import annotations
 

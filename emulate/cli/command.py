@@ -1,4 +1,4 @@
-"""What every command shares: `--` before the program's arguments, and how errors become exit codes."""
+"""Share what every command needs: `--` before the program's arguments, and exit codes for errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 
 
 class ProgramCommand(Command):
-    """A command whose line ends in `[-- ARGS...]`: what follows the first `--` is the program's, untouched."""
+    """Parse a command line that ends in `[-- ARGS...]`: everything after the first `--` goes to the program unchanged."""
 
     hint = HINT
 
@@ -30,12 +30,12 @@ class ProgramCommand(Command):
         return super().parse_args(ctx, args[:at])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The pieces of the usage line."""
+        """Return the pieces of the usage line."""
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
 
 
 def program_args(context: typer.Context) -> tuple[str, ...]:
-    """The program's own arguments of a `ProgramCommand`."""
+    """Return the program's own arguments of a `ProgramCommand`."""
     args: tuple[str, ...] = context.meta.get(_ARGS, ())
     return args
 
@@ -59,7 +59,7 @@ def exits_properly(command: Callable[P, int]) -> Callable[P, None]:
 
 
 def complain(text: str) -> None:
-    """One message on standard error: wrapped for a terminal, one line for a log, where it is searched."""
+    """Print one message on standard error: wrapped for a terminal, one line for a log, where it is searched."""
     from emulate.report import Page, width_of
 
     page = Page(width_of(sys.stderr) if sys.stderr.isatty() else sys.maxsize)

@@ -1,4 +1,4 @@
-"""`gpudist compare`: two recorded runs, also from other machines."""
+"""Define `gpudist compare`: compare two recorded runs, also from other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from emulate.cli import options, outputs, settings
 from emulate.cli.command import exits_properly
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
@@ -51,7 +51,7 @@ def _check_trace(path: Path) -> None:
         return
     inside = sorted(str(path / found.parent.name) for found in path.glob("*/trace.json"))
     hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' leaves some in DIR."
-    raise WrongUse(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
+    raise UsageError(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
 
 
 def _verdict(reference: Path, trace: Path, allow: list[str]) -> Verdict:
@@ -76,7 +76,7 @@ def _about(trace: Path) -> dict[str, Any]:
 
 
 def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    """What was not the same for both runs, and may be why they differ."""
+    """Return what differed between the runs' settings and may explain a difference."""
     one, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
     names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
     return [

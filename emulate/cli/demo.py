@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from emulate.cli.command import OWN_FAULT, complain, exits_properly
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.examples import FOLDERS, examples_folder
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def _copy(folder: Path) -> int:
         for name in FOLDERS:
             shutil.copytree(examples_folder() / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     except FileExistsError:
-        raise WrongUse(f"--copy must name a new folder. {received}, which exists. Name another folder.") from None
+        raise UsageError(f"--copy must name a new folder. {received}, which exists. Name another folder.") from None
     except OSError as error:
-        raise WrongUse(f"--copy must name a folder that can be written. {received} ({error.strerror or error}).") from None
+        raise UsageError(f"--copy must name a folder that can be written. {received} ({error.strerror or error}).") from None
     print(f"Copied the examples to {folder}. Try:\n  {_command(folder / _WRONG)}")
     return 0
 

@@ -1,4 +1,4 @@
-"""`gpudist devices`: what this machine has, and what can run on it."""
+"""Define `gpudist devices`: show what this machine has, and what can run on it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def devices(
         str | None, typer.Option("--json", metavar="FILE", help="Also write it to this file; - is standard output.")
     ] = None,
 ) -> int:
-    """What this machine has: GPUs and the topologies that run on them, what can be emulated, and what is isolated."""
+    """Show what this machine has: GPUs and the topologies that run on them, what can be emulated, and what is isolated."""
     from emulate.cluster import describe_isolation
     from emulate.devices import describe_machine
 
@@ -53,7 +53,7 @@ def _add(page: Page, about: Mapping[str, Any], indent: int) -> None:
 
 
 def _split(key: str, value: Any) -> tuple[str, Mapping[str, Any]]:
-    """What stands beside a label, and what stands below it."""
+    """Return what stands beside a label, and what stands below it."""
     if isinstance(value, Mapping) and key.endswith("_bytes"):
         return ", ".join(f"{int(size) / 2**30:.1f} GiB {name}" for name, size in value.items()), {}
     if isinstance(value, Mapping) and "available" in value:

@@ -1,4 +1,4 @@
-"""`gpudist faults`: what can befall a host, and how it is written."""
+"""Define `gpudist faults`: list the faults and their syntax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ gpudist faults"""
 
 @exits_properly
 def faults() -> int:
-    """What can befall a host (`--fault`) and how it is written."""
+    """List the faults for `--fault`, and their syntax."""
     width = max(len(example) for example in FAULTS.values())
     for kind, fault in KINDS.items():
         print(f"{FAULTS[kind]:{width}}  {fault.meaning}")

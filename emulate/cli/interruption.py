@@ -1,4 +1,4 @@
-"""Ctrl-C pressed twice, or held down: the first ends the command, the others do not end its clean-up."""
+"""Handle Ctrl-C pressed twice, or held down: the first ends the command, the others do not end its clean-up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that several commands have, and how their texts are read."""
+"""Define the options that several commands share, and how their texts are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.topology import Topology
 
 DEFAULT_TOPOLOGY = "1x4"
@@ -40,7 +40,7 @@ def complete_code(incomplete: str) -> list[str]:
 
 
 def _choice(*names: str) -> str:
-    """How possible values stand in the help."""
+    """Return the possible values for the help."""
     return f"[{'|'.join(names)}]"
 
 
@@ -114,11 +114,11 @@ FaultOption = Annotated[
 
 
 def program_target(program: str | None, module: str | None) -> str:
-    """The program as `Program.find` takes it; WrongUse when none was given, or two."""
+    """Return the program for `Program.find`. Raise UsageError if none was given, or two."""
     if module is None and program is None:
-        raise WrongUse("A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function.")
+        raise UsageError("A PROGRAM must be given. Received: none. Name one: train.py, -m package.module or train.py:function.")
     if module is not None and program is not None:
-        raise WrongUse(
+        raise UsageError(
             f"One program can be given. Received: -m {module} and {program!r}. "
             "Arguments of the program itself go after '--', the last thing on the line."
         )
@@ -126,49 +126,49 @@ def program_target(program: str | None, module: str | None) -> str:
 
 
 def topologies(texts: Sequence[str]) -> list[Topology]:
-    """The topologies asked for, each once, in order; `1x4` where none was; WrongUse when one is none."""
+    """Return the requested topologies, each once, in order. Default: `1x4`. Raise UsageError for an invalid one."""
     return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
 
 
 def number_of_steps(text: str) -> int | Literal["auto"] | None:
-    """Return the number of `--steps`, None for all; raise WrongUse when it is not a positive number, `all` or `auto`."""
+    """Return the number of `--steps`, None for all; raise UsageError when it is not a positive number, `all` or `auto`."""
     if text == "auto":
         return "auto"
     if text == "all":
         return None
     if text.isdecimal() and int(text) > 0:
         return int(text)
-    raise WrongUse(f"--steps must be a positive whole number, 'all' or 'auto'. Received: --steps {text!r}. Try --steps 20.")
+    raise UsageError(f"--steps must be a positive whole number, 'all' or 'auto'. Received: --steps {text!r}. Try --steps 20.")
 
 
 def number_of_seed(text: str) -> int:
-    """The number of `--seed`; WrongUse when it is none that NumPy takes."""
+    """Return the number of `--seed`. Raise UsageError for a number that NumPy does not take."""
     if text.isdecimal() and int(text) < 2**32:
         return int(text)
-    raise WrongUse(f"--seed must be a whole number from 0 to {2**32 - 1}. Received: --seed {text!r}. Try --seed 0.")
+    raise UsageError(f"--seed must be a whole number from 0 to {2**32 - 1}. Received: --seed {text!r}. Try --seed 0.")
 
 
 def number_of_seconds(text: str) -> float:
-    """The number of `--timeout`; WrongUse when it is not a positive one."""
+    """Return the number of `--timeout`. Raise UsageError if it is not positive."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if seconds > 0:
         return seconds
-    raise WrongUse(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
+    raise UsageError(f"--timeout must be a positive number of seconds. Received: --timeout {text!r}. Try --timeout 60.")
 
 
 def number_of_restarts(text: str | None, faults: Sequence[str]) -> int:
-    """The number of `--restarts`; WrongUse when it is none, or when nothing can befall a host."""
+    """Return the number of `--restarts`. Raise UsageError for an invalid one, or without a fault."""
     if text is None:
         return DEFAULT_RESTARTS
     if not text.isdecimal():
-        raise WrongUse(
+        raise UsageError(
             f"--restarts must be a whole number, 0 or more. Received: --restarts {text!r}. Try --restarts {DEFAULT_RESTARTS}."
         )
     if not faults:
-        raise WrongUse(
+        raise UsageError(
             f"--restarts goes with --fault. Received: --restarts {text!r} alone. "
             "Say what befalls a host ('gpudist faults' lists it), or leave it out."
         )
@@ -182,7 +182,7 @@ def check_choices(**values: str) -> None:
         option = "--" + name.replace("_", "-")
         if value not in possible[name]:
             those = ", ".join(possible[name])
-            raise WrongUse(f"{option} must be one of {those}. Received: {option} {value!r}. Choose one of them.")
+            raise UsageError(f"{option} must be one of {those}. Received: {option} {value!r}. Choose one of them.")
 
 
 def check_codes(codes: Sequence[str]) -> None:
@@ -196,10 +196,10 @@ def check_codes(codes: Sequence[str]) -> None:
 
 
 def known_code(code: str, codes: Iterable[str], option: str) -> str:
-    """A cause's code as it was given; WrongUse when there is no such cause."""
+    """Return a cause's code. Raise UsageError if there is no such cause."""
     known = list(codes)
     if code in known:
         return code
     near = difflib.get_close_matches(code, known, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else "'gpudist causes' lists them."
-    raise WrongUse(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")
+    raise UsageError(f"{option} must be the code of a cause. Received: {option} {code!r}. {hint}")

@@ -1,4 +1,4 @@
-"""The files that a report is written to besides the terminal: `--json` and `--html`."""
+"""Write report files besides the terminal: `--json` and `--html`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 if TYPE_CHECKING:
     from emulate.verify import Verdict
@@ -27,7 +27,7 @@ HtmlOption = Annotated[
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a report goes. Made by `check`.
+    """Describe where a report goes. `check` makes it.
 
     Attributes:
         json: The file of `--json`, or None.
@@ -62,13 +62,13 @@ def check(json: str | None, html: str | None = None, others: Mapping[str, Path |
         Where the report goes.
 
     Raises:
-        WrongUse: When a file cannot be meant.
+        UsageError: When a file cannot be meant.
     """
     from emulate.report import check_libraries
 
     named = {option: text for option, text in (("--json", json), ("--html", html)) if text is not None}
     if len(named) == 2 and len({_place(text) for text in named.values()}) == 1:
-        raise WrongUse(f"--json and --html must be files of their own. Received: {json!r} for both. Name another for one.")
+        raise UsageError(f"--json and --html must be files of their own. Received: {json!r} for both. Name another for one.")
     if html is not None:
         check_libraries()
     files = {option: _file(option, text, others or {}) for option, text in named.items()}
@@ -82,10 +82,12 @@ def _file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:
     if text == _STANDARD_OUTPUT:
         return STANDARD_OUTPUT
     if not text:
-        raise WrongUse(f"{option} must name a file. Received: {option} ''. Name one, or leave {option} out.")
+        raise UsageError(f"{option} must name a file. Received: {option} ''. Name one, or leave {option} out.")
     for what, other in others.items():
         if other is not None and _place(text) == os.path.realpath(other):
-            raise WrongUse(f"{option} must name a file of its own. Received: {option} {text!r}, which is {what}. Name another.")
+            raise UsageError(
+                f"{option} must name a file of its own. Received: {option} {text!r}, which is {what}. Name another."
+            )
     check_writable(Path(text), option)
     return Path(text)
 

@@ -1,4 +1,4 @@
-"""`gpudist run`: the emulator as a launcher, without recording."""
+"""Define `gpudist run`: use the emulator as a launcher, without recording."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.command import complain, exits_properly, program_args
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults import Fault, check_fired, check_for, parse_all
 from emulate.program import Program, hint_for, own_traceback, shorten_traceback
 
@@ -32,7 +32,7 @@ gpudist run train.py --topology 1x8 -- --epochs 3
 gpudist run train.py --topology 2x2 --fault kill:host=1,step=5,phase=all-reduce"""
 _GRACE = 10.0
 _RAISED = 3
-_WRONG_USE = f"{WrongUse.__module__}.{WrongUse.__qualname__}"  # seen only once the program's file has run
+_WRONG_USE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # seen only once the program's file has run
 
 _TOPOLOGY = typer.Option(
     "--topology", metavar="HxD", autocompletion=options.completes(*options.COMMON_TOPOLOGIES), help="Hosts x devices each."
@@ -53,7 +53,7 @@ def run(
     """Run PROGRAM on a topology: no recording, output passed through, the program's exit code."""
     if len(topology) > 1:
         given = " ".join(f"--topology {one}" for one in topology)
-        raise WrongUse(f"A run has one topology. Received: {given}. Run each by itself; gpudist verify takes several.")
+        raise UsageError(f"A run has one topology. Received: {given}. Run each by itself; gpudist verify takes several.")
     shape = options.topologies(topology)[0]
     options.check_choices(device=device, network=network, all_reduce=all_reduce)
     found = Program.find(options.program_target(program, module), program_args(context))
@@ -72,10 +72,10 @@ def run(
 
 
 def _entry(program: Program, host: Any) -> None:
-    """What each host does. The traceback is printed there, so that it is among the program's own output."""
+    """Run the program in each host, and print the traceback there, so that it is part of the program's output."""
     try:
         program.start()
-    except (SystemExit, WrongUse):
+    except (SystemExit, UsageError):
         raise
     except BaseException as error:
         print(shorten_traceback(own_traceback(error)), file=sys.stderr, flush=True)
@@ -83,7 +83,7 @@ def _entry(program: Program, host: Any) -> None:
 
 
 class _NeedsFreshProcess(Exception):
-    """The program sets a variable of the environment that TensorFlow has read by now."""
+    """Report that the program sets an environment variable that TensorFlow has already read."""
 
 
 def _launch(
@@ -128,7 +128,7 @@ def _watch(cluster: RunningCluster) -> int:
         complain(f"A fault came to pass: {fired}.")
     failed = first_cause(cluster.outcomes)
     if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
-        raise WrongUse(failed.error.message)
+        raise UsageError(failed.error.message)
     if failed is not None and failed.error is not None and (hint := hint_for(failed.error.traceback_text)):
         complain(hint)
     if failed is not None and failed.status == "killed":

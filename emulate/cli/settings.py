@@ -11,7 +11,7 @@ import typer
 
 from emulate.cli import options
 from emulate.cli.usage import did_you_mean
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import working_directory
 
 if sys.version_info >= (3, 11):
@@ -24,7 +24,7 @@ _FILE = "pyproject.toml"
 
 def _texts(value: Any) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise WrongUse("must be a list of texts")
+        raise UsageError("must be a list of texts")
     return value
 
 
@@ -40,21 +40,21 @@ def _allow(value: Any) -> list[str]:
 
 def _steps(value: Any) -> str:
     if value != "all" and type(value) is not int:
-        raise WrongUse('must be a whole number or "all"')
+        raise UsageError('must be a whole number or "all"')
     options.number_of_steps(str(value))
     return str(value)
 
 
 def _timeout(value: Any) -> str:
     if type(value) not in (int, float):
-        raise WrongUse("must be a number of seconds")
+        raise UsageError("must be a number of seconds")
     options.number_of_seconds(str(value))
     return str(value)
 
 
 def _strict(value: Any) -> bool:
     if type(value) is not bool:
-        raise WrongUse("must be true or false")
+        raise UsageError("must be true or false")
     return value
 
 
@@ -79,7 +79,7 @@ def fill(context: typer.Context, **given: Any) -> tuple[dict[str, Any], str]:
         The parameters, and a sentence that says which of them the file has set; empty where none.
 
     Raises:
-        WrongUse: Where the file has a key that does not exist, or a value that cannot be meant.
+        UsageError: Where the file has a key that does not exist, or a value that cannot be meant.
     """
     file, table = find(working_directory())
     if file is None:
@@ -101,7 +101,7 @@ def find(folder: Path) -> tuple[Path | None, Mapping[str, Any]]:
         The file and its table; None where there is none.
 
     Raises:
-        WrongUse: Where a pyproject.toml on the way cannot be read.
+        UsageError: Where a pyproject.toml on the way cannot be read.
     """
     for place in (folder, *folder.parents):
         file = place / _FILE
@@ -116,24 +116,24 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WrongUse(f"{_FILE} must be valid TOML. Received: {str(file)!r} ({error}).") from None
+        raise UsageError(f"{_FILE} must be valid TOML. Received: {str(file)!r} ({error}).") from None
 
 
 def _checked(key: str, file: Path) -> bool:
     if key in _OPTIONS:
         return True
     hint = did_you_mean(key, _OPTIONS) or f"Possible keys: {', '.join(_OPTIONS)}."
-    raise WrongUse(f"A key of [tool.gpudist] must be one that gpudist knows. Received: {key} in {file}. {hint}")
+    raise UsageError(f"A key of [tool.gpudist] must be one that gpudist knows. Received: {key} in {file}. {hint}")
 
 
 def _value(key: str, value: Any, file: Path) -> Any:
     try:
         return _OPTIONS[key][1](value)
-    except WrongUse as error:
+    except UsageError as error:
         said = str(error)
         if said.startswith("must "):
             said = f"{key} {said}. Received: {key} = {value!r}."
-        raise WrongUse(f"{said} ({key} of [tool.gpudist] in {file})") from None
+        raise UsageError(f"{said} ({key} of [tool.gpudist] in {file})") from None
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

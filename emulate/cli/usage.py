@@ -1,4 +1,4 @@
-"""Usage errors: those of the command line's parser in the words that all of gpudist's errors have."""
+"""Print usage errors of the command line's parser in the same form as all of gpudist's errors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 HINT = "Options and arguments of the program itself go after '--'."
 
 
 class Command(TyperCommand):
-    """A command that says in our words which argument is one too many."""
+    """Report an unexpected argument in gpudist's own words."""
 
     hint = ""
     """What is added where an option or an argument may be meant for something else."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options; raise WrongUse for arguments that the command does not take."""
+        """Read the options; raise UsageError for arguments that the command does not take."""
         ctx.allow_extra_args = True
         try:
             rest = super().parse_args(ctx, args)
@@ -30,7 +30,7 @@ class Command(TyperCommand):
             raise
         if ctx.args and not ctx.resilient_parsing:
             takes = " ".join(_name(param) for param in self.params if param.param_type_name == "argument")
-            raise WrongUse(
+            raise UsageError(
                 f"{ctx.command_path} takes {f'one {takes}' if takes else 'no argument'}. "
                 f"Received: {ctx.args[0]!r} besides it. {self.hint}".rstrip()
             )

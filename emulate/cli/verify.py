@@ -1,4 +1,4 @@
-"""`gpudist verify`: the main job, a program in, a verdict out."""
+"""Define `gpudist verify`, the main command: verify a program and report the verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from emulate.cli import options, outputs, settings
 from emulate.cli.command import exits_properly, program_args
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 EXAMPLES = """Examples:
 
@@ -77,7 +77,7 @@ def verify(
         Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
     ] = None,
 ) -> int:
-    """Does PROGRAM train the same model on these topologies as on one device?"""
+    """Verify that PROGRAM trains the same model on these topologies as on one device."""
     from emulate.program import Program
     from emulate.report import progress_on
 
@@ -124,6 +124,6 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         full = any(folder.iterdir())
     except OSError as error:
-        raise WrongUse(f"--traces must name a folder that can be written. {received} ({error.strerror}).") from None
+        raise UsageError(f"--traces must name a folder that can be written. {received} ({error.strerror}).") from None
     if full:
-        raise WrongUse(f"--traces must name an empty folder. {received}, which has contents. Name a new one.")
+        raise UsageError(f"--traces must name an empty folder. {received}, which has contents. Name a new one.")

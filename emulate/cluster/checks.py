@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 
 def check_function(function: object) -> None:
@@ -14,10 +14,10 @@ def check_function(function: object) -> None:
         function: What hosts are to run.
 
     Raises:
-        WrongUse: When it cannot be called.
+        UsageError: When it cannot be called.
     """
     if not callable(function):
-        raise WrongUse(
+        raise UsageError(
             f"What hosts run must be callable. Received: function={function!r}. "
             "Give a function; `gpudist run` and emulate.verify take files."
         )
@@ -30,10 +30,10 @@ def check_time_limit(timeout: object) -> None:
         timeout: Seconds, or None.
 
     Raises:
-        WrongUse: When it is no positive number.
+        UsageError: When it is no positive number.
     """
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise WrongUse(f"A time limit must be a positive number. Received: timeout={timeout!r}. Use None for no limit.")
+        raise UsageError(f"A time limit must be a positive number. Received: timeout={timeout!r}. Use None for no limit.")
 
 
 def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
@@ -46,17 +46,17 @@ def checked_environment(environment: Mapping[str, str] | None) -> dict[str, str]
         A copy of it.
 
     Raises:
-        WrongUse: When it is no mapping of texts.
+        UsageError: When it is no mapping of texts.
     """
     if environment is None:
         return {}
     if not isinstance(environment, Mapping):
-        raise WrongUse(
+        raise UsageError(
             f"An environment must have a text for each name. Received: environment={environment!r}. Give a dict of texts."
         )
     for name, value in environment.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise WrongUse(
+            raise UsageError(
                 f"An environment must have a text for each name. Received: environment={{{name!r}: {value!r}}}. "
                 f"Write it as {{{str(name)!r}: {str(value)!r}}}."
             )

@@ -25,7 +25,7 @@ from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
-from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.errors import Hung, ProgramFailed, UsageError
 from emulate.faults import Fault, Fired, check_fired, check_for, parse_all
 from emulate.program import pickle_by_value, shorten_traceback
 from emulate.topology import Topology
@@ -35,28 +35,28 @@ from emulate.topology import Topology
 class Cluster:
     """Run functions on emulated hosts on this machine, each a process with its own devices.
 
-    Every `run` forks fresh hosts from one process that has imported TensorFlow, so that a run takes tenths of a second and
-    finds nothing of the one before. The caller's process imports no TensorFlow.
+    Every `run` forks fresh hosts from one process that has imported TensorFlow. So a run takes tenths of a second and finds
+    nothing of the previous one. The caller's process imports no TensorFlow.
 
     Args:
         topology: `"2x2"` or a Topology.
-        device: `cpu`, `gpu` (this machine's GPUs, or slices of them), or `auto`: GPUs where each device can have its own.
-        all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
-        network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
-        timeout: Seconds that one `run` may take; None for as long as it takes.
-        environment: Set on every host on top of this process's environment.
-        echo: Pass the hosts' output on to this process's own instead of keeping it for error messages.
-        preload: The process to fork from, where several clusters share one; it stays when the cluster is left.
+        device: `cpu`, `gpu` (this machine's GPUs, or slices of them), or `auto`: GPUs if each device can have its own.
+        all_reduce: How replicas of one host are summed: `auto`, `ring`, `hierarchical` or `one-device`.
+        network: `own`: several hosts get a private network without access to the outside. `host`: this machine's network.
+        timeout: The time limit of one `run` in seconds; None for no limit.
+        environment: Environment variables for every host, added to those of this process.
+        echo: Relay the hosts' output to this process's output instead of keeping it for error messages.
+        preload: The process to fork from, if several clusters share one. It keeps running after the cluster.
 
     Attributes:
-        device: `cpu` or `gpu`: what computes.
-        fired: The faults of the last `run` that came to pass.
-        restarts: How often it was started again.
+        device: The device that computes: `cpu` or `gpu`.
+        fired: The faults that occurred in the last `run`.
+        restarts: How often the last `run` was restarted.
         notes: What the user should know, each once.
 
     Raises:
-        WrongUse: For a topology or an option that cannot be.
-        Unavailable: Where hosts cannot be emulated, or lack GPUs.
+        UsageError: If the topology or an option is not valid.
+        Unavailable: If hosts cannot be emulated, or lack GPUs.
 
     Example:
         >>> from emulate import Cluster
@@ -111,25 +111,27 @@ class Cluster:
         """Run a function on every host at the same time.
 
         Args:
-            function: Sent by value where it is local to a script or a test; TensorFlow is imported on the host already.
+            function: The function. It is sent by value if it is local to a script or a test. TensorFlow is already imported
+                there.
             *args: Its arguments, the same on every host.
-            faults: What befalls the hosts, as `"kill:host=1,step=5"` or `emulate.faults.Kill(host=1, step=5)`. All that came
-                to pass are in `fired` afterwards.
-            restarts: How often all hosts are started again where a fault ended them, or exit code 75 asks for it; files stay.
+            faults: Faults for the hosts, such as `"kill:host=1,step=5"` or `emulate.faults.Kill(host=1, step=5)`. Those that
+                occurred are in `fired` afterwards.
+            restarts: How often all hosts are restarted, if a fault ends them or they exit with code 75. Files stay.
             **kwargs: Its keyword arguments.
 
         Returns:
-            What it returned, one result per host in host order: the workers, or with parameter servers the chief, the
-            workers, the servers. What still serves when the chief is done is ended and has None.
+            One result per host in host order: the workers, or with parameter servers the chief, the workers, the servers. Hosts
+                that
+            still serve when the chief has finished are ended, and their result is None.
 
         Raises:
-            ProgramFailed: When a host raised or ended by itself, with the host's name and its traceback; the
-                exception itself is the cause where this process knows its class.
-            Hung: When the time limit passed.
-            WrongUse: When the cluster was left already, another process made it, a fault cannot be, or did not come to pass.
+            ProgramFailed: If a host raised or ended by itself, with the host's name and its traceback. The exception itself is
+                the `__cause__` if this process knows its class.
+            Hung: If the time limit passed.
+            UsageError: If the cluster was left or belongs to another process, or a fault is not valid or did not occur.
         """
         if self._preload is None:
-            raise WrongUse(
+            raise UsageError(
                 f"A cluster runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Make a new one."
             )
@@ -138,7 +140,7 @@ class Cluster:
         befalling = parse_all(faults)
         check_for(befalling, self.topology)
         if not (isinstance(restarts, int) and restarts >= 0):
-            raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
+            raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
@@ -259,7 +261,7 @@ class _Call:
 
 def _check_one_of(name: str, value: str, possible: tuple[str, ...]) -> None:
     if value not in possible:
-        raise WrongUse(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
+        raise UsageError(f"{name} must be one of {', '.join(possible)}. Received: {name}={value!r}. Choose one of them.")
 
 
 def _values(running: RunningCluster) -> list[Any]:

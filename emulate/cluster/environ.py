@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from gpudist_core.installed import foreign_backend
 
 _KEPT = "TF_CONFIG"
@@ -70,7 +70,7 @@ class Watch:
     def written(self, name: str, value: str) -> str:
         """Return the value that a variable gets in place of the program's."""
         if name == "KERAS_BACKEND" and (text := foreign_backend(value, "the program, in KERAS_BACKEND")):
-            raise WrongUse(text)
+            raise UsageError(text)
         if name != _KEPT:
             self._check(name, value)
             return value

@@ -1,4 +1,4 @@
-"""Each host of a cluster that does not go on, in words: what it waits for, its last step and collective, its stack."""
+"""Describe each host of a cluster that does not continue: what it waits for, its last step and collective, its stack."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class HostState:
-    """What is known of a host.
+    """Hold what is known about a host.
 
     Attributes:
         host: Its number.
@@ -47,7 +47,7 @@ class HostState:
 
 @dataclass
 class Follower:
-    """Takes in the events of a cluster, so that it can be said where each host is.
+    """Follow the events of a cluster, to tell where each host is.
 
     Args:
         cluster: Which one.
@@ -73,15 +73,15 @@ class Follower:
             (inside.add if event["phase"] == "enter" else inside.discard)(event["replica"])
 
     def hang(self) -> Hang | None:
-        """Whether nobody can go on any more; nothing is said of a standstill that a fault made."""
+        """Return the hang if nothing can continue; None for a standstill that a fault made."""
         return None if self.cluster.fired_now else self.judge.verdict(self.cluster)
 
     def step(self, host: int) -> int | None:
-        """The last step that a host was seen to make."""
+        """Return the last step that a host was seen to make."""
         return self._steps.get(host)
 
     def states(self) -> list[HostState]:
-        """Where each host is."""
+        """Return where each host is."""
         stacks, threads = self.cluster.stacks(), self.cluster.threads()
         ends = {outcome.host: outcome for outcome in self.cluster.outcomes}
         found = []
@@ -109,7 +109,7 @@ class Follower:
 
 
 def explain_hang(follower: Follower) -> str:
-    """Each host, one after the other: what it does, its last step and collective, its stack.
+    """Return a text about each host: what it does, its last step and collective, its stack.
 
     Args:
         follower: Was fed with the cluster's events; one that was not knows the stacks alone.

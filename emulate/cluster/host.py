@@ -27,7 +27,7 @@ from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
 from emulate.devices import GpuShare
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.faults import HostFaults, Late
 from emulate.faults import install as install_faults
 from emulate.imports import when_imported
@@ -50,11 +50,10 @@ class HostContext:
     """Give an entry access to its host.
 
     Attributes:
-        topology: The cluster's shape.
+        topology: The cluster's topology.
         host: This host's number.
         role: `worker`, `chief` or `ps`.
-        directory: This host's own folder, `host-<number>` in the run's.
-        has_own_network: Whether its network is the cluster's own, from which nothing outside can be reached.
+        directory: This host's own folder: `host-<number>` in the folder of the run.
     """
 
     topology: Topology
@@ -72,10 +71,10 @@ class HostContext:
             event: What it is, under `event`, and whatever belongs to it.
 
         Raises:
-            WrongUse: When it does not say what it is.
+            UsageError: When it does not say what it is.
         """
         if not (isinstance(event, Mapping) and isinstance(event.get("event"), str)):
-            raise WrongUse(
+            raise UsageError(
                 f"What a host sends must say what it is, under 'event'. Received: event={event!r}. "
                 "Send {'event': 'progress', 'step': 3}, say."
             )

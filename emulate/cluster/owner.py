@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import final
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 
 @final
@@ -27,10 +27,10 @@ class Owner:
             what: What it owns, for the message: `A cluster`.
 
         Raises:
-            WrongUse: In another process.
+            UsageError: In another process.
         """
         if not self.is_here:
-            raise WrongUse(
+            raise UsageError(
                 f"{what} serves the process that made it. Received: process={os.getpid()}, which was forked from "
                 f"{self._pid}. Make another one in this process, or use it in that one."
             )

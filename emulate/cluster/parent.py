@@ -47,7 +47,7 @@ class Preload:
             this process is killed (when all are killed at once, the next one that is made on this machine does it).
 
     Raises:
-        WrongUse: When the working directory is gone, and where no supported TensorFlow is installed.
+        UsageError: When the working directory is gone, and where no supported TensorFlow is installed.
         Unavailable: On a system without what this rests on, or where no interpreter can be started.
 
     Example:
@@ -110,7 +110,7 @@ class Preload:
             The cluster, to be left or ended by the caller.
 
         Raises:
-            WrongUse: When another process made this one, or the working directory is gone.
+            UsageError: When another process made this one, or the working directory is gone.
             Unavailable: When this machine's GPUs do not suffice, or are not free in time.
         """
         self._owner.check("A pre-loaded parent")

@@ -19,7 +19,7 @@ from emulate.devices.kernels import why_not_compiled
 from emulate.devices.lease import is_leased
 from emulate.devices.released import ask_until, patience_now
 from emulate.devices.sharing import MOSTLY_FREE, distinct, is_short, mostly_free, share_out, usable
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.topology import Topology
 
 DEVICES = ("cpu", "gpu", "auto")
@@ -79,7 +79,7 @@ def choose_device(device: str, topologies: Sequence[Topology]) -> DeviceChoice:
         The choice.
 
     Raises:
-        WrongUse: For another word, and where no supported TensorFlow is installed.
+        UsageError: For another word, and where no supported TensorFlow is installed.
         Unavailable: When `gpu` is asked for, and no topology can be had on this machine's GPUs.
 
     Example:
@@ -107,10 +107,10 @@ def check_device(device: str) -> None:
         device: The word.
 
     Raises:
-        WrongUse: When it is none of `DEVICES`.
+        UsageError: When it is none of `DEVICES`.
     """
     if device not in DEVICES:
-        raise WrongUse(f"What computes is one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
+        raise UsageError(f"What computes is one of {', '.join(DEVICES)}. Received: device={device!r}. Choose one of them.")
 
 
 def decide(

@@ -1,8 +1,8 @@
-"""The TensorFlow that hosts will import: whether gpudist supports it."""
+"""Check whether gpudist supports the TensorFlow that hosts will import."""
 
 from __future__ import annotations
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from gpudist_core.installed import unsupported
 
 
@@ -10,7 +10,7 @@ def check_tensorflow() -> None:
     """Refuse an environment without a supported TensorFlow and Keras.
 
     Raises:
-        WrongUse: When one of them is missing or too old; the text says what to install.
+        UsageError: When one of them is missing or too old; the text says what to install.
     """
     if text := unsupported():
-        raise WrongUse(text)
+        raise UsageError(text)

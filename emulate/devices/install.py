@@ -17,7 +17,7 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.servers import give_servers_their_gpus
 from emulate.devices.strategies import use_emulated_devices
 from emulate.devices.untuned import leave_datasets_untuned
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.imports import when_imported
 
 _installed: list[EmulatedGpus] = []
@@ -32,7 +32,7 @@ def install(plan: DevicePlan, note: Note) -> None:
         note: Called with a code and a text for what the report should mention, once for each text.
 
     Raises:
-        WrongUse: When TensorFlow's runtime is up already.
+        UsageError: When TensorFlow's runtime is up already.
         Unavailable: When TensorFlow does not see the GPUs that the plan gives to this host.
     """
     shown = os.environ.get(VISIBLE)  # the program may write it, and import TensorFlow after that
@@ -41,7 +41,7 @@ def install(plan: DevicePlan, note: Note) -> None:
 
 def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
     if upstream.is_initialized():
-        raise WrongUse(
+        raise UsageError(
             f"Devices are set up before TensorFlow's runtime. Received: num_devices={plan.num_devices} in a process that has "
             "run an operation. Start the host in a process that has not."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from emulate.devices.gpus import EmulatedGpus
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 _HERE = (None, "localhost")
 
@@ -32,7 +32,7 @@ class DeviceNames:
             The name of a logical CPU, or of a device on another host.
 
         Raises:
-            WrongUse: When this host has no such device.
+            UsageError: When this host has no such device.
         """
         text = device if isinstance(device, str) else _name_of(device)
         if not text:
@@ -54,7 +54,7 @@ class DeviceNames:
             Names of logical CPUs, in that order; in the reference one.
 
         Raises:
-            WrongUse: When this host has fewer.
+            UsageError: When this host has fewer.
         """
         named = [devices] if isinstance(devices, str) else list(devices)
         if self._gpus.plan.reference:
@@ -88,7 +88,7 @@ class DeviceNames:
             return index
         if self._gpus.plan.reference:
             return 0
-        raise WrongUse(
+        raise UsageError(
             f"A device that a program names must be there. Received: device={text!r}, and this host has {self._there()}. "
             f"Name one of these, or verify on a topology with more devices per host, 1x{index + 1} say."
         )
@@ -103,7 +103,7 @@ class DeviceNames:
         available = max(self._gpus.num_cpus, self._gpus.num_logical)
         if len(named) > available:
             names = [d if isinstance(d, str) else _name_of(d) for d in named]
-            raise WrongUse(
+            raise UsageError(
                 f"A strategy uses at most the devices that its host has. Received: {len(named)} devices {names}, and this host "
                 f"has {self._there()}. Name fewer, or verify on a topology with {len(named)} devices per host."
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emulate.devices.sharing import GpuShare
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 ALL_REDUCE = ("auto", "ring", "hierarchical", "one-device")
 
@@ -26,7 +26,7 @@ class DevicePlan:
         gpus: The physical GPUs that the devices are, or are slices of; None where they are made of the CPU.
 
     Raises:
-        WrongUse: When a number is below 1 or the all-reduce is unknown.
+        UsageError: When a number is below 1 or the all-reduce is unknown.
     """
 
     num_devices: int
@@ -37,7 +37,9 @@ class DevicePlan:
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:
-            raise WrongUse(f"A host has at least one device. Received: num_devices={self.num_devices}. Ask for 1 or more.")
+            raise UsageError(f"A host has at least one device. Received: num_devices={self.num_devices}. Ask for 1 or more.")
         if self.all_reduce not in ALL_REDUCE:
             choices = ", ".join(ALL_REDUCE)
-            raise WrongUse(f"The all-reduce is one of {choices}. Received: all_reduce={self.all_reduce!r}. Choose one of them.")
+            raise UsageError(
+                f"The all-reduce is one of {choices}. Received: all_reduce={self.all_reduce!r}. Choose one of them."
+            )

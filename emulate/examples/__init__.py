@@ -1,4 +1,4 @@
-"""The example programs and their data: beside this file in an installed package, `fixtures/` in a source checkout."""
+"""Find the example programs and their data: beside this file in an installed package, `fixtures/` in a source checkout."""
 
 from __future__ import annotations
 

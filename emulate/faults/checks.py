@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults.fired import Fired
 from emulate.faults.values import AtStep, Disconnect, Fault, Link, Missing
 from emulate.topology import Topology
@@ -18,7 +18,7 @@ def check_for(faults: Sequence[Fault], topology: Topology) -> None:
         topology: Its shape.
 
     Raises:
-        WrongUse: When a fault names a host or a link that is not there.
+        UsageError: When a fault names a host or a link that is not there.
     """
     count = topology.num_hosts + topology.num_ps + bool(topology.num_ps)
     for fault in faults:
@@ -26,13 +26,13 @@ def check_for(faults: Sequence[Fault], topology: Topology) -> None:
         host = getattr(fault, "host", None)
         if host is not None and host >= count:
             have = "host 0 alone" if count == 1 else f"hosts 0 to {count - 1}"
-            raise WrongUse(f"A fault must be of a host that is there. {received}, which has {have}. Name one of them.")
+            raise UsageError(f"A fault must be of a host that is there. {received}, which has {have}. Name one of them.")
         if isinstance(fault, (Link, Disconnect)) and count == 1:
-            raise WrongUse(f"A link is between hosts. {received}, which has one host. Take a topology with several.")
+            raise UsageError(f"A link is between hosts. {received}, which has one host. Take a topology with several.")
         if isinstance(fault, Missing) and count == 1:
-            raise WrongUse(f"Some host must start. {received}, which has one host. Take a topology with several.")
+            raise UsageError(f"Some host must start. {received}, which has one host. Take a topology with several.")
         if isinstance(fault, AtStep) and topology.num_ps:
-            raise WrongUse(
+            raise UsageError(
                 f"Steps are counted on hosts that train together. {received}, whose chief hands out the work. "
                 "With parameter servers hosts can be missing or late, and links slow."
             )
@@ -46,12 +46,12 @@ def check_fired(faults: Sequence[Fault], fired: Sequence[Fired]) -> None:
         fired: Those that came to pass.
 
     Raises:
-        WrongUse: When one did not.
+        UsageError: When one did not.
     """
     there = {one.number for one in fired}
     for number, fault in enumerate(faults):
         if number not in there:
-            raise WrongUse(never_fired(fault))
+            raise UsageError(never_fired(fault))
 
 
 def never_fired(fault: Fault, held: int | None = None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults.values import EXAMPLES, KINDS, Fault
 
 
@@ -22,7 +22,7 @@ def parse(text: str | Fault) -> Fault:
         The fault.
 
     Raises:
-        WrongUse: When it cannot be meant; the text says what to do.
+        UsageError: When it cannot be meant; the text says what to do.
 
     Example:
         >>> parse("kill:host=1,step=5,phase=all-reduce")
@@ -33,24 +33,24 @@ def parse(text: str | Fault) -> Fault:
     if isinstance(text, Fault):
         return text
     if not isinstance(text, str):
-        raise WrongUse(
+        raise UsageError(
             f"A fault must be a text, or one of emulate.faults. Received: faults={text!r}. Write {EXAMPLES['kill']!r}, say."
         )
     name, _, rest = text.strip().partition(":")
     if name not in KINDS:
-        raise WrongUse(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
+        raise UsageError(f"A fault must begin with its kind. Received: fault={text!r}. {_near(name, KINDS)}")
     kind = KINDS[name]
     known = {field.name.replace("_", "-"): field for field in fields(kind)}
     given: dict[str, Any] = {}
     for key, value in (_item(text, name, item, known) for item in rest.split(",") if item.strip()):
         if key in given:
-            raise WrongUse(
+            raise UsageError(
                 f"A fault must say each of its values once. Received: fault={text!r}, with {key} twice. Leave one out."
             )
         given[key] = value
     lacking = [one.name for one in known.values() if one.default is MISSING and one.name not in given]
     if lacking:
-        raise WrongUse(f"A fault must say its {lacking[0]}. Received: fault={text!r}. Write it as in {EXAMPLES[name]!r}.")
+        raise UsageError(f"A fault must say its {lacking[0]}. Received: fault={text!r}. Write it as in {EXAMPLES[name]!r}.")
     return kind(**given)
 
 
@@ -64,13 +64,13 @@ def parse_all(faults: str | Fault | Iterable[str | Fault]) -> tuple[Fault, ...]:
 def _item(text: str, kind: str, item: str, known: dict[str, Field[Any]]) -> tuple[str, Any]:
     key, equals, value = (part.strip() for part in item.partition("="))
     if not equals or key not in known:
-        raise WrongUse(
+        raise UsageError(
             f"A {kind} takes {', '.join(known)}. Received: fault={text!r}, {item.strip()!r} in it. {_near(key, known)}"
         )
     try:
         return known[key].name, _READERS.get(key, str)(value)
     except ValueError:
-        raise WrongUse(
+        raise UsageError(
             f"A fault's {key} must be {_WANTED[key]}. Received: fault={text!r}, {item.strip()!r} in it. "
             f"Write it as in {EXAMPLES[kind]!r}."
         ) from None

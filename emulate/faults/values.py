@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import ClassVar
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
 """Where in a step: before its data reaches the replicas; its gradients are there and not sent; a peer has sent its own and
@@ -28,8 +28,8 @@ _FORMS: dict[str, tuple[type, str]] = {
 class Fault:
     """Provide what all faults share. `str` returns the text that `parse` reads.
 
-    Faults with a step come to pass once, in the first step from that one on that reaches their phase. Steps are counted from 1,
-    as `Checkpoints` counts them, and go on counting where a program restored its optimizer.
+    A fault with a step occurs once, in the first step from that one on that reaches its phase. Steps are counted from 1, as in
+    `Checkpoints`, and continue after a program has restored its optimizer.
     """
 
     kind: ClassVar[str] = ""
@@ -53,7 +53,7 @@ class Fault:
 
     def _must(self, holds: bool, rule: str) -> None:
         if not holds:
-            raise WrongUse(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
+            raise UsageError(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
 
 
 def _short(name: str, value: object) -> str:
@@ -72,7 +72,7 @@ class OnHost(Fault):
     """Describe a fault of one host.
 
     Attributes:
-        host: Its number.
+        host: The number of the host.
     """
 
     host: int
@@ -87,7 +87,7 @@ class AtStep(OnHost):
     """Describe a fault of one host in one step.
 
     Attributes:
-        step: Counted from 1.
+        step: The step, counted from 1.
         phase: One of `PHASES`.
     """
 
@@ -113,7 +113,7 @@ class Stop(AtStep):
     """Stop the host's process (SIGSTOP), like a machine that freezes.
 
     Attributes:
-        seconds: Until it goes on; None for never.
+        seconds: How long it is stopped, in seconds; None for good.
     """
 
     seconds: float | None = None
@@ -130,7 +130,7 @@ class Preempt(AtStep):
     """Ask the host to stop (SIGTERM), as schedulers do, and kill it if it still runs after a while.
 
     Attributes:
-        seconds: Until it is killed.
+        seconds: How long to wait before the kill, in seconds.
     """
 
     seconds: float = 30.0
@@ -147,8 +147,8 @@ class Slow(AtStep):
     """Slow the host down from a step on.
 
     Attributes:
-        seconds: By how much each step takes longer.
-        factor: Or how many times as long it takes.
+        seconds: The extra time of each step, in seconds.
+        factor: The factor by which each step takes longer, in place of `seconds`.
     """
 
     seconds: float | None = None
@@ -169,7 +169,7 @@ class Disconnect(AtStep):
     """Take the host's link down: nothing it sends arrives, nothing reaches it, and no connection is closed.
 
     Attributes:
-        seconds: Until the link is up again; None for never.
+        seconds: How long the link is down, in seconds; None for good.
     """
 
     seconds: float | None = None
@@ -185,7 +185,7 @@ class Disconnect(AtStep):
 class FillDisk(AtStep):
     """Fill the host's disk: creating or extending a file fails with `No space left on device`.
 
-    Files that are open already can still be written at their end; whatever can be read can still be read.
+    Files that are already open can still be written at their end. Reading still works.
     """
 
     kind = "fill-disk"
@@ -205,7 +205,7 @@ class Late(OnHost):
     """Start the host's program later than the others.
 
     Attributes:
-        seconds: By how much.
+        seconds: The delay in seconds.
     """
 
     seconds: float
@@ -226,9 +226,9 @@ class Link(Fault):
     """Make the links between the hosts slow or lossy from the start.
 
     Attributes:
-        host: The one whose link it is; None for every host's.
-        latency: Seconds that what a host sends is under way.
-        loss: The part of its packets that get lost, from 0 to below 1.
+        host: The host of the link; None for every host.
+        latency: How long data from a host travels, in seconds.
+        loss: The fraction of lost packets, from 0 to below 1.
     """
 
     host: int | None = None

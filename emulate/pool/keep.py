@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pool.state import HostState
 from emulate.pool.upstream import runtime
 
@@ -37,7 +37,7 @@ def keep_state() -> None:
     To be called on a host, by a job that sets up what later jobs shall find, before the part of it whose traces shall not stay.
 
     Raises:
-        WrongUse: In a process that is no warm host.
+        UsageError: In a process that is no warm host.
     """
     _of_this_host("keep_state", "keeps state for later jobs").keep()
 
@@ -46,14 +46,14 @@ def restore_state() -> None:
     """Undo what the job has changed so far; what cannot be undone is told when the job is over.
 
     Raises:
-        WrongUse: In a process that is no warm host.
+        UsageError: In a process that is no warm host.
     """
     _of_this_host("restore_state", "puts its state back").restore_early()
 
 
 def _of_this_host(call: str, does: str) -> HostState:
     if state is None:
-        raise WrongUse(
+        raise UsageError(
             f"Only a warm host {does}. Received: a call of {call}() in another process. "
             "Call it in a function that runs through Lease.run."
         )

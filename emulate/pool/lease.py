@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
 from emulate.cluster import Owner, check_function, check_time_limit, roles_of
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.pool.result import HostResult
 from emulate.pool.round import NeedsOtherClusterError, Round
@@ -28,16 +28,16 @@ class Lease:
     """Give access to a clean cluster. `Pool.lease` makes it. Leaving it returns the cluster.
 
     Args:
-        pool: Whose cluster it is.
-        topology: The cluster's shape.
-        fresh: Whether the cluster must have run nothing before.
+        pool: The pool of the cluster.
+        topology: The cluster's topology.
+        fresh: Whether the cluster must not have run anything yet.
 
     Attributes:
-        topology: The cluster's shape.
+        topology: The cluster's topology.
         roles: The role of each host: `worker`, `chief` or `ps`.
-        names: What messages call each host.
-        notes: What the user should know: about isolation, and what jobs' hosts noted.
-        device: What the devices of hosts that train are: `emulated`, `gpu` or `gpu slice`.
+        names: The name of each host in messages.
+        notes: What the user should know: about isolation, and notes of jobs' hosts.
+        device: The devices of hosts that train: `emulated`, `gpu` or `gpu slice`.
     """
 
     def __init__(self, pool: Pool, topology: Topology, *, fresh: bool) -> None:
@@ -69,35 +69,35 @@ class Lease:
     ) -> list[HostResult]:
         """Run `function(context, *args)` on the main thread of every host at the same time.
 
-        What happens on hosts is never raised here, it stands in the results. When a host is done for (it raised, left or was
-        killed, or `hurry` was called), the others get `grace` more seconds (one at most after a kill), are asked for their
-        stacks, and ended. With parameter servers, that is so once the chief is done.
+        Nothing that happens on hosts is raised here; the results tell it. If a host has failed (it raised, left or was killed,
+        or `hurry` was called), the others get `grace` more seconds (at most one after a kill). Then their stacks are read, and
+        they are ended. With parameter servers, the same happens once the chief has finished.
 
-        Calls of several threads wait for each other.
+        Calls from several threads wait for each other.
 
-        Where the function does what only a host that has run nothing can do (split devices, set a number of threads), it is
-        begun again on such hosts; `on_event` then gets `{"event": "restarted", "reason": ...}`.
+        If the function needs hosts that have run nothing (it splits devices, or sets a number of threads), it is restarted on
+        such hosts. `on_event` then gets `{"event": "restarted", "reason": ...}`.
 
-        A folder for temporary files is a host's own and is emptied after each job; `context.directory` is not.
+        Each host has its own folder for temporary files, which is emptied after each job. `context.directory` is not emptied.
 
         Args:
-            function: Sent with cloudpickle: one at the top of a module that hosts can import arrives by reference, and what
-                it keeps in its module stays for the next job of that host.
-            *args: What it gets after the host's context.
-            timeout: Seconds after which all are ended; None for as long as it takes.
-            grace: Seconds that the others get when one is done for.
-            patience: Seconds that a host may wait in TensorFlow, doing nothing, for one that has returned; then it is ended
-                (`waiting`). None for as long as it takes.
-            on_event: Called here with a host's number and each event that the job sends with `context.send`, and with
-                `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
+            function: The function, sent with cloudpickle. A function at the top of a module that hosts can import is sent by
+                reference. What it stores in its module stays for the next job of that host.
+            *args: Its arguments after the host's context.
+            timeout: The time limit in seconds, after which all hosts are ended; None for no limit.
+            grace: How many seconds the other hosts get after one has failed.
+            patience: How many seconds a host may wait idle in TensorFlow for a host that has returned, before it is ended
+                (`waiting`); None for no limit.
+            on_event: A function that is called here with a host's number and each event that the job sends with `context.send`,
+                and with `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
 
         Returns:
-            How it went on each host, in host order.
+            One result per host, in host order.
 
         Raises:
-            WrongUse: When the function or its arguments cannot be sent, the time limit cannot be, the lease was left or is
-                another process's, or its `on_event` calls this.
-            Unavailable: When a cluster could not be started.
+            UsageError: If the function or its arguments cannot be sent, the time limit is not valid, the lease was left or
+                belongs to another process, or its `on_event` calls this.
+            Unavailable: If a cluster cannot be started.
         """
         self._owner.check("A lease")
         check_function(function)
@@ -110,7 +110,7 @@ class Lease:
         self, call: bytes, timeout: float | None, grace: float, patience: float | None, on_event: OnEvent | None
     ) -> list[HostResult]:
         if self._round is not None:  # the same thread, which need not wait for itself
-            raise WrongUse(
+            raise UsageError(
                 f"A lease runs one job at a time. Received: topology={str(self.topology)!r}, a job from the `on_event` of "
                 "another. Run it when that one is done, or take another lease for it."
             )
@@ -150,7 +150,7 @@ class Lease:
     def _healthy(self, bare: bool) -> WarmCluster:
         """Return the leased cluster, or another one if it is broken."""
         if self._cluster is None:
-            raise WrongUse(
+            raise UsageError(
                 f"A lease runs functions inside its `with` only. Received: topology={str(self.topology)!r}, left. "
                 "Take a new one from the pool."
             )
@@ -184,7 +184,7 @@ def _pickle(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         return to_bytes((function, args))
     except Exception as error:  # objects refuse in many ways
         name = getattr(function, "__qualname__", repr(function))
-        raise WrongUse(
+        raise UsageError(
             f"A job and its arguments must be sendable to another process. Received: function={name!r}, which is or refers to "
             f"something that is not ({type(error).__name__}: {error}). Make such objects (models, tensors, locks) inside it."
         ) from error

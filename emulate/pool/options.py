@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 _POSSIBLE = {
     "network": ("own", "host"),
@@ -19,7 +19,7 @@ class Options:
     """Hold the options of all clusters of a pool.
 
     Raises:
-        WrongUse: For what cannot be meant.
+        UsageError: If an option is not valid.
     """
 
     max_hosts: int = 12
@@ -34,8 +34,8 @@ class Options:
             value = getattr(self, name)
             if value not in possible:
                 one_of = ", ".join(possible)
-                raise WrongUse(f"{name} must be one of {one_of}. Received: {name}={value!r}. Choose one of them.")
+                raise UsageError(f"{name} must be one of {one_of}. Received: {name}={value!r}. Choose one of them.")
         if not (isinstance(self.max_hosts, int) and self.max_hosts >= 1):
-            raise WrongUse(
+            raise UsageError(
                 f"A pool keeps at least one host. Received: max_hosts={self.max_hosts!r}. Give a number of processes, 12 say."
             )

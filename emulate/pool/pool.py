@@ -10,7 +10,7 @@ from typing import final
 
 from emulate.cluster import Owner, Preload, ask_before_waiting, checked_environment, is_read_at_import, roles_of
 from emulate.devices import choose_device
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.pool.lease import Lease
 from emulate.pool.options import Options
 from emulate.pool.warm import WarmCluster
@@ -22,10 +22,10 @@ class Statistics:
     """Count what a pool did.
 
     Attributes:
-        started: Clusters that were started.
-        reused: Leases that got a cluster which had run a job before.
-        replaced: Clusters that could not be used again.
-        reasons: Why, one text for each of those.
+        started: Number of started clusters.
+        reused: Number of leases of a cluster that had already run a job.
+        replaced: Number of clusters that could not be used again.
+        reasons: The reason for each of those.
     """
 
     started: int = 0
@@ -41,26 +41,26 @@ class Statistics:
 class Pool:
     """Keep clusters warm between jobs, and lease only those that are indistinguishable from fresh ones.
 
-    Between jobs a host puts back what a job changed and looks for what cannot be put back; a cluster with a host that is not as
-    it was is replaced, not re-used, and `statistics` says why. State of modules that a job imported stays, as it does between
-    the tests of one pytest process.
+    Between jobs a host restores what a job changed, and checks for what cannot be restored. A cluster with a host that is not
+    restored is replaced, and `statistics` says why. The state of modules that a job imported stays, as it does between the
+    tests of one pytest process.
 
     Args:
-        max_hosts: Beyond so many processes, the idle clusters that were used least recently are ended.
-        preload: The process to fork from, where it is shared; it stays when the pool is closed.
-        environment: Set on every host on top of this process's environment.
-        network: `own`: several hosts get a network of their own, which reaches nothing outside. `host`: this machine's.
-        all_reduce: How replicas of one host sum: `auto`, `ring`, `hierarchical` or `one-device`.
-        device: `cpu`; `gpu`: this machine's GPUs, which serve one cluster at a time; or `auto`: GPUs for a topology of which
-            each device can have one of its own.
-        keeps_gpus: Whether a cluster on GPUs stays warm; False where other processes wait for them.
+        max_hosts: The largest number of processes. Beyond it, idle clusters are ended, the least recently used first.
+        preload: The process to fork from, if it is shared. It keeps running after the pool.
+        environment: Environment variables for every host, added to those of this process.
+        network: `own`: several hosts get a private network without access to the outside. `host`: this machine's network.
+        all_reduce: How replicas of one host are summed: `auto`, `ring`, `hierarchical` or `one-device`.
+        device: `cpu`; `gpu`: this machine's GPUs, for one cluster at a time; or `auto`: GPUs if each device of the topology can
+            have its own.
+        keeps_gpus: Whether a cluster on GPUs stays warm. Use False if other processes wait for the GPUs.
 
     Attributes:
         statistics: What the pool did so far.
 
     Raises:
-        WrongUse: For an option that cannot be.
-        Unavailable: Where hosts cannot be emulated.
+        UsageError: If an option is not valid.
+        Unavailable: If hosts cannot be emulated.
 
     Example:
         >>> from emulate import Pool
@@ -101,14 +101,14 @@ class Pool:
 
         Args:
             topology: `"2x2"` or a Topology.
-            fresh: Whether it must be one that has run nothing yet.
+            fresh: Whether the cluster must not have run anything yet.
 
         Returns:
-            The lease, a context manager: leaving it gives the cluster back.
+            The lease, a context manager. Leaving it returns the cluster.
 
         Raises:
-            WrongUse: For a topology that cannot be, or when the pool was closed or another process made it.
-            Unavailable: When the cluster could not be started.
+            UsageError: If the topology is not valid, the pool is closed, or it belongs to another process.
+            Unavailable: If the cluster cannot be started.
         """
         return Lease(self, Topology.parse(topology), fresh=fresh)
 
@@ -116,16 +116,16 @@ class Pool:
         """Return a cluster for a lease. With `bare`, its hosts import TensorFlow themselves.
 
         Args:
-            topology: Its shape.
-            fresh: Whether it must have run nothing yet.
+            topology: Its topology.
+            fresh: Whether it must not have run anything yet.
             bare: Whether its hosts must not have imported TensorFlow.
 
         Returns:
             The cluster, idle and clean.
 
         Raises:
-            WrongUse: When the pool was closed, or another process made it.
-            Unavailable: When the cluster could not be started.
+            UsageError: If the pool is closed, or belongs to another process.
+            Unavailable: If the cluster cannot be started.
         """
         self._owner.check("A pool")
         while True:
@@ -237,14 +237,14 @@ class Pool:
             self.prepare(broken.topology)
 
     def prepare(self, *topologies: str | Topology) -> None:
-        """Start clusters that will be asked for, while the caller goes on; as many as the limit of hosts allows.
+        """Start clusters in the background for later leases, as many as the limit of hosts allows.
 
         Args:
-            *topologies: Their shapes.
+            *topologies: Their topologies.
 
         Raises:
-            WrongUse: When the pool was closed, or another process made it.
-            Unavailable: When a cluster could not be started.
+            UsageError: If the pool is closed, or belongs to another process.
+            Unavailable: If a cluster cannot be started.
         """
         self._owner.check("A pool")
         for topology in map(Topology.parse, topologies):
@@ -268,7 +268,7 @@ class Pool:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise WrongUse("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
+            raise UsageError("A pool leases clusters until it is closed. Received: a closed pool. Make a new one.")
 
     def close(self) -> None:
         """End every process; one that was forked from this one leaves them alone."""

@@ -14,15 +14,15 @@ class HostResult:
 
     Attributes:
         host: The host's number.
-        status: `returned`; `raised`; `exited` (`sys.exit`, or the process left by itself); `killed` (by a signal, `code` is
-            minus its number); `ended` (by the pool, because another host was done for); `timeout` (ended because the
-            job's time had passed); `waiting` (ended because it waited, without end, for a host that was done).
-        value: What the function returned.
-        error: What it raised.
-        code: The exit code, where the host left or was killed.
-        stack: Where the host was when it was ended, or when a fault of its process ended it, outermost call first.
-        output: What the host wrote to its standard output and standard error during the job, in that order of writing.
-        step: The last `step` among the events that it sent, None when it sent none.
+        status: `returned`; `raised`; `exited` (`sys.exit`, or the process left by itself); `killed` (by a signal; `code` is
+            minus its number); `ended` (by the pool, because another host has failed); `timeout` (ended because the job's time
+            had passed); `waiting` (ended because it waited forever for a host that had finished).
+        value: The function's result.
+        error: The exception that it raised.
+        code: The exit code, if the host left or was killed.
+        stack: Where the host was when it was ended or crashed, outermost call first.
+        output: The host's standard output and standard error during the job, in the order of writing.
+        step: The last `step` among the events that it sent, or None.
     """
 
     host: int

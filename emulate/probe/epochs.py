@@ -1,4 +1,4 @@
-"""The length of the first epoch, where the program's data tells it before the first step.
+"""Find the length of the first epoch, if the program's data tells it before the first step.
 
 Keras's `fit` knows the number of its batches; a loop has it from the dataset that it iterates over.
 """
@@ -21,7 +21,7 @@ _PIPELINES = "gpudist_core.pipelines.distributed"
 
 @dataclass(frozen=True)
 class Epoch:
-    """The first epoch of a training.
+    """Describe the first epoch of a training.
 
     Attributes:
         batches: The number of its batches; None where it is unknown, or without end.

@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.probe import slices
 from emulate.topology import Topology
 
@@ -123,12 +123,12 @@ class StoredArray:
         try:
             kept = np.fromfile(self.path, self.dtype, count, offset=self.at)
         except (OSError, TypeError, ValueError) as error:
-            raise WrongUse(
+            raise UsageError(
                 f"A trace's arrays must be readable. Received: {self.path} ({error}). "
                 "Copy the whole folder again, or record another."
             ) from error
         if kept.size != count:
-            raise WrongUse(
+            raise UsageError(
                 f"A trace's arrays must be complete. Received: {self.path} ends before byte {self.at + count * kept.itemsize}. "
                 "Copy it again, or record another."
             )

@@ -1,4 +1,4 @@
-"""What is verified: a script, a module, a function of one of them, or a callable; found here, started in a host."""
+"""Find the program to verify (a script, a module, a function of one of them, or a callable), and start it in a host."""
 
 from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import working_directory

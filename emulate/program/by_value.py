@@ -1,4 +1,4 @@
-"""Callables as bytes: by value, so that a host needs neither the caller's module nor its state."""
+"""Turn callables into bytes by value, so that a host needs neither the caller's module nor its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 
 
@@ -25,7 +25,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
         What `pickle.loads` makes a callable of, in a process that cannot import the caller's module.
 
     Raises:
-        WrongUse: When it refers to something that cannot be sent to another process.
+        UsageError: When it refers to something that cannot be sent to another process.
     """
     from cloudpickle import register_pickle_by_value, unregister_pickle_by_value
 
@@ -35,7 +35,7 @@ def pickle_by_value(target: Callable[[], Any], name: str) -> bytes:
     try:
         return to_bytes(_Sent(target, _names_of_annotations(target)))
     except Exception as error:  # objects refuse in many ways: TypeError, PicklingError, NotImplementedError, their own
-        raise WrongUse(
+        raise UsageError(
             f"A callable and its arguments must be sendable to another process. Received: program={name!r}, which is or refers "
             f"to something that is not ({type(error).__name__}: {error}). "
             "Make such objects (models, datasets, tensors, locks) inside the function."
@@ -56,7 +56,7 @@ def _module_to_copy(target: Any) -> ModuleType | None:
 
 
 class _Sent:
-    """A callable with what annotations in its module name: no code refers to it, so it would stay; autograph evaluates it."""
+    """Hold a callable with the names in its module's annotations: no code refers to them, but autograph evaluates them."""
 
     def __init__(self, target: Any, names: Mapping[str, Any]) -> None:
         self._sent = target, names
@@ -77,7 +77,7 @@ def _inner(target: Any) -> Any:
 
 
 def _names_of_annotations(target: Any) -> dict[str, Any]:
-    """Classes and modules from elsewhere that a callable's module names in annotations."""
+    """Return classes and modules from elsewhere that a callable's module names in annotations."""
     module = sys.modules.get(getattr(_inner(target), "__module__", None) or "")
     found = {name: getattr(module, name) for name in _annotated(module) if hasattr(module, name)} if module is not None else {}
     return {name: value for name, value in found.items() if _is_from_elsewhere(value, getattr(module, "__name__", ""))}

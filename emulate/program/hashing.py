@@ -1,4 +1,4 @@
-"""What depends on how Python hashes strings, which is another way in each process."""
+"""Find code that depends on Python's string hashes, which differ between processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OPERATIONS = (ast.BitAnd, ast.BitOr, ast.BitXor, ast.Sub)
 
 
 def hashes(node: ast.expr) -> bool:
-    """Whether an expression makes a set or asks for a hash."""
+    """Return whether an expression makes a set or asks for a hash."""
     if isinstance(node, ast.Set):
         return not all(isinstance(one, ast.Constant) and isinstance(one.value, (int, float)) for one in node.elts)
     if isinstance(node, ast.Call):

@@ -1,4 +1,4 @@
-"""What mends an error that says neither what is wrong with how the program was started, nor what to install."""
+"""Add a hint to errors that do not say how to start the program, or what to install."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_KERAS_2 = ("No module named 'tf_keras'", "ImportError: Keras cannot be impor
 
 
 def hint_for(failure: str | None) -> str:
-    """What to do about a failure of the program.
+    """Return what to do about a failure of the program.
 
     Args:
         failure: Its traceback; None where there is none.
@@ -34,7 +34,7 @@ def hint_for(failure: str | None) -> str:
 
 
 def _as_module(files: list[str]) -> str:
-    """How to start the program's own file as a module; nothing is known of a file that another one imported."""
+    """Return how to start the program's own file as a module; empty for a file that another one imported."""
     if len(files) != 1:
         return ""
     file, here = Path(files[0]), Path.cwd()

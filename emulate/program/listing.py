@@ -1,4 +1,4 @@
-"""What depends on the order in which a file system lists a folder, which is another one on each disk."""
+"""Find code that depends on the listing order of a folder, which differs between disks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WALKED = ("os", "gfile")
 
 
 def lists_a_folder(node: ast.expr) -> bool:
-    """Whether an expression asks for the entries of a folder: by os, glob, pathlib or TensorFlow."""
+    """Return whether an expression lists a folder: by os, glob, pathlib or TensorFlow."""
     if not isinstance(node, ast.Call):
         return False
     if isinstance(node.func, ast.Name):

@@ -1,4 +1,4 @@
-"""Notebooks: their code cells as Python, without the lines that only IPython understands."""
+"""Read notebooks: their code cells as Python, without the lines that only IPython understands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 SUFFIX = ".ipynb"
 _MAGIC = re.compile(r"\s*([%!?]|[\w.]+\?)|.*\?\s*$")
@@ -21,7 +21,7 @@ _RUNS_ITS_BODY = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell.
+    """Describe a code cell.
 
     Attributes:
         number: Its number among the code cells that are not empty, from 1: what Jupyter shows after "Run All".
@@ -54,7 +54,7 @@ def cells_of(file: Path, name: str) -> list[Cell]:
         The cells, in order.
 
     Raises:
-        WrongUse: When it cannot be read, is no notebook, or a cell is not valid Python.
+        UsageError: When it cannot be read, is no notebook, or a cell is not valid Python.
     """
     sources = [text for text in _sources(file, name) if text.strip()]
     return [_cell(number, text, file, name) for number, text in enumerate(sources, 1)]
@@ -73,15 +73,15 @@ def _sources(file: Path, name: str) -> list[str]:
         cells = [cell for sheet in sheets for cell in sheet["cells"] if cell["cell_type"] == "code"]
         texts = [_joined(cell["source"] if "source" in cell else cell["input"]) for cell in cells]
     except OSError as error:
-        raise WrongUse(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
+        raise UsageError(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise WrongUse(
+        raise UsageError(
             f"A notebook must be JSON with cells, as Jupyter writes it. Received: program={name!r} ({why})."
         ) from None
     language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
     if language != "python":
-        raise WrongUse(f"A notebook's cells must be Python. Received: program={name!r}, whose language is {language!r}.")
+        raise UsageError(f"A notebook's cells must be Python. Received: program={name!r}, whose language is {language!r}.")
     return texts
 
 
@@ -120,14 +120,14 @@ def _error_in(source: str, file_name: str) -> SyntaxError | None:
     return None
 
 
-def _not_python(number: int, error: SyntaxError, line: str, name: str) -> WrongUse:
+def _not_python(number: int, error: SyntaxError, line: str, name: str) -> UsageError:
     where = f"cell {number}, line {error.lineno}" + (f": {line.strip()}" if line.strip() else "")
     if _VALUE_OF_MAGIC.match(line):
-        return WrongUse(
+        return UsageError(
             f"A magic whose value is used cannot be skipped. Received: program={name!r} ({where}). "
             "Write that line in Python (subprocess.run, say)."
         )
-    return WrongUse(f"A notebook's cells must be valid Python. Received: program={name!r} with {error.msg} ({where}).")
+    return UsageError(f"A notebook's cells must be valid Python. Received: program={name!r} with {error.msg} ({where}).")
 
 
 def trees(file: Path, name: str) -> list[tuple[str, ast.Module]]:

@@ -1,4 +1,4 @@
-"""Where a program does what may come in another order on each host, as its source tells."""
+"""Find places in a program's source whose results may come in another order on each host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import notebook
 from emulate.program.source import parse
 
@@ -37,7 +37,7 @@ def places(file: Path, roots: tuple[Path, ...], is_one: Callable[[ast.expr], boo
         seen.add(one)
         try:
             trees = notebook.trees(one, one.name) if notebook.is_notebook(one) else [(one.name, parse(one, one.name))]
-        except WrongUse:  # the program will say so, if it gets there
+        except UsageError:  # the program will say so, if it gets there
             continue
         for name, tree in trees:
             found += [f"{name}, line {line}" for line in _lines(tree, is_one)]
@@ -53,7 +53,7 @@ def _lines(tree: ast.Module, is_one: Callable[[ast.expr], bool]) -> list[int]:
 
 
 def _without_order(node: ast.AST) -> list[ast.expr]:
-    """The parts of a node that may come in any order."""
+    """Return the parts of a node that may come in any order."""
     if isinstance(node, ast.Compare):
         return [right for op, right in zip(node.ops, node.comparators, strict=True) if isinstance(op, (ast.In, ast.NotIn))]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:
@@ -63,7 +63,7 @@ def _without_order(node: ast.AST) -> list[ast.expr]:
 
 
 def _imported(tree: ast.Module, roots: tuple[Path, ...]) -> Iterator[Path]:
-    """The files of modules in these folders that a module imports."""
+    """Yield the files of modules in these folders that a module imports."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""A program: found and checked without importing it, then started in a host."""
+"""Find and check a program without importing it, then start it in a host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import notebook, source
 from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import package_of, working_directory
@@ -23,7 +23,7 @@ from emulate.program.places import places
 
 @dataclass(frozen=True)
 class Program:
-    """What is verified. Made by `Program.find`; plain data, so that it can be sent to a host.
+    """Describe the program to verify. `Program.find` makes it; it is plain data that can be sent to a host.
 
     Attributes:
         name: As the user wrote it, for messages.
@@ -69,7 +69,7 @@ class Program:
             The program, ready to be started or sent to a host.
 
         Raises:
-            WrongUse: When there is no such program, it cannot be one, or the working directory is gone.
+            UsageError: When there is no such program, it cannot be one, or the working directory is gone.
         """
         if isinstance(target, Program):
             return target
@@ -98,12 +98,12 @@ class Program:
     @classmethod
     def _of_function(cls, name: str, where: str, function: str, args: tuple[str, ...]) -> Program:
         if not function.isidentifier():
-            raise WrongUse(
+            raise UsageError(
                 f"What follows the colon must be a function's name. Received: program={name!r}. "
                 f"Write {f'{where}:main'!r}, say, or {where!r} alone to run all of it."
             )
         if where.endswith(notebook.SUFFIX):
-            raise WrongUse(f"A notebook is run as a whole. Received: program={name!r}. Name {where!r} alone.")
+            raise UsageError(f"A notebook is run as a whole. Received: program={name!r}. Name {where!r} alone.")
         if where.endswith(".py") or os.sep in where:
             file = source.find_file(where, name)
             root, module = package_of(file)
@@ -115,7 +115,9 @@ class Program:
     @classmethod
     def _of_callable(cls, target: Any, args: tuple[str, ...]) -> Program:
         if not callable(target):
-            raise WrongUse(f"A program is a path or a callable. Received: program={target!r} of type {type(target).__name__}.")
+            raise UsageError(
+                f"A program is a path or a callable. Received: program={target!r} of type {type(target).__name__}."
+            )
         name = _name_of(target)
         try:
             parameters = inspect.signature(target).parameters.values()
@@ -125,12 +127,12 @@ class Program:
         if needed:
             raise source.needs_arguments(name, needed)
         if inspect.iscoroutinefunction(target):
-            raise WrongUse(f"A program must be a plain function. Received: program={name!r}, which is an async function.")
+            raise UsageError(f"A program must be a plain function. Received: program={name!r}, which is an async function.")
         return cls(name, "callable", args, pickled=pickle_by_value(target, name), written=_written(target))
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """The folders in which a program writes without naming them: its working directory and that of its file."""
+        """Return the folders in which a program writes relative paths: its working directory and its file's folder."""
         beside = None if self.file is None else self.file.parent
         if beside is None or beside.is_relative_to(self.cwd) or _is_installed(beside):
             return (self.cwd,)
@@ -138,15 +140,15 @@ class Program:
 
     @property
     def folder(self) -> Path:
-        """The folder of the program's file, the working directory for a callable."""
+        """Return the folder of the program's file, or the working directory for a callable."""
         return self.cwd if self.file is None else self.file.parent
 
     def hash_places(self) -> list[str]:
-        """Where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
+        """Return where its own source makes sets or asks for hashes: `train.py, line 9`, each."""
         return self._places(hashes)
 
     def listing_places(self) -> list[str]:
-        """Where its own source lists folders."""
+        """Return where its own source lists folders."""
         return self._places(lists_a_folder)
 
     def _places(self, is_one: Callable[[ast.expr], bool]) -> list[str]:
@@ -156,7 +158,7 @@ class Program:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What its hosts are to find imported: matplotlib where its source names it, which takes 0.3 s in each otherwise."""
+        """Return what its hosts import in advance: matplotlib if its source names it, which otherwise takes 0.3 s each."""
         text = self.pickled if self.file is None else self.file.read_bytes()
         return ("matplotlib.pyplot",) if text is not None and b"matplotlib" in text else ()
 
@@ -171,7 +173,7 @@ class Program:
 
         Raises:
             SystemExit: When the program left with a code or a text.
-            WrongUse: When its function turns out not to be there.
+            UsageError: When its function turns out not to be there.
         """
         from emulate.program.start import start
 
@@ -187,9 +189,9 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
     if file is not None and file.suffix == ".py":
         return file
     if file is not None:
-        raise WrongUse(f"A program's module must be Python source. Received: program={name!r}, whose file is {file.name!r}.")
+        raise UsageError(f"A program's module must be Python source. Received: program={name!r}, whose file is {file.name!r}.")
     if not module.endswith(".py") and (plain := _plain_module_above(module)):
-        raise WrongUse(
+        raise UsageError(
             f"A program's module must have a file of its own. Received: program={name!r}, and {plain!r} is no package. "
             "Name the module that the function is written in."
         )
@@ -199,11 +201,11 @@ def _module_file(name: str, module: str, *, runnable: bool) -> Path:
         hint = "It is a package without a __main__ module: name the module in it."
     else:
         hint = f"It is looked for from the working directory, {str(Path.cwd())!r}, and where Python finds packages."
-    raise WrongUse(f"A program's module must be there. Received: program={name!r}. {hint}")
+    raise UsageError(f"A program's module must be there. Received: program={name!r}. {hint}")
 
 
 def _plain_module_above(module: str) -> str:
-    """The first part of a dotted name where it is a module without a folder, as `os` of `os.path`; else empty."""
+    """Return the first part of a dotted name if it is a module without a folder, as `os` of `os.path`; else empty."""
     first, _, rest = module.partition(".")
     file = source.find_module_file(first, runnable=False) if rest else None
     return "" if file is None or file.stem == "__init__" else first

@@ -1,4 +1,4 @@
-"""What can be known of a program's source without running it."""
+"""Read a program's source without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 _BLOCKS = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 _FORMS = "A program is written train.py, train.ipynb, -m package.module, train.py:function or package.module:function."
@@ -29,21 +29,21 @@ def find_file(text: str, name: str) -> Path:
         The file's absolute path.
 
     Raises:
-        WrongUse: When there is no such file, or it is not one.
+        UsageError: When there is no such file, or it is not one.
     """
     path = Path(os.path.abspath(Path(text).expanduser()))
     if path.is_dir():
-        raise WrongUse(f"A program must be a file, not a folder. Received: program={name!r}. {_offer(path, '')}")
+        raise UsageError(f"A program must be a file, not a folder. Received: program={name!r}. {_offer(path, '')}")
     if path.is_symlink() and not path.exists():
-        raise WrongUse(
+        raise UsageError(
             f"A program's file must exist. Received: program={name!r}, a link to {os.readlink(path)!r}, which does not. "
             "Mend the link, or name another file."
         )
     if not path.exists():
-        raise WrongUse(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
+        raise UsageError(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
     path = _behind_stream(path)
     if not path.is_file():
-        raise WrongUse(
+        raise UsageError(
             f"A program must be a regular file, which each host reads anew. Received: program={name!r}, a pipe or a device. "
             "Write it to a file first."
         )
@@ -51,7 +51,7 @@ def find_file(text: str, name: str) -> Path:
 
 
 def _behind_stream(path: Path) -> Path:
-    """Of `/dev/stdin` the file that it was redirected from: each host has another standard input."""
+    """Return the file that `/dev/stdin` was redirected from: each host has another standard input."""
     is_stream = path.is_relative_to("/dev") or path.is_relative_to("/proc")
     return Path(os.path.realpath(path)) if is_stream else path
 
@@ -117,7 +117,7 @@ def parse(file: Path, name: str) -> ast.Module:
         Its syntax tree.
 
     Raises:
-        WrongUse: When it cannot be read or is not Python.
+        UsageError: When it cannot be read or is not Python.
     """
     try:
         with warnings.catch_warnings():
@@ -126,14 +126,14 @@ def parse(file: Path, name: str) -> ast.Module:
     except SyntaxError as error:
         line = (error.text or "").strip()
         where = f"{file.name}, line {error.lineno}" + (f": {line}" if line else "")
-        raise WrongUse(
+        raise UsageError(
             f"A program must be valid Python {sys.version_info[0]}.{sys.version_info[1]}. "
             f"Received: program={name!r} with {error.msg} ({where}). Mend that line first."
         ) from None
     except ValueError as error:
-        raise WrongUse(f"A program must be Python source. Received: program={name!r}, which is not text ({error}).") from None
+        raise UsageError(f"A program must be Python source. Received: program={name!r}, which is not text ({error}).") from None
     except OSError as error:
-        raise WrongUse(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
+        raise UsageError(f"A program's file must be readable. Received: program={name!r} ({error.strerror}).") from None
 
 
 def check_function(tree: ast.Module, function: str, name: str) -> None:
@@ -145,7 +145,7 @@ def check_function(tree: ast.Module, function: str, name: str) -> None:
         name: The program as it was written, for messages.
 
     Raises:
-        WrongUse: When it has not.
+        UsageError: When it has not.
     """
     found = [node for node in _statements(tree.body) if function in _bound_by(node)]
     if not found:
@@ -157,22 +157,22 @@ def check_function(tree: ast.Module, function: str, name: str) -> None:
 def _check_definition(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, name: str) -> None:
     if not isinstance(node, ast.FunctionDef):
         what = "a class" if isinstance(node, ast.ClassDef) else "an async function"
-        raise WrongUse(f"A program must be a plain function. Received: program={name!r}, which is {what}. Name a function.")
+        raise UsageError(f"A program must be a plain function. Received: program={name!r}, which is {what}. Name a function.")
     needed = required_of(node.args)
     if needed and not node.decorator_list:  # a decorator may supply them (command line libraries do)
         raise needs_arguments(name, needed)
 
 
-def needs_arguments(name: str, needed: list[str]) -> WrongUse:
-    """The error of a function that cannot be called without arguments."""
-    return WrongUse(
+def needs_arguments(name: str, needed: list[str]) -> UsageError:
+    """Return the error for a function that cannot be called without arguments."""
+    return UsageError(
         f"A program must be callable without arguments. Received: program={name!r}, which needs {', '.join(needed)}. "
         "Give them defaults, or name a function without arguments that calls it."
     )
 
 
 def required_of(arguments: ast.arguments) -> list[str]:
-    """The names of the arguments without a default."""
+    """Return the names of the arguments without a default."""
     positional = [*arguments.posonlyargs, *arguments.args]
     needed = positional[: len(positional) - len(arguments.defaults)]
     only = [a for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
@@ -190,7 +190,7 @@ def _check_may_be_there(tree: ast.Module, function: str, name: str) -> None:
         hint = f"Did you mean {f'{path}:{near[0]}'!r}?"
     else:
         hint = f"Functions there: {', '.join(functions[:8])}." if functions else f"{path!r} has no functions."
-    raise WrongUse(f"A program's function must be there at the top level of its file. Received: program={name!r}. {hint}")
+    raise UsageError(f"A program's function must be there at the top level of its file. Received: program={name!r}. {hint}")
 
 
 def _binds_unknown_names(node: ast.stmt) -> bool:
@@ -199,7 +199,7 @@ def _binds_unknown_names(node: ast.stmt) -> bool:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of the top level, those under `if`, `try`, `with` and loops included."""
+    """Yield the statements of the top level, including those under `if`, `try`, `with` and loops."""
     for node in body:
         yield node
         if isinstance(node, _BLOCKS):

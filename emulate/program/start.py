@@ -1,4 +1,4 @@
-"""Start a program in a host as Python itself would have started it."""
+"""Start a program in a host as Python itself would start it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program.notebook import cells_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def start(program: Program, path: PathMap) -> Any:
 
 
 def _end_as_python_does() -> None:
-    """What Python does between the last line of a program and the end of the process, in this order."""
+    """Do what Python does between the last line of a program and the end of the process, in this order."""
     getattr(threading, "_shutdown", lambda: None)()  # waits for the program's threads and executors
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -86,7 +86,7 @@ def _run_module(program: Program, path: PathMap) -> None:
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{program.module}.__main__")
     if spec is None or not isinstance(spec.loader, importlib.machinery.SourceFileLoader) or spec.origin is None:
-        raise WrongUse(f"A program's module must be Python source. Received: program={program.name!r}.")
+        raise UsageError(f"A program's module must be Python source. Received: program={program.name!r}.")
     code = spec.loader.get_code(spec.name)
     assert code is not None
     sys.argv[0] = spec.origin
@@ -118,7 +118,7 @@ def _call_function(program: Program, path: PathMap) -> Any:
     module = importlib.import_module(program.module) if program.module else _import_file(program, path)
     function = getattr(module, program.function, None)
     if not callable(function):
-        raise WrongUse(
+        raise UsageError(
             f"A program's function must be there once its file has run. Received: program={program.name!r}, "
             f"whose {program.function!r} is {'not there' if function is None else f'a {type(function).__name__}'}."
         )

@@ -1,4 +1,4 @@
-"""The traceback of a program as the user knows it: without the frames of gpudist and of the import machinery."""
+"""Show the traceback of a program without the frames of gpudist and of the import machinery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHARE_OF_FIRST = 0.6
 
 
 def own_traceback(error: BaseException) -> str:
-    """The text of an exception as Python prints it, frames of gpudist removed; it ends without a newline."""
+    """Return the text of an exception as Python prints it, without frames of gpudist and without a final newline."""
     return trim_traceback("".join(traceback.format_exception(error)))
 
 
@@ -95,7 +95,7 @@ def _without_our_frames(lines: Iterable[str]) -> Iterator[str]:
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file of a traceback is gpudist's, or of the import machinery."""
+    """Return whether a file of a traceback belongs to gpudist or to the import machinery."""
     return file in _MACHINERY or file.startswith(_OURS + "/")
 
 

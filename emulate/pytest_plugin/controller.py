@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
 from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
@@ -134,12 +134,12 @@ class Controller:
 
     def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
         if "gpudist" in getattr(item, "fixturenames", ()):
-            raise WrongUse(
+            raise UsageError(
                 "`gpudist` verifies programs from beside the hosts. Received: a test that asks for it and for strategy, "
                 "devices or shared_path, so that its body runs on hosts. Make two tests of it."
             )
         if self._config.getoption("trace", False):
-            raise WrongUse(
+            raise UsageError(
                 "--trace needs a terminal, and a host has none. Received: --trace and a test that runs on hosts. "
                 "Leave the test out, or the option."
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.wire import LIMIT, OUTPUT, dump_warning
 
@@ -103,7 +103,7 @@ class _Ears:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            raise WrongUse(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
+            raise UsageError(f"Every host must be able to collect what pytest itself collected. Received:\n{report.longrepr}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Any:

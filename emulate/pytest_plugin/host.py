@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pool import before_runtime, keep_state, restore_state
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
@@ -140,7 +140,7 @@ class Host:
         for item in self._items(path):
             if item.nodeid == nodeid:
                 return item
-        raise WrongUse(
+        raise UsageError(
             f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of {path} "
             f"on {self._cluster.name}. Parametrize and name tests in the same way in every process."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pytest_plugin.keys import NAME
 from emulate.topology import Topology
 
@@ -22,9 +22,9 @@ class Wanted:
     """Hold what the marks of a test say.
 
     Attributes:
-        topologies: Where it runs.
-        strategy: The kind of strategy it gets: one of `STRATEGIES`, or None for none.
-        deadline: Seconds it may take, None for what the options say.
+        topologies: The topologies that it runs on.
+        strategy: The kind of strategy that it gets: one of `STRATEGIES`, or None.
+        deadline: The time limit in seconds; None for the default of the options.
     """
 
     topologies: tuple[Topology, ...]
@@ -39,10 +39,10 @@ def wanted_by(node: pytest.Item) -> Wanted | None:
         node: The test, or the definition from which tests are generated.
 
     Returns:
-        None where there is no mark.
+        The content of the marks, or None.
 
     Raises:
-        WrongUse: When a mark cannot be meant.
+        UsageError: If a mark is not valid.
     """
     marks = list(node.iter_markers_with_node(NAME))
     if not marks:
@@ -53,14 +53,14 @@ def wanted_by(node: pytest.Item) -> Wanted | None:
         _merge(options, dict(mark.kwargs))
     shapes = [Topology.parse(shape) for mark in nearest for shape in mark.args]
     if not shapes:
-        raise WrongUse(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
+        raise UsageError(f"A mark names the topologies of its test. Received: {_shown(nearest[0])}. Write {_EXAMPLE}.")
     return Wanted(tuple(dict.fromkeys(shapes)), **_checked(options))
 
 
 def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
     for name, value in more.items():
         if options.setdefault(name, value) != value:
-            raise WrongUse(
+            raise UsageError(
                 f"The marks of one test must agree. Received: {name}={options[name]!r} and {name}={value!r}. Keep one of them."
             )
 
@@ -68,17 +68,17 @@ def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
     unknown = sorted(options.keys() - {"strategy", "deadline"})
     if unknown:
-        raise WrongUse(
+        raise UsageError(
             f"A mark has topologies and the keywords strategy and deadline. Received: {unknown[0]}={options[unknown[0]]!r}. "
             f'Write {_EXAMPLE[:-1]}, strategy="mirrored").'
         )
     kind, deadline = options.get("strategy", "auto"), options.get("deadline")
     if kind is not None and kind not in STRATEGIES:
-        raise WrongUse(
+        raise UsageError(
             f"A strategy is one of {', '.join(STRATEGIES)}, or None for none. Received: strategy={kind!r}. Choose one of them."
         )
     if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
-        raise WrongUse(f"A deadline is a positive number of seconds. Received: deadline={deadline!r}.")
+        raise UsageError(f"A deadline is a positive number of seconds. Received: deadline={deadline!r}.")
     return options
 
 
@@ -91,7 +91,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """Make one test for each topology that the marks of a function name."""
     try:
         wanted, wrong = wanted_by(metafunc.definition), None
-    except WrongUse as error:
+    except UsageError as error:
         wanted, wrong = None, error
     if wrong is not None:  # said here, so that pytest does not tell of two errors
         pytest.fail(f"{metafunc.definition.nodeid}: {wrong}", pytrace=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pickle import dumps, loads
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ class HostCluster:
     """Describe the cluster of a test, seen from one of its hosts.
 
     Args:
-        context: The host's own.
-        folder: A folder of the test, the same on all hosts; made when it is used.
+        context: The host's own context.
+        folder: A folder of the test, the same on all hosts. It is made on first use.
 
     Attributes:
-        topology: Its shape.
+        topology: Its topology.
         host: The number of this host.
-        num_hosts: How many hosts run the test.
-        name: What messages call this host.
+        num_hosts: The number of hosts that run the test.
+        name: The name of this host in messages.
 
     Example:
         def test_hosts_agree(strategy, cluster):
@@ -56,16 +56,16 @@ class HostCluster:
         return path
 
     def gather(self, value: Any) -> list[Any]:
-        """Meet the other hosts and exchange a value; call it equally often on each.
+        """Meet the other hosts and exchange a value. Call it equally often on each host.
 
         Args:
-            value: What this host contributes; it must be possible to pickle it.
+            value: This host's value. It must be picklable.
 
         Returns:
             The values of all hosts, in host order.
 
         Raises:
-            WrongUse: When another host has ended the test without coming.
+            UsageError: If another host has ended the test without a call.
         """
         __tracebackhide__ = True
         folder = self._folder / f"meeting-{self._meetings}"
@@ -84,7 +84,7 @@ class HostCluster:
         __tracebackhide__ = True
         gone = [host for host in range(self.num_hosts) if exists(self._folder / f"left-{host}") and not exists(paths[host])]
         if gone:
-            raise WrongUse(
+            raise UsageError(
                 f"Every host of a test calls gather and barrier equally often. Received: call {self._meetings} on {self.name}, "
                 f"and host {gone[0]} is done with the test. Call it on every host, in no branch that only some of them take."
             )
@@ -95,12 +95,12 @@ class HostCluster:
         self.gather(None)
 
     def run(self, *_: Any, **__: Any) -> None:
-        """Refused here.
+        """Refuse to run a function on a cluster from one of its hosts.
 
         Raises:
-            WrongUse: Always.
+            UsageError: Always.
         """
-        raise WrongUse(
+        raise UsageError(
             "cluster.run starts functions on hosts from beside them. Received: a call on a host, in a test that asks for "
             "`strategy`, `devices` or `shared_path`. Its body runs on every host already; leave these out to use cluster.run."
         )

@@ -263,7 +263,7 @@ class _Merger:
             text = f"The host's process left with exit code {code} while {while_}."
         elif status == "raised" and run.result.error is not None:
             error = run.result.error
-            text = error.message if error.kind.endswith("WrongUse") else shorten_traceback(error.traceback_text)
+            text = error.message if error.kind.endswith("UsageError") else shorten_traceback(error.traceback_text)
         elif status == "waiting":
             text = (
                 f"The host has done nothing for {self._patience:g} s while {while_}: it waits for {self._done()}, done with "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 _OF_THE_WHOLE_RUN = ("pytest_cov", "_cov", "rerunfailures", "pytest-retry", "flaky")
 """Names under which plugins register that measure the processes of a run (`measuring` does it on hosts), or repeat a test where
@@ -58,7 +58,7 @@ def worker_input(config: pytest.Config) -> dict[str, Any]:
         What can be sent of `config.workerinput`; where there is none, what plugins and conftest.py put into that of a worker.
 
     Raises:
-        WrongUse: When one of their hooks fails.
+        UsageError: When one of their hooks fails.
     """
     if hasattr(config, "workerinput"):
         return sendable(config.workerinput)
@@ -72,7 +72,7 @@ def worker_input(config: pytest.Config) -> dict[str, Any]:
         try:
             hook(node=SimpleNamespace(config=config, workerinput=told, gateway=gateway))
         except Exception as error:
-            raise WrongUse(
+            raise UsageError(
                 "To other plugins hosts are workers of pytest-xdist, which pytest_configure_node gives what they need. "
                 f"Received: {type(error).__name__}: {error} from it. Use node.config and node.workerinput alone there."
             ) from error

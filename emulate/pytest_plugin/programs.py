@@ -1,4 +1,4 @@
-"""The fixture `gpudist`: programs under test."""
+"""Define the fixture `gpudist`: programs under test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Programs:
-    """Verifies programs in a test, with the settings of the run; all tests share one process to fork from.
+    """Verify programs in a test, with the settings of the run. All tests share one process to fork from.
 
     Args:
-        controller: Of this pytest.
+        controller: The controller of this pytest.
         item: The test.
 
     Example:
@@ -32,15 +32,15 @@ class Programs:
         self._item = item
 
     def verify(self, program: Any, topology: Any = None, **options: Any) -> Verdict:
-        """As `emulate.verify`.
+        """Verify a program as `emulate.verify` does.
 
         Args:
             program: As for `emulate.verify`.
-            topology: As for `emulate.verify`; the test's own where it has one.
+            topology: As for `emulate.verify`. Default: the test's own.
             **options: As for `emulate.verify`.
 
         Returns:
-            The verdict, which the test's properties carry too.
+            The verdict. The test's properties also carry it.
         """
         from emulate.verify import verify
 
@@ -57,7 +57,7 @@ class Programs:
 
         Args:
             program: As for `emulate.verify`.
-            topology: As for `emulate.verify`; the test's own where it has one.
+            topology: As for `emulate.verify`. Default: the test's own.
             **options: As for `emulate.verify`.
 
         Raises:

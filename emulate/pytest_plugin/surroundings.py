@@ -6,7 +6,7 @@ import random
 import sys
 from typing import Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pool import keep_meeting
 from emulate.pytest_plugin.wire import SessionPlan
 
@@ -48,7 +48,7 @@ def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
 def refuse_debugger(*args: Any, **kwargs: Any) -> None:
     """Replace `breakpoint` and `pdb.set_trace`."""
     __tracebackhide__ = True
-    raise WrongUse(
+    raise UsageError(
         "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
         'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '
         "of your own."

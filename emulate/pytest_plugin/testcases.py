@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pytest_plugin.keys import HOST, NAME
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def multiply(collector: pytest.Class | pytest.Module, report: pytest.CollectRepo
         _refuse_lost_marks(collector)
         if isinstance(collector, pytest.Class) and _is_of_unittest(collector):
             report.result = [one for test in report.result or [] for one in _per_topology(test)]
-    except WrongUse as error:
+    except UsageError as error:
         report.outcome, report.longrepr, report.result = "failed", str(error), []
 
 
@@ -52,7 +52,7 @@ def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
     """Refuse a lost mark: a decorator that returns nothing (parameterized.expand) leaves it in place of a test."""
     for name, value in list(vars(getattr(collector, "obj", None) or object).items()):
         if isinstance(value, pytest.MarkDecorator) and value.name == NAME and collector.funcnamefilter(name):
-            raise WrongUse(
+            raise UsageError(
                 f"A mark stands on a test. Received: {collector.nodeid}::{name}, which is only the mark: the decorator below "
                 "it returns no test, or a name like a test's was given to a mark. Write @pytest.mark.topology(...) below "
                 "@parameterized.expand(...), or name the mark otherwise."

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 
 def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Path]) -> pytest.Config:
@@ -174,7 +174,7 @@ def base_folder(config: pytest.Config) -> Path:
     """Return the folder of this run's temporary folders."""
     factory = getattr(config, "_tmp_path_factory", None)
     if factory is None:
-        raise WrongUse(
+        raise UsageError(
             "Hosts have their folders in pytest's temporary one. Received: a run without its plugin tmpdir. "
             "Leave out -p no:tmpdir."
         )

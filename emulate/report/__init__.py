@@ -1,4 +1,4 @@
-"""What users read: progress while it runs, the verdict on the terminal, as JSON and as a page."""
+"""Write what users read: progress during the run, the verdict on the terminal, as JSON and as a page."""
 
 from emulate.report.assertion import assert_equivalent, check_equivalent
 from emulate.report.files import STANDARD_OUTPUT, check_writable

@@ -1,4 +1,4 @@
-"""The verdict as an assertion, for tests."""
+"""Provide the verdict as an assertion, for tests."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def assert_equivalent(
 
 
 def check_equivalent(verdict: Verdict) -> None:
-    """Raise AssertionError with the report unless a verdict passes; warn where it passes only by design.
+    """Raise AssertionError with the report unless a verdict passes. Warn if it passes only by design.
 
     Args:
-        verdict: What `emulate.verify` returned.
+        verdict: The result of `emulate.verify`.
 
     Raises:
         AssertionError: With the whole report as its text.

@@ -1,4 +1,4 @@
-"""What became of a program with faults, a line or two for each."""
+"""Describe how a program fared with faults, in a line or two for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
 
 
 def outcome(fault: FaultReport) -> str:
-    """What came of one fault: `recovered after 1 restart, went on from step 6, the same result bit by bit`."""
+    """Return the result of one fault: `recovered after 1 restart, went on from step 6, the same result bit by bit`."""
     if not fault.fired:
         return "did not come to pass"
     where = f"in step {fault.step}, " if fault.step else ""

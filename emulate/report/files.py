@@ -1,4 +1,4 @@
-"""Files that a report is written to: whole or not there, and known to be writable before the work starts."""
+"""Write report files: complete or not at all, and checked to be writable before the work starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 
 STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
@@ -25,10 +25,10 @@ def check_writable(path: Path, option: str) -> None:
         option: The option that names it, for the message.
 
     Raises:
-        WrongUse: When it cannot, or when it has something else than an earlier report.
+        UsageError: When it cannot, or when it has something else than an earlier report.
     """
     if path.is_dir():
-        raise WrongUse(f"{option} must name a file. Received: {option} {str(path)!r}, which is a folder. Name a file in it.")
+        raise UsageError(f"{option} must name a file. Received: {option} {str(path)!r}, which is a folder. Name a file in it.")
     if _is_special(path):
         return
     try:
@@ -37,19 +37,19 @@ def check_writable(path: Path, option: str) -> None:
         os.unlink(probe)
         is_lost = path.exists() and not _is_report(path)
     except OSError as error:
-        raise WrongUse(
+        raise UsageError(
             f"{option} must name a file that can be written. Received: {option} {str(path)!r} ({error.strerror}). "
             "Name one in a folder that exists and is yours."
         ) from None
     if is_lost:
-        raise WrongUse(
+        raise UsageError(
             f"{option} must name a new file or an earlier report. Received: {option} {str(path)!r}, which has something else. "
             "Name another, or delete it first."
         )
 
 
 def _is_report(path: Path) -> bool:
-    """Whether it is empty or a report of ours; it can be written too."""
+    """Return whether a file is empty or a report of gpudist; it is also opened for writing."""
     with path.open("r+b") as file:
         head = file.read(_HEAD)
     return not head or _OURS.match(head) is not None
@@ -97,20 +97,20 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 def _write_after_what_was_said(text: str) -> None:
-    """To standard output itself: where that is a file, opening it again would overwrite what is in it."""
+    """Write to standard output itself: if that is a file, opening it again would overwrite its content."""
     sys.stdout.flush()
     sys.stdout.buffer.write(text.encode("utf-8"))
     sys.stdout.buffer.flush()
 
 
 def _is_special(path: Path) -> bool:
-    """Whether it is a device, a pipe or an open stream (`/dev/stdout`): such a file is written, not replaced."""
+    """Return whether it is a device, a pipe or an open stream (`/dev/stdout`): such a file is written, not replaced."""
     is_stream = path.is_symlink() and (path.is_relative_to("/dev") or path.is_relative_to("/proc"))
     return is_stream or (path.exists() and not path.is_file())
 
 
 def _mode_of(path: Path) -> int:
-    """The permissions the file has, or would have had if it had been opened plainly."""
+    """Return the permissions that the file has, or would get from a plain open."""
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)

@@ -1,4 +1,4 @@
-"""The verdict as one strict JSON object in a file."""
+"""Write the verdict as one strict JSON object to a file."""
 
 from __future__ import annotations
 

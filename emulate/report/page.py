@@ -1,4 +1,4 @@
-"""Lines of styled text: what a report is made of before it goes to a terminal or into a string."""
+"""Build a report from lines of styled text, before it goes to a terminal or into a string."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\
 
 
 def clean(text: str) -> str:
-    """Without terminal control: what a program printed must not paint on the user's screen."""
+    """Remove terminal control sequences: a program's output must not change the user's screen."""
     return _CONTROL.sub("", text)
 
 
 @dataclass
 class Page:
-    """Lines, each a list of (text, style); a style is a word or two as rich knows them, or empty.
+    """Hold lines, each a list of (text, style); a style is a word or two as rich knows them, or empty.
 
     Attributes:
         width: Columns to wrap at. A word longer than that stays whole, so that it can be copied.
@@ -78,7 +78,7 @@ class Page:
             self.lines.append([(" " * indent + part, style)])
 
     def plain(self) -> str:
-        """The page as a string without any style; it ends without a newline."""
+        """Return the page as a string without any style or final newline."""
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines).rstrip()
 
     def print(self, stream: TextIO | None = None) -> None:
@@ -106,7 +106,7 @@ def is_code(line: str) -> bool:
 
 
 def width_of(stream: TextIO) -> int:
-    """The columns to write for on this stream."""
+    """Return the number of columns to write on this stream."""
     if not stream.isatty():
         return PLAIN_WIDTH
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Progress for people: live on a terminal, plain lines in a log."""
+"""Show progress: live on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Count:
 
 
 class Lines:
-    """Tells in plain lines, for logs: when a run begins and when it is over."""
+    """Report in plain lines, for logs, when a run starts and ends."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -77,7 +77,7 @@ class Lines:
 
 
 class Live:
-    """Tells on a terminal: one line a run, with its step and seconds."""
+    """Report on a terminal: one line for each run, with its step and seconds."""
 
     def __init__(self, display: RichProgress) -> None:
         self._display = display
@@ -121,7 +121,7 @@ class Live:
 
 @contextmanager
 def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
-    """Progress for this stream (standard error unless told): live on a terminal, plain lines elsewhere."""
+    """Show progress on this stream (default: standard error): live on a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield Lines(stream)

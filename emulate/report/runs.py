@@ -1,4 +1,4 @@
-"""What was found on the topologies; those with the same findings are told of once."""
+"""Describe the results of the topologies; those with the same findings are described once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AGREES = ("equivalent", "by-design")
 
 
 def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs of which there is something to say, those with the same verdict and causes together."""
+    """Return groups of runs with the same verdict and causes."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
         says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped
@@ -38,7 +38,7 @@ def _key(run: Run) -> tuple[object, ...]:
 
 
 def last_line(failure: str | None) -> str:
-    """Of a traceback the error; empty without one."""
+    """Return the error line of a traceback; empty without one."""
     return (failure or "").rstrip().rpartition("\n")[2]
 
 
@@ -71,7 +71,7 @@ def add_group(page: Page, runs: Sequence[Run], told: Told) -> None:
 
 
 def headline(runs: Sequence[Run]) -> str:
-    """What became of runs that have the same verdict, in a line."""
+    """Return a line about runs with the same verdict."""
     run = runs[0]
     if run.verdict == "by-design":
         return f"by-design: only {', '.join(run.deciding)}" + _as_far_as_run(runs, ", ")
@@ -114,7 +114,7 @@ def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Where runs with the same verdict diverge and what their ledgers say: (label, text), with topologies where they differ."""
+    """Return (label, text) for where runs diverge and what their ledgers say, with topologies where they differ."""
     return [*_each_text(runs, "first", _first), *_each_text(runs, "samples", _samples)]
 
 
@@ -171,7 +171,7 @@ def _add_stacks(page: Page, run: Run) -> None:
 
 
 def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
-    """Of each host of a run that hung: its number, its last step and collective, its stack without frames of ours."""
+    """Yield, for each host of a hung run, its number, its last step and collective, and its stack."""
     hosts = run.details.get("hosts", {})
     for host in sorted({*run.stacks, *(int(host) for host in hosts)}):
         about = hosts.get(host) or hosts.get(str(host)) or {}
@@ -228,12 +228,12 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
 
 
 def kind_of(cause: Finding) -> str:
-    """Why a cause does not decide, or may not; empty for an ordinary one."""
+    """Return why a cause does not decide, or may not; empty for an ordinary one."""
     return "allowed" if cause.allowed else "advice" if cause.advice else "by design" if cause.by_design else ""
 
 
 def texts_of(runs: Sequence[Run], of: Callable[[Run], Sequence[str]]) -> list[str]:
-    """What runs say, each text once, with the topologies where not all say it."""
+    """Return what runs say, each text once, with the topologies if not all say it."""
     found = []
     for text in dict.fromkeys(text for run in runs for text in of(run)):
         having = [run.topology for run in runs if text in of(run)]

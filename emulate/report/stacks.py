@@ -1,4 +1,4 @@
-"""The stack of a host that hangs, short enough to be read: what the program does, libraries in one line."""
+"""Shorten the stack of a hanging host: the program's frames, with libraries in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OUTSIDE = "(outside the program: it has ended, or has not begun)"
 
 @dataclass
 class _Part:
-    """A frame with what stands below it, or a line that is none."""
+    """Hold a frame with the text below it, or a line that is no frame."""
 
     lines: list[str]
     library: str | None = None
@@ -26,7 +26,7 @@ class _Part:
 
 
 def short_stack(text: str) -> str:
-    """A stack as faulthandler or traceback prints it, without frames of gpudist, library frames counted only."""
+    """Return a stack from faulthandler or traceback without frames of gpudist, with library frames only counted."""
     parts = list(_parts(trim_traceback(text)))
     if not any(part.is_frame for part in parts):
         return _OUTSIDE if _FRAME.search(text) else text
@@ -62,7 +62,7 @@ def _without_empty_threads(parts: list[_Part]) -> Iterator[_Part]:
 
 
 def _library(file: str) -> str | None:
-    """The name of the installed package a file belongs to; None for the user's own."""
+    """Return the name of the installed package of a file; None for the user's own."""
     for folder in sorted(_LIBRARIES, key=len, reverse=True):
         if file.startswith(folder):
             return file[len(folder) :].split("/")[0].removesuffix(".py")

@@ -1,4 +1,4 @@
-"""One row for each topology: the cells of the report's table."""
+"""Build the cells of the report's table: one line for each topology."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HEADER = ("", "topology", "verdict", "replicas", "steps", "samples", "error", "n
 
 
 def cells(run: Run) -> tuple[str, ...]:
-    """A run in the columns of `HEADER`."""
+    """Return a run in the columns of `HEADER`."""
     worst = run.first_divergence if run.verdict in DIVERGES and run.first_divergence else run.worst
     error = "not finite" if worst and worst.non_finite else number(worst.error) if worst else "-"
     return (

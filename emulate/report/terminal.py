@@ -1,4 +1,4 @@
-"""The verdict to be read by a person: one line a topology, then what was found and how to mend it."""
+"""Write the verdict for a person: one line for each topology, then the findings and their fixes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_REPEATS = ("unseeded-randomness", "shared-files")
 
 
 def render(verdict: Verdict, width: int = PLAIN_WIDTH) -> str:
-    """The verdict as plain text, without colour; it ends without a newline."""
+    """Return the verdict as plain text, without color and final newline."""
     return _page(verdict, width).plain()
 
 
@@ -86,18 +86,18 @@ def _add_reference(page: Page, reference: Reference, runs: Sequence[Run]) -> Non
 
 
 def reference_failure(reference: Reference, runs: Sequence[Run]) -> str | None:
-    """How the reference failed, where no run shows the same error."""
+    """Return how the reference failed, if no run shows the same error."""
     shown = {_without_addresses(last_line(run.failure)) for run in runs if run.failure}
     return reference.failure if _without_addresses(last_line(reference.failure)) not in shown else None
 
 
 def _without_addresses(error: str) -> str:
-    """An error whose objects are named by where they lie in memory, which is another place in each process."""
+    """Return an error without memory addresses, which differ between processes."""
     return re.sub(r"\b0x[0-9a-f]+\b", "", error)
 
 
 def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
-    """What is to be said of the reference beside the runs; empty where it is in order."""
+    """Return the text about the reference beside the runs; empty if it is in order."""
     if reference.status == "ok" and not reference.repeatable:
         found = [cause.code for run in runs for cause in run.causes]
         why = next((code for code in found if code in _OF_REPEATS), _OF_REPEATS[0])

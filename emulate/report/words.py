@@ -1,4 +1,4 @@
-"""The words, marks and numbers of the reports."""
+"""Define the words, marks and numbers of the reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KINDS = {
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A number for a reader: few digits, `?` for none."""
+    """Return a number for a reader: few digits, `?` for none."""
     if value is None:
         return "?"
     if not math.isfinite(value):
@@ -57,12 +57,12 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def tensor(difference: Difference) -> str:
-    """What differs: `the gradient of dense/kernel`."""
+    """Return what differs: `the gradient of dense/kernel`."""
     return _KINDS.get(difference.kind, difference.kind + " {}").format(difference.tensor)
 
 
 def where(difference: Difference) -> str:
-    """Where it differs: `at step 3, replica 1, optimizer adam`, `at report 1 (after step 15)`, `after all 16 steps`."""
+    """Return where it differs: `at step 3, replica 1, optimizer adam`, `at report 1 (after step 15)`, `after all 16 steps`."""
     step = f"step {difference.step}"
     parts = [f"at {step}" if difference.report is None else f"at report {difference.report} (after {step})"]
     if difference.kind == "final-weight":
@@ -75,7 +75,7 @@ def where(difference: Difference) -> str:
 
 
 def against_noise(difference: Difference) -> str:
-    """The error and how it compares: `error 0.38, 3.8e+06 times the noise (1e-07)`."""
+    """Return the error and its ratio: `error 0.38, 3.8e+06 times the noise (1e-07)`."""
     if difference.non_finite:
         return "not finite"
     error, noise = difference.error, difference.noise

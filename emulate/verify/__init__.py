@@ -1,8 +1,9 @@
-"""Reference, replay, noise floor, comparison, data ledger and causes: from runs to a verdict.
+"""Turn runs into a verdict: reference, replay, noise floor, comparison, data ledger and causes.
 
 The package is also the public function of its name: `emulate.verify(program, ...)` is `emulate.verify.verify(program, ...)`.
 """
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ __all__ = [
 
 
 class _CallablePackage(ModuleType):
-    """Importing a package binds it to its name in the parent, where the public function has the same name."""
+    """Let the package be called: importing it binds it to the name of the public function."""
 
     __doc__ = verify.__doc__
     __wrapped__ = staticmethod(verify)
@@ -36,4 +37,12 @@ class _CallablePackage(ModuleType):
         return verify(*args, **kwargs)
 
 
+def _help() -> str:
+    """Return the text of `help(emulate.verify)`: the function's docstring with its signature, where a package has its own."""
+    summary, _, rest = inspect.cleandoc(verify.__doc__ or "").partition("\n\n")
+    head, _, options = str(inspect.signature(verify)).partition(", *, ")
+    return f"{summary}\n\nemulate.verify{head}, *,\n    {options.replace(', ', ',' + chr(10) + '    ')}\n\n{rest}"
+
+
 sys.modules[__name__].__class__ = _CallablePackage
+__doc__ = _help()

@@ -1,8 +1,8 @@
-"""How one gradient is made of the replicas': known for an optimizer, found out for a loop without one.
+"""Determine how one gradient is made of the replicas' gradients: known for an optimizer, measured for a custom loop.
 
-Every optimizer of Keras adds the local gradients up, unless it is told that they are added up already (`skipped`): then
-each replica has all of it. A loop that a probe saw through its tapes reduces them itself, as a sum or as a mean, where no probe
-can see it; but the first step tells: the weights move by the one or by the other.
+Every optimizer of Keras adds the local gradients up, unless it is told that they are added up already (`skipped`): then each
+replica has all of it. A loop that a probe saw through its tapes reduces them itself, as a sum or as a mean, where no probe can
+see it; but the first step tells: the weights move by the one or by the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def aggregation(topology: Trace, reference: Trace, optimizer: str) -> str:
 
 
 class _Pair:
-    """Two traces, known by their folders."""
+    """Hold two traces, identified by their folders."""
 
     def __init__(self, topology: Trace, reference: Trace) -> None:
         self.topology, self.reference = topology, reference
@@ -63,7 +63,7 @@ def _found(pair: _Pair, optimizer: str) -> str:
 
 
 def _said(trace: Trace, optimizer: str) -> str:
-    """What the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (told not to sum), `tape`, or `sum`."""
+    """Return what the probe saw: `replicated` (applied after `Strategy.reduce`), `skipped` (not summed), `tape`, or `sum`."""
     if any(event.get("tape") for _, event in trace.of("step") if event["optimizer"] == optimizer):
         return "tape"
     facts = (event.get("optimizers", {}).get(optimizer, {}) for _, event in trace.of("program"))
@@ -71,7 +71,7 @@ def _said(trace: Trace, optimizer: str) -> str:
 
 
 def _are_the_same(step: StepOfAll) -> bool:
-    """Whether the program has summed before: every replica has bit for bit the same gradients."""
+    """Return whether the program has summed before: the gradients of all replicas are equal bit by bit."""
     first, *others = (step[replica].gradients for replica in sorted(step))
     return all(
         one.keys() == first.keys() and all(np.array_equal(one[name].read(), first[name].read()) for name in first)
@@ -80,7 +80,7 @@ def _are_the_same(step: StepOfAll) -> bool:
 
 
 def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
-    """The sum of the first local gradients and the reference's first, all tensors together."""
+    """Return the sum of the first local gradients and the reference's first gradients, all tensors together."""
     ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
     added, whole = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
@@ -93,7 +93,7 @@ def _gradients(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
 
 
 def _updates(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
-    """How the first step moved the weights, in the topology and in the reference."""
+    """Return how the first step moved the weights, in the topology and in the reference."""
     ours, theirs = pair.topology.steps(optimizer)[0], pair.reference.steps(optimizer)[0]
     moved, expected = [np.zeros(0)], [np.zeros(0)]
     for tensor in names_of(theirs):
@@ -111,7 +111,7 @@ def _updates(pair: _Pair, optimizer: str) -> tuple[Floats, Floats]:
 
 
 def _along(moved: Floats, expected: Floats) -> float | None:
-    """How many times as far the weights moved, None unless in the same direction."""
+    """Return by what factor the weights moved further; None unless they moved in the same direction."""
     sizes = float(np.sqrt(np.dot(moved, moved) * np.dot(expected, expected)))
     both = float(np.dot(moved, expected))
     return both / float(np.dot(expected, expected)) if sizes and both / sizes > _PARALLEL else None

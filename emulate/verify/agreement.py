@@ -1,4 +1,4 @@
-"""Do the replicas agree? Replicated variables must have the same bits on every replica after every step."""
+"""Check that replicas agree: replicated variables must have the same bits on every replica after every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulate.verify.measure import complete
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A variable whose value is not the same everywhere.
+    """Describe a variable whose value differs between replicas.
 
     Attributes:
         step: The step after which it differs, -1 for the initial value.
@@ -29,7 +29,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was found; `checked` counts the steps in which at least two replicas could be compared."""
+    """Hold the result; `checked` counts the steps in which at least two replicas could be compared."""
 
     initial: Disagreement | None
     first: Disagreement | None
@@ -58,7 +58,7 @@ def _values(step: StepOfAll) -> dict[str, Mapping[str, Variable]]:
 
 
 def _differing(values: Mapping[str, Mapping[str, Variable]]) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Each variable that is not the same everywhere, with who agrees with whom."""
+    """Return each variable that differs, with the groups of replicas that agree."""
     groups: dict[str, dict[str, list[str]]] = {}
     for who, variables in values.items():
         for name, variable in variables.items():

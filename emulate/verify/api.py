@@ -1,4 +1,4 @@
-"""The public functions: a program in, a verdict out; and two recorded runs compared."""
+"""Define the public functions: verify a program, and compare two recorded runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emulate.devices import choose_device
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults import Fault, check_for, parse_all
 from emulate.probe import Trace, check_intact
 from emulate.program import Program
@@ -56,38 +56,39 @@ def verify(
     progress: Progress | None = None,
     preload: Preload | None = None,
 ) -> Verdict:
-    """Find out whether a program trains the same model on these topologies as on one device.
+    """Verify that a program trains the same model on these topologies as on one device.
 
     Args:
-        program: `train.py`, `train.ipynb`, `-m package.module`, `train.py:function`, `package.module:function`, or a
-            callable that needs no arguments.
-        topology: One topology or several, `"1x4"` or `["1x4", "2x2"]`.
+        program: `train.py`, `train.ipynb`, `-m package.module`, `train.py:function`, `package.module:function`, or a callable
+            without required arguments.
+        topology: One topology or several: `"1x4"` or `["1x4", "2x2"]`.
         args: The program's command-line arguments.
-        device: `cpu`; `gpu`: this machine's GPUs, the reference's too, split where there are fewer than devices; or `auto`:
-            GPUs where every device of every topology can have one of its own.
-        seed: Seeds Python, NumPy, TensorFlow and Keras on every host before the program starts.
-        steps: Training steps to compare, None for all; the program is ended there. The default `auto` is 20, and goes on to the
-            end of the first epoch where that has at most 50 batches and costs about a minute at most.
-        timeout: Seconds that one run may take.
-        network: `own` gives clusters of several hosts a network of their own where the system allows it; `host` does not.
+        device: `cpu`; `gpu`: this machine's GPUs, also for the reference, split if there are fewer than devices; or `auto`:
+            GPUs if every device of every topology can have its own.
+        seed: The seed for Python, NumPy, TensorFlow and Keras on every host.
+        steps: Number of training steps to compare, after which the program is stopped. None: all steps. The default `auto`
+            compares 20 steps, and continues to the end of the first epoch if it has at most 50 batches and that takes about a
+            minute at most.
+        timeout: The time limit of one run, in seconds.
+        network: `own`: several hosts get a private network, if the system allows it. `host`: this machine's network.
         all_reduce: `auto`, `ring`, `hierarchical` or `one-device`.
-        precision: `float32` or `float64`, Keras's float type in all runs.
-        allow: Codes of causes that are expected: reported, but they do not decide.
+        precision: Keras's float type in all runs: `float32` or `float64`.
+        allow: Codes of expected causes. They are reported, but do not decide.
         strict: Count the verdict `by-design` as a failure.
-        faults: What befalls the hosts in one more run of each topology, as `"kill:host=1,step=5"` or
-            `emulate.faults.Kill(host=1, step=5)`: does the program go on to its end, and with the same result?
-        restarts: How often all hosts are started again there, where a fault ended them or exit code 75 asks for it.
-        reference_args: Arguments of the program in the reference run, `args` unless given.
-        traces: An empty folder that keeps what every run recorded; nothing is kept unless given.
-        progress: Told of every run and step.
-        preload: A pre-loaded parent that is up already, for several verifications one after the other.
+        faults: Faults for one more run of each topology, such as `"kill:host=1,step=5"` or `emulate.faults.Kill(host=1,
+            step=5)`. The verdict tells whether the program continues to its end with the same result.
+        restarts: How often all hosts are restarted in that run, if a fault ends them or they exit with code 75.
+        reference_args: The program's arguments in the reference run. Default: `args`.
+        traces: An empty folder for what every run records. Default: nothing is kept.
+        progress: An object that is told about every run and step.
+        preload: A running pre-loaded parent, for several verifications one after the other.
 
     Returns:
         The verdict on each topology.
 
     Raises:
-        WrongUse: When an argument cannot be meant; the text says what to do.
-        Unavailable: When this machine cannot run the emulation at all, or lacks the GPUs that were asked for.
+        UsageError: If an argument is not valid. The text says what to do.
+        Unavailable: If this machine cannot run the emulation, or lacks the requested GPUs.
 
     Example:
         >>> verdict = verify("train.py", topology=["1x4", "2x2"])  # doctest: +SKIP
@@ -128,14 +129,14 @@ def verify(
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:
-    """The faults, each of which every topology can have."""
+    """Return the faults, after checking that every topology can have each of them."""
     befalling = parse_all(faults)
     if restarts < 0:
-        raise WrongUse(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
+        raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
     for topology in topologies if befalling else ():
         check_for(befalling, topology)
         if topology.num_ps:
-            raise WrongUse(
+            raise UsageError(
                 f"A run with faults is compared where every host makes steps. Received: topology={str(topology)!r}, faults="
                 f"{[str(one) for one in befalling]}, where the chief alone makes them. "
                 "Use `gpudist run --fault`, or leave the servers out."
@@ -148,13 +149,13 @@ def _unavailable(topology: Topology, why: str) -> Run:
 
 
 def _place(traces: Path | None) -> Path:
-    """The nearest folder that exists of where traces will lie."""
+    """Return the nearest existing folder above the place of the traces."""
     folder = Path(tempfile.gettempdir()) if traces is None else traces.absolute()
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
 def _meetings(paths: Sequence[str], replaced: Sequence[str]) -> list[str]:
-    """What the user should know of places where runs could meet."""
+    """Return what the user should know about paths that several runs share."""
     where = "outside of the working directory and the program's folder"
     found = "where no run has files of its own and one may have found what another left"
     met = f"Several runs wrote the same paths {where}, {found}"
@@ -170,8 +171,8 @@ def _shown(paths: Sequence[str]) -> str:
 def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = ()) -> Run:
     """Compare two recorded runs, made here or on another machine.
 
-    Noise runs recorded beside the reference (`noise-1`, ...) give the noise floor; without them it is a few units in
-    the last place.
+    Noise runs recorded beside the reference (`noise-1`, ...) give the noise floor. Without them it is a few units in the last
+    place.
 
     Args:
         reference: The folder of a run on one device.
@@ -179,10 +180,10 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
         allow: Codes of causes that do not decide.
 
     Returns:
-        The verdict on the second run: `failed` where one of them raised or was ended when it was recorded.
+        The verdict on the second run: `failed` if one of them raised or was ended during the recording.
 
     Raises:
-        WrongUse: When a folder, or one of the noise runs, is not a trace, or is damaged.
+        UsageError: If a folder, or one of the noise runs, is not a trace or is damaged.
     """
     first, second = _trace(reference), _trace(topology)
     failure, of_reference = how_it_failed(second), how_it_failed(first)
@@ -206,7 +207,7 @@ def _noise_beside(reference: Path) -> list[Path]:
 
 def _trace(folder: Path) -> Trace:
     if not (folder / "trace.json").is_file():
-        raise WrongUse(
+        raise UsageError(
             f"A trace is a folder with trace.json in it. Received: trace={str(folder)!r}. "
             "Record some with `gpudist verify PROGRAM --traces DIR` and name DIR/reference or DIR/1x4."
         )
@@ -215,7 +216,7 @@ def _trace(folder: Path) -> Trace:
         check_intact(trace)
         return trace
     except (OSError, ValueError, KeyError) as error:
-        raise WrongUse(
+        raise UsageError(
             f"A trace must be as it was recorded. Received: trace={str(folder)!r}, which is not ({error}). "
             "Copy the whole folder again, or record it anew with `gpudist verify PROGRAM --traces DIR`."
         ) from error
@@ -233,8 +234,8 @@ def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topol
 
 def _check(steps: Steps, timeout: float) -> None:
     if isinstance(steps, str) and steps != AUTO:
-        raise WrongUse(f"steps must be a positive integer, None for all steps, or 'auto'. Received: steps={steps!r}.")
+        raise UsageError(f"steps must be a positive integer, None for all steps, or 'auto'. Received: steps={steps!r}.")
     if isinstance(steps, int) and steps < 1:
-        raise WrongUse(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
+        raise UsageError(f"steps must be >= 1. Received: steps={steps}. None compares all steps.")
     if timeout <= 0:
-        raise WrongUse(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")
+        raise UsageError(f"A run needs time. Received: timeout={timeout}. Give a positive number of seconds.")

@@ -1,8 +1,8 @@
-"""What the gradients themselves say: which arithmetic turns the replicas' local gradients into the reference's.
+"""Explain gradients: find the arithmetic that turns the replicas' local gradients into the reference's.
 
-Only steps whose weights were still the reference's can be judged this way; in such a step both runs computed gradients
-of the same loss at the same weights, so a wrong factor, a wrong weight of a replica or a term added too often is exact
-up to rounding. The simplest model that leaves nothing beyond the noise floor is taken:
+Only steps whose weights were still the reference's can be judged this way; in such a step both runs computed gradients of the
+same loss at the same weights, so a wrong factor, a wrong weight of a replica or a term added too often is exact up to rounding.
+The simplest model that leaves nothing beyond the noise floor is taken:
 
     the sum of the local gradients, divided by one constant           loss-scaling
     the sum weighted by each replica's share of the rows              uneven-batch
@@ -38,7 +38,7 @@ _ELEMENTS = 1_000_000
 
 @dataclass(frozen=True)
 class Fit:
-    """The model that explains one step's gradients.
+    """Hold the model that explains one step's gradients.
 
     Attributes:
         scale: The sum of the local gradients is this many times too large.
@@ -63,11 +63,11 @@ class Fit:
 
     @property
     def is_tiny(self) -> bool:
-        """Whether it is the number of replicas or one over it that is believed, though a few numbers could be anything."""
+        """Return whether few elements support the factor: only the number of replicas or its inverse is accepted."""
         return 0 < self.elements < INFORMATIVE
 
     def are_counts(self, *, in_16_bits: bool) -> bool:
-        """Whether the shares are parts of one count.
+        """Return whether the shares are parts of one count.
 
         Args:
             in_16_bits: Whether anything was rounded to 16 bits.
@@ -81,29 +81,29 @@ class Fit:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The fits of all steps that could be judged; `unexplained` are those (optimizer, step) that no model fits."""
+    """Hold the fits of all judged steps; `unexplained` lists the (optimizer, step) that no model fits."""
 
     fits: tuple[Fit, ...]
     unexplained: tuple[tuple[str, int], ...]
 
     @cached_property
     def scaled(self) -> tuple[Fit, ...]:
-        """Steps with one wrong factor."""
+        """Return the steps with one wrong factor."""
         return tuple(fit for fit in self.fits if fit.scale != 1.0)
 
     @cached_property
     def uneven(self) -> tuple[Fit, ...]:
-        """Steps in which replicas with fewer rows weighed as much as the others."""
+        """Return the steps in which replicas with fewer examples had the same weight as the others."""
         return tuple(fit for fit in self.fits if fit.uneven)
 
     @cached_property
     def weighted(self) -> tuple[Fit, ...]:
-        """Steps in which replicas weighed wrong for another reason."""
+        """Return the steps in which replicas had a wrong weight for another reason."""
         return tuple(fit for fit in self.fits if fit.shares and not fit.uneven)
 
     @cached_property
     def decayed(self) -> tuple[Fit, ...]:
-        """Steps with a multiple of the weights too much."""
+        """Return the steps with a multiple of the weights too much."""
         return tuple(fit for fit in self.fits if fit.decay)
 
 
@@ -121,7 +121,7 @@ def explain(comparison: Comparison) -> Explanation:
 
 
 def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
-    """The one factor by which all changes are larger than the reference's.
+    """Return the one factor by which all changes are larger than the reference's, or None.
 
     Args:
         changes: Of each tensor by what it changed, and by what in the reference.
@@ -136,7 +136,7 @@ def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
 
 
 def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> float | None:
-    """The one factor by which an update is larger than another one.
+    """Return the one factor by which an update is larger than another, or None.
 
     Args:
         variables: Of each its value before, after the one and after the other; what was not kept in full is passed over.
@@ -154,7 +154,7 @@ def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> floa
 
 
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
-    """Steps with gradients beyond the noise floor, at weights that were still the reference's."""
+    """Return the steps with gradients beyond the noise floor, at weights that still equaled the reference's."""
     last = comparison.first_step("weight")
     points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
     return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
@@ -169,7 +169,7 @@ def _is_scale_alone(fit: Fit) -> bool:
 
 
 def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
-    """The simplest model that explains one step; the factor of an earlier step where that does."""
+    """Return the simplest model that explains one step; the factor of an earlier step if that does."""
     seen = [
         view
         for view in comparison.views(optimizer, step)
@@ -201,7 +201,7 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
 
 
 def _fit_taped(taped: Sequence[GradientView], blank: Fit, shares: Mapping[int, float]) -> Fit | None:
-    """What is wrong already before the program adds gradients up itself, and hands all replicas the same."""
+    """Return what is already wrong before the program sums gradients itself and gives all replicas the same."""
     if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in taped):
         return None
     models: list[Callable[[], Fit | None]] = [
@@ -214,12 +214,12 @@ def _fit_taped(taped: Sequence[GradientView], blank: Fit, shares: Mapping[int, f
 
 
 def _beyond_noise(views: Sequence[GradientView]) -> Sequence[GradientView]:
-    """Those that differ; a gradient that is nothing but rounding (the bias of an attention's keys) is off by any ratio."""
+    """Return the views that differ. Gradients of pure rounding (the bias of an attention's keys) are off by any ratio."""
     return [view for view in views if _ratio(view.residual, view, 1.0) > FACTOR] or views
 
 
 def fit_parts(comparison: Comparison) -> dict[str, Fit]:
-    """The model of each tensor by itself, of the first step whose gradients differ.
+    """Return the model of each tensor by itself, for the first step whose gradients differ.
 
     A loss has several parts where a tensor that only one of them reaches (a head) has a model and another has none.
 
@@ -258,7 +258,7 @@ def _row_shares(step: StepOfAll) -> dict[int, float]:
 
 
 def _rows_differ(step: StepOfAll) -> bool:
-    """Whether replicas have other rows than each other: the same rows give the same gradients."""
+    """Return whether replicas have different examples: equal ones give equal gradients."""
     return len({tuple(sorted(one.rows or ())) for one in step.values()}) > 1
 
 
@@ -271,7 +271,7 @@ def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
 
 
 def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
-    """The factor of an earlier step: later the noise may have grown so far that it cannot be measured any more."""
+    """Return the factor of an earlier step: later the noise may be too large to measure it."""
     after = _after(seen, [view.total / earlier.scale for view in seen], earlier.scale) if earlier else None
     if earlier is None or after is None:
         return None
@@ -279,7 +279,7 @@ def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) 
 
 
 def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
-    """The number of replicas or one over it, where that makes the few elements of a tiny model right.
+    """Return the number of replicas, or its inverse, if that corrects the few elements of a tiny model.
 
     Any factor fits one number. That it is this one to four digits and more is no accident.
     """
@@ -291,7 +291,7 @@ def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
 
 
 def _is_clear(view: GradientView) -> bool:
-    """Whether what rounding makes of a tensor is too little to turn one factor into another."""
+    """Return whether rounding is too small to confuse two factors for a tensor."""
     return largest(view.reference) * ROUND > FACTOR * view.noise or not largest(view.residual) > FACTOR * view.noise
 
 
@@ -316,7 +316,7 @@ def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
 
 
 def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | None:
-    """Tensors that agree (after one factor for all) and tensors that have a multiple of their weights too much."""
+    """Return the tensors that agree (after one factor for all) and those with a multiple of their weights too much."""
     scale = _own_scale(seen) if scaled else 1.0
     if scale is None or (scaled and abs(scale - 1) < 1e-6):
         return None
@@ -367,7 +367,7 @@ def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
 
 
 def _part(view: GradientView, values: Floats, thin: int) -> Floats:
-    """Every thin-th element in units of the tensor's noise."""
+    """Return every thin-th element in units of the tensor's noise."""
     return values[::thin] / (view.noise or 1.0)
 
 
@@ -386,7 +386,7 @@ def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float
 
 
 def _own_scale(seen: Sequence[GradientView]) -> float | None:
-    """The factor of the tensors that differ by a factor alone: the median over them."""
+    """Return the median factor of the tensors that differ by a factor only."""
     found = []
     for view in seen:
         size = float(np.dot(view.reference, view.reference))
@@ -397,7 +397,7 @@ def _own_scale(seen: Sequence[GradientView]) -> float | None:
 
 
 def _after(seen: Sequence[GradientView], totals: Sequence[Floats], scale: float) -> float | None:
-    """The largest difference left, in units of the noise floor; None where that is more than rounding."""
+    """Return the largest remaining difference in units of the noise floor; None if it is more than rounding."""
     worst = max(_ratio(t - v.reference, v, scale) for v, t in zip(seen, totals, strict=True))
     return worst if worst <= FACTOR else None
 

@@ -1,4 +1,4 @@
-"""Arrays of traces, brought to the elements that all of them kept."""
+"""Reduce arrays of traces to the elements that all of them kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def aligned(arrays: Sequence[StoredArray]) -> list[Floats]:
-    """The elements that every array kept, flat and as float64.
+    """Return the elements that every array kept, flat and as float64.
 
     Traces with different budgets keep every a-th and every b-th element: both have every lcm(a, b)-th. Of sparse arrays alone,
     whose other rows are zero in all, the rows that any of them has: a table may have millions.
@@ -37,12 +37,12 @@ def _of_rows(arrays: Sequence[StoredArray]) -> list[Floats]:
 
 
 def is_numeric(array: StoredArray) -> bool:
-    """Whether the array holds floating point numbers (counters and seeds are compared exactly or not at all)."""
+    """Return whether the array holds floats (counters and seeds are compared exactly or not at all)."""
     return np.dtype(array.dtype).kind == "f"
 
 
 def eps_of(dtype: str) -> float:
-    """The unit in the last place at 1 of a floating point dtype; float32's for any other."""
+    """Return the unit in the last place at 1 of a float dtype; float32's for other dtypes."""
     kind = np.dtype(dtype)
     return float(np.finfo(kind).eps) if kind.kind == "f" else float(np.finfo(np.float32).eps)
 
@@ -59,5 +59,5 @@ def norm(values: Floats) -> float:
 
 
 def kept(variables: Iterable[Variable]) -> StoredArray | None:
-    """The first array that was kept among one variable's values on several replicas."""
+    """Return the first kept array among one variable's values on several replicas."""
     return next((variable.array for variable in variables if variable.array is not None), None)

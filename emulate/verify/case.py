@@ -1,4 +1,4 @@
-"""Everything that is known about one topology's run, as the causes look at it."""
+"""Collect everything known about one topology's run, for the causes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _none() -> Sequence[Trace]:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Runs that were made again with one suspect switched off; `confirm` makes noise runs with a larger perturbation."""
+    """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation."""
 
     reference: Trace
     topology: Trace
@@ -37,7 +37,7 @@ class Rerun:
     confirm: Callable[[], Sequence[Trace]] = _none
 
     def compare(self) -> Comparison:
-        """The comparison of both sides; what may be gradients that cancel over the batch is looked at once more."""
+        """Compare both sides. Look again at gradients that may cancel over the batch."""
         first = compare(self.reference, self.topology, self.noise)
         more = self.confirm() if first.cancels else ()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
@@ -45,7 +45,7 @@ class Rerun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the topology's run ended.
+    """Describe how the topology's run ended.
 
     Attributes:
         failure: The program's own traceback where it raised.
@@ -90,7 +90,7 @@ def _not_made() -> RunResult | None:
 
 
 class Case:
-    """One topology's run with the reference and what can be run again.
+    """Hold one topology's run with the reference and functions that repeat runs.
 
     Args:
         reference: The run on one device.
@@ -174,7 +174,7 @@ class Case:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The runs as they came."""
+        """Return the comparison of the original runs."""
         first = compare(self.reference, self.topology, self.noise)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
@@ -184,64 +184,64 @@ class Case:
 
     @cached_property
     def parts(self) -> dict[str, Fit]:
-        """The model of each tensor's gradient by itself, of the runs as they came or with what was found switched off."""
+        """Return the model of each tensor's gradient, for the original runs or with the found causes switched off."""
         return fit_parts(self._both_switched or self.comparison)
 
     @cached_property
     def with_own_seeds(self) -> RunResult | None:
-        """The run of `topology` with a seed of its own on each host, where the program does not seed all that it draws from."""
+        """Return the topology's run with another seed on each host, if the program does not seed all its generators."""
         return self._own_seeds()
 
     @cached_property
     def with_own_draws(self) -> RunResult | None:
-        """The same with the program's own draws, as real hosts make them."""
+        """Return the same run with the program's own draws, as on real hosts."""
         return self._own_draws()
 
     @cached_property
     def with_own_hashes(self) -> RunResult | None:
-        """The run of `topology` with hosts that hash strings in their own ways, where the program makes something of hashes."""
+        """Return the topology's run with another hash seed on each host, if the program uses string hashes."""
         return self._own_hashes()
 
     @cached_property
     def with_own_listing(self) -> RunResult | None:
-        """The run of `topology` with folders that the hosts after the first list in another order, where the program does."""
+        """Return the topology's run with another listing order on later hosts, if the program lists folders."""
         return self._own_listing()
 
     @cached_property
     def facts(self) -> Facts:
-        """What the probe learnt of the program."""
+        """Return what the probe learned about the program."""
         return Facts.of(self.reference, self.topology)
 
     @cached_property
     def ledgers(self) -> dict[str, Ledger]:
-        """The data ledger of each optimizer."""
+        """Return the data ledger of each optimizer."""
         return ledgers(self.plain, self.untouched)
 
     @property
     def ledger(self) -> Ledger | None:
-        """The ledger that is not in order, else that of the optimizer with the most steps, the first of several."""
+        """Return the ledger with a problem, else that of the optimizer with the most steps."""
         known = [ledger for ledger in self.ledgers.values() if ledger.is_known]
         longest = max(known, key=lambda one: len(one.topology), default=None)
         return next((one for one in known if not one.is_same), longest)
 
     @cached_property
     def agreement(self) -> Agreement:
-        """Whether the replicas agree."""
+        """Return whether the replicas agree."""
         return agreement(self.untouched)
 
     @cached_property
     def num_replicas(self) -> int:
-        """Replicas of the program's strategy: the most that any of its strategies has, 1 without one."""
+        """Return the number of replicas of the program's strategy: the largest of several, 1 without a strategy."""
         return max(
             (int(event["replicas"]) for _, event in self.untouched.of("strategy")), default=len(self.untouched.replicas) or 1
         )
 
     @property
     def base(self) -> Comparison:
-        """The comparison that the arithmetic is judged on.
+        """Return the comparison on which the arithmetic is judged.
 
-        The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's
-        weights and rows; or the runs with a found cause switched off.
+        The runs as they came; where rows or initial weights differ, against the reference replayed from the topology's weights
+        and rows; or the runs with a found cause switched off.
         """
         if self._base is None:
             self._start()
@@ -287,13 +287,13 @@ class Case:
 
     @property
     def explanation(self) -> Explanation:
-        """What the gradients of the base say."""
+        """Return the explanation of the base's gradients."""
         if self._explanation is None:
             self._explanation = explain(self.base)
         return self._explanation
 
     def are_counts(self, fit: Fit) -> bool:
-        """Whether the replicas' weights in a fit are parts of one count, as far as this program's rounding tells."""
+        """Return whether the replicas' weights in a fit are parts of one count, within this program's rounding."""
         return fit.are_counts(in_16_bits=bool(self.facts.casts))
 
     def switched(self, switch: str, *, alone: bool = False) -> Comparison | None:
@@ -313,24 +313,24 @@ class Case:
         return self._switched[asked]
 
     def left(self) -> list[Point]:
-        """What differs in the base and is neither explained by the arithmetic nor a consequence of what is."""
+        """Return the differences of the base that neither the arithmetic nor its consequences explain."""
         named = self.has("initial-weights") or self.has("unseeded-randomness")
         found = [p for p in self.base.exceeding if not (named and p.measure.key.kind == "initial-weight")]
         return [point for point in found if not self._is_explained(point)]
 
     def explain(self, predicate: Callable[[Point], bool]) -> None:
-        """A cause explains these differences."""
+        """Note that a cause explains these differences."""
         self._explained.append(predicate)
 
     def explain_aside(self, predicate: Callable[[Point], bool]) -> None:
-        """A cause explains these differences, and they are not where the run begins to diverge: advice, or a consequence."""
+        """Note that a cause explains these differences, which do not start the divergence: advice, or a consequence."""
         _ = self.base  # what is explained before the rows are compared on their own is forgotten
         self.explain(predicate)
         self._aside.append(predicate)
 
     @property
     def first_deciding(self) -> Difference | None:
-        """The first divergence of the runs as they came that does not stand aside."""
+        """Return the first divergence of the original runs that no cause has set aside."""
         found = self.comparison.exceeding
         deciding = (point.difference() for point in found if not any(predicate(point) for predicate in self._aside))
         return next(deciding, None)
@@ -364,9 +364,9 @@ class Case:
 
     @property
     def has_ended_early(self) -> bool:
-        """Whether the program raised or hung."""
+        """Return whether the program raised or hung."""
         return bool(self.outcome.failure or self.outcome.hung)
 
     def has(self, code: str) -> bool:
-        """Whether a cause was found already."""
+        """Return whether a cause was already found."""
         return any(finding.code == code for finding in self.found)

@@ -1,4 +1,4 @@
-"""Compares a topology's trace with the reference's, against the noise floor."""
+"""Compare a topology's trace with the reference's, against the noise floor."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ _HIGH = 0.3
 
 @dataclass(frozen=True)
 class Point:
-    """A measure with its noise floor."""
+    """Hold a measure with its noise floor."""
 
     measure: Measure
     noise: float
 
     @property
     def ratio(self) -> float:
-        """The error in units of the noise floor."""
+        """Return the error in units of the noise floor."""
         if self.measure.non_finite:
             return float("inf")
         return self.measure.error / self.noise if self.noise else (float("inf") if self.measure.error else 0.0)
 
     @property
     def step(self) -> int:
-        """The training step it belongs to."""
+        """Return the training step of the measure."""
         return self.measure.step if self.measure.at is None else self.measure.at
 
     @property
     def factor(self) -> float:
-        """The differing element as a multiple of the reference's."""
+        """Return the differing element as a multiple of the reference's."""
         ours, theirs = self.measure.value, self.measure.reference_value
         return ours / theirs if ours is not None and theirs else float("nan")
 
     @property
     def exceeds(self) -> bool:
-        """Whether the difference is more than rounding."""
+        """Return whether the difference is more than rounding."""
         return self.ratio > FACTOR
 
     def difference(self) -> Difference:
-        """As the verdict has it."""
+        """Return the difference in the verdict's form."""
         m = self.measure
         return Difference(
             tensor=m.key.tensor,
@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found.
+    """Hold the result of a comparison.
 
     Attributes:
         points: Every tensor and step that was compared, and every reported number.
@@ -98,28 +98,28 @@ class Comparison:
 
     @cached_property
     def exceeding(self) -> tuple[Point, ...]:
-        """What is more than rounding, in the order in which it came about."""
+        """Return what is more than rounding, in the order of computation."""
         return tuple(sorted((p for p in self.points if p.exceeds), key=_order))
 
     @property
     def first(self) -> Difference | None:
-        """The first divergence: earliest step, in a step what comes about first, then the clearest."""
+        """Return the first divergence: the earliest step, in a step the first kind, then the clearest."""
         return self.exceeding[0].difference() if self.exceeding else None
 
     @property
     def worst(self) -> Difference | None:
-        """What is farthest out, in units of the noise floor, whether or not that is more than rounding."""
+        """Return the largest difference in units of the noise floor, even if it is only rounding."""
         return max(self.points, key=lambda p: p.ratio).difference() if self.points else None
 
     @property
     def worst_by_rounding(self) -> Difference | None:
-        """The same of what is no more than rounding: beside what is explained and does not decide."""
+        """Return the largest difference that is only rounding."""
         within = [point for point in self.points if not point.exceeds]
         return max(within, key=lambda point: point.ratio).difference() if within else self.worst
 
     @property
     def course(self) -> tuple[Farthest, ...]:
-        """What is farthest out of each kind in each step, in the order in which kinds come about."""
+        """Return the largest difference of each kind in each step, in the order of computation."""
         width = 1 + max((point.step for point in self.points), default=0) // MOST_STEPS
         found: dict[tuple[int, str, int], Point] = {}
         for point in self.points:
@@ -133,21 +133,21 @@ class Comparison:
 
     @property
     def is_equivalent(self) -> bool:
-        """Whether nothing differs by more than rounding (and something was compared)."""
+        """Return whether nothing differs by more than rounding (and something was compared)."""
         return bool(self.points) and not self.exceeding
 
     @property
     def is_equivalent_but_for_kinks(self) -> bool:
-        """The same, where what differs could be units on the other side of their kink."""
+        """Return whether only units on the other side of their kink may differ."""
         return self.is_equivalent or self.needs_confirmation
 
     def kinds(self) -> set[str]:
-        """Kinds of which something was compared; an objective counts as a loss."""
+        """Return the kinds that were compared; an objective counts as a loss."""
         found = {point.measure.key.kind for point in self.points}
         return found | {"loss"} if self.objectives else found
 
     def views(self, optimizer: str, step: int) -> list[GradientView]:
-        """Every tensor's gradient of one step, the floor of what nearly cancels as wide as rounding makes it in any step."""
+        """Return every tensor's gradient of one step; for nearly canceling ones with the largest floor of any step."""
         runs, of_step = self.runs, ("gradient", optimizer, step)
         points = _as_in_the_second_step(self.points) if step == 0 else self.points
         noise = {
@@ -158,12 +158,12 @@ class Comparison:
         return list(views(runs.reference, runs.topology, optimizer, step, noise, runs.how(optimizer)))
 
     def taped_views(self, optimizer: str, step: int) -> list[GradientView]:
-        """The same of what tapes gave, where the program adds that up itself."""
+        """Return the same for the tapes' gradients, if the program sums them itself."""
         runs = self.runs
         return taped_views(runs.reference, runs.topology, optimizer, step, self.views(optimizer, step))
 
     def before(self, step: int, at: Sequence[str] = ()) -> Comparison:
-        """What was compared before a step, and in the step itself of the kinds `at`."""
+        """Return what was compared before a step, and in the step itself for the kinds `at`."""
 
         def stays(point: Point) -> bool:
             kind = point.measure.key.kind
@@ -175,12 +175,12 @@ class Comparison:
 
     @property
     def drowned_from(self) -> int | None:
-        """The step from which on gradients are so much rounding that they show little; None where they show all."""
+        """Return the step from which on gradients are mostly rounding; None if they never are."""
         found = _amplified(self.points)
         return None if found is None else found[0]
 
     def first_step(self, *kinds: str) -> int | None:
-        """The earliest step in which something of these kinds differs."""
+        """Return the earliest step in which something of these kinds differs."""
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)
 
 
@@ -242,7 +242,7 @@ def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
 
 
 def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
-    """The points, the first step's of tensors that nearly cancel with as wide a floor as the second step's.
+    """Return the points with the second step's floor for the first step, for tensors that nearly cancel.
 
     A gradient that cancels within a row (the query of an additive attention) shows what rounding makes of the forward pass,
     which is another one in a batch of another size. In the first step noise runs have the reference's weights to the bit, and
@@ -316,7 +316,7 @@ def _notes(points: Sequence[Point], onsets: tuple[int | None, int | None], has_n
 
 
 def _amplified(points: Sequence[Point]) -> tuple[int, float] | None:
-    """From which step on differences up to which part of a gradient can hide below the noise floor; None where it is small."""
+    """Return from which step on a large part of a gradient can hide below the noise floor, and which part; or None."""
     floors: dict[int, list[float]] = {}
     for p in points:
         if p.measure.key.kind == "gradient" and p.measure.scale > 0:
@@ -328,5 +328,5 @@ def _amplified(points: Sequence[Point]) -> tuple[int, float] | None:
 
 
 def _place(kind: str) -> int:
-    """Where a kind comes in a step."""
+    """Return the place of a kind in a step."""
     return KINDS.index(kind) if kind in KINDS else len(KINDS)

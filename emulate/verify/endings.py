@@ -1,4 +1,4 @@
-"""How a recorded run ended, as far as its trace tells."""
+"""Determine how a recorded run ended, as far as its trace tells."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from emulate.probe import Trace
 
 
 def how_it_failed(trace: Trace) -> str | None:
-    """Which hosts raised or stopped recording before their program was over; None where all ended well.
+    """Return which hosts raised or stopped recording before their program ended; None if all ended well.
 
     A host writes how it ended as its last word; one that was killed has none.
     """
@@ -23,7 +23,7 @@ _HOW = {"returned": "was done", "steps": "had all its steps", "raised": "raised"
 
 
 def _steps(trace: Trace) -> dict[int, int]:
-    """Steps of each host: the most that one of its optimizers made."""
+    """Return the number of steps of each host: the largest of its optimizers."""
     made = dict.fromkeys(range(trace.topology.num_stepping_hosts), 0)
     for host, event in trace.of("step"):
         made[host] = max(made[host], int(event["step"]) + 1)

@@ -1,4 +1,4 @@
-"""What the probe learnt of the program itself: its optimizers, layers and calls. Every fact may be missing."""
+"""Collect what the probe learned about the program: its optimizers, layers and calls. Every fact may be missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the program.
+    """Hold facts about the program.
 
     Attributes:
         optimizers: Of each optimizer class, clipnorm, clipvalue, global_clipnorm, weight_decay, loss_scale, learning_rate,
@@ -82,7 +82,7 @@ class Facts:
 
     @classmethod
     def of(cls, *traces: Trace) -> Facts:
-        """The facts of all traces together."""
+        """Return the facts of all traces together."""
         merged: dict[str, Any] = {}
         for trace in traces:
             for _, event in trace.of("program"):
@@ -96,12 +96,12 @@ class Facts:
         return cls(**merged)
 
     def clipping(self, optimizer: str) -> dict[str, float]:
-        """The clipping options of an optimizer that are set."""
+        """Return the clipping options that an optimizer sets."""
         options = self.optimizers.get(optimizer, {})
         names = ("clipnorm", "clipvalue", "global_clipnorm")
         return {name: float(options[name]) for name in names if options.get(name) is not None}
 
     @property
     def clips(self) -> bool:
-        """Whether anything clips gradients."""
+        """Return whether anything clips gradients."""
         return bool(self.clipped_by) or any(self.clipping(name) for name in self.optimizers)

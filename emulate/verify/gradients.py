@@ -1,4 +1,4 @@
-"""Gradients and weights of one step, replica by replica, beside the reference's."""
+"""Read gradients and weights of one step, replica by replica, beside the reference's."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ StepOfAll = Mapping[int, Step]
 
 
 def gradients_of(step: StepOfAll, tensor: str) -> dict[int, StoredArray]:
-    """The local gradients of one tensor by replica; a replica without one (an untouched branch) is left out."""
+    """Return the local gradients of one tensor by replica. Replicas without one (an unused branch) are left out."""
     found = {replica: one.gradients[tensor] for replica, one in sorted(step.items()) if tensor in one.gradients}
     return {replica: array for replica, array in found.items() if is_numeric(array)}
 
 
 def names_of(step: StepOfAll) -> list[str]:
-    """Names of the tensors with a gradient on any replica, in the program's order."""
+    """Return the names of the tensors with a gradient on any replica, in the program's order."""
     return list(dict.fromkeys(name for replica in sorted(step) for name in step[replica].gradients))
 
 
 def weight_of(step: StepOfAll, tensor: str) -> StoredArray | None:
-    """The first replica's value of a variable after the step (digests alone are kept where replicas agree)."""
+    """Return the first replica's value of a variable after the step (only digests are kept if replicas agree)."""
     return kept(step[replica].weights[tensor] for replica in sorted(step) if tensor in step[replica].weights)
 
 
 def state_of(step: StepOfAll, name: str) -> StoredArray | None:
-    """The first replica's value of a variable that the step assigned itself."""
+    """Return the first replica's value of a variable that the step assigned itself."""
     return kept(step[replica].state[name] for replica in sorted(step) if name in step[replica].state)
 
 
 def objective(step: StepOfAll) -> float | None:
-    """The sum over replicas of what the gradient was taken of; None where one was not seen."""
+    """Return the sum of the replicas' objectives; None if one is missing."""
     found = [one.objective for one in step.values()]
     return sum(value for value in found if value is not None) if found and None not in found else None
 
 
 def total(locals_: list[Floats], how: str) -> Floats:
-    """The gradient that the optimizer applies."""
+    """Return the gradient that the optimizer applies."""
     whole = np.sum(locals_, axis=0)
     return np.asarray(whole / len(locals_) if how == "mean" else whole)
 
 
 @dataclass(frozen=True)
 class GradientView:
-    """One tensor's gradient in one step.
+    """Hold one tensor's gradient in one step.
 
     Attributes:
         locals: Each replica's local gradient, by replica.
@@ -67,19 +67,19 @@ class GradientView:
 
     @property
     def total(self) -> Floats:
-        """The gradient of all replicas together."""
+        """Return the gradient of all replicas together."""
         return total(list(self.locals.values()), self.how)
 
     @property
     def residual(self) -> Floats:
-        """What the topology has too much."""
+        """Return what the topology has too much."""
         return self.total - self.reference
 
 
 def views(
     reference: Trace, topology: Trace, optimizer: str, index: int, noise: Mapping[str, float], how: str = "sum"
 ) -> Iterator[GradientView]:
-    """Every tensor's gradient of one step that both traces have; tensors without a noise floor were not compared."""
+    """Yield every tensor's gradient of one step that both traces have; tensors without a noise floor were not compared."""
     ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
     for tensor in names_of(theirs):
         mine, others = gradients_of(ours, tensor), gradients_of(theirs, tensor)
@@ -95,7 +95,7 @@ def views(
 def taped_views(
     reference: Trace, topology: Trace, optimizer: str, index: int, seen: Sequence[GradientView]
 ) -> list[GradientView]:
-    """The same of what the tapes gave, where a program adds that up itself; a tensor that not all replicas have is left out."""
+    """Return the same for the tapes' gradients, if a program sums them itself. Tensors missing on a replica are left out."""
     ours, theirs = topology.steps(optimizer)[index], reference.steps(optimizer)[index]
     found = []
     for view in seen:
@@ -113,7 +113,7 @@ def taped_views(
 
 
 def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replica: int | None = None) -> StoredArray | None:
-    """A variable before a step: the initial value, or the one after the step before."""
+    """Return a variable before a step: the initial value, or the one after the previous step."""
     if index > 0:
         step = trace.steps(optimizer)[index - 1]
         return weight_of({replica: step[replica]} if replica in step else step, tensor)
@@ -123,7 +123,7 @@ def weights_before(trace: Trace, optimizer: str, index: int, tensor: str, replic
 
 
 def state_before(trace: Trace, optimizer: str, index: int, name: str) -> StoredArray | None:
-    """A variable that the steps assign, before a step: its first value where it was seen, or the one after the step before."""
+    """Return an assigned variable before a step: its initial value if it was recorded, or the one after the previous step."""
     if index > 0:
         return state_of(trace.steps(optimizer)[index - 1], name)
     return kept(v[name] for _, v in sorted(trace.variables("initial").items()) if name in v)

@@ -1,4 +1,4 @@
-"""A batch that grows with the replicas: how one device is given the rows of all, so that it can be compared with them."""
+"""Compare a batch that grows with the replicas: give one device the examples of all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emulate.verify.yardstick import Variation, Yardstick, Yardsticks
 
 
 def longer(reference: Trace, topology: Trace) -> str | None:
-    """What is said where a larger batch does not make fewer steps: a program that came to its end took more rows.
+    """Return the text for a larger batch that does not make fewer steps: the program took more examples until its end.
 
     Args:
         reference: The program's run on one device.
@@ -37,11 +37,11 @@ def longer(reference: Trace, topology: Trace) -> str | None:
 
 
 def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
-    """Of the union of the replicas' rows and one share after the other, what explains the run better.
+    """Return which explains the run better: the union of the replicas' examples, or one share after the other.
 
-    One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes
-    first, so that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not
-    in what makes up for adding them up.
+    One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes first, so
+    that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not in what makes
+    up for adding them up.
 
     Args:
         yardsticks: Makes the reference in both ways.
@@ -83,7 +83,7 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
 
 
 def _grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
-    """Whether the gradients of one share after the other depend on which rows are together in a share."""
+    """Return whether the gradients of one share after the other depend on which examples are in one share."""
     assert shares.replay is not None
     traces = yardsticks.with_noise(shares).traces()
     dealt = yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()
@@ -93,7 +93,7 @@ def _grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
 
 
 def _misfit(yardstick: Yardstick, topology: Trace) -> float:
-    """How badly a reference explains a run: its largest error in units of the noise."""
+    """Return how badly a reference explains a run: its largest error in units of the noise."""
     traces = yardstick.traces()
     worst = compare(traces[0], topology, traces[1]).worst if traces is not None else None
     if worst is None:
@@ -102,7 +102,7 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
 
 
 def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
-    """Whether a reference has the gradients of a run, and only makes other weights of them."""
+    """Return whether a reference has the gradients of a run, and only makes other weights from them."""
     traces = yardstick.traces()
     found = compare(traces[0], topology, traces[1]) if traces is not None else None
     if found is None:
@@ -112,7 +112,7 @@ def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
 
 
 def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
-    """How far the first sum of the local objectives is from the reference's, in parts of that: clipping does not hide it."""
+    """Return the relative error of the first sum of local objectives, which clipping does not hide."""
     traces = yardstick.traces()
     first = next(iter(compare(traces[0], topology, traces[1]).objectives), None) if traces is not None else None
     if first is None or not first.measure.reference_value:
@@ -121,7 +121,7 @@ def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
 
 
 def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
-    """Whether every gradient is as many times larger as the batch is: its rows are added up, not averaged."""
+    """Return whether every gradient is larger by the growth of the batch: examples are summed, not averaged."""
     traces = yardstick.traces()
     fits = explain(compare(traces[0], topology, traces[1])).scaled if traces is not None else ()
     return bool(fits) and all(abs(fit.scale / growth - 1) < ROUND for fit in fits)

@@ -1,4 +1,4 @@
-"""What runs in a host: seed everything, install the probe, start the program."""
+"""Run a program in a host: seed everything, install the probe, start the program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMPARABLE_ON_GPUS = {
 
 @dataclass(frozen=True)
 class RecordedProgram:
-    """The entry of a host in a verification.
+    """Run a recorded program, as the entry of a host in a verification.
 
     Attributes:
         program: What to run.

@@ -1,4 +1,4 @@
-"""Judges one topology's run: the verdict, its causes, and what was not compared."""
+"""Judge one topology's run: the verdict, its causes, and what was not compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEEDED = ("gradient", "weight", "loss")
 
 @dataclass(frozen=True)
 class Judgement:
-    """The fields of a verdict's run that follow from the traces.
+    """Hold the fields of a verdict's run that follow from the traces.
 
     Attributes:
         is_amplified: Not one of them: whether gradients show little beside rounding that is amplified.
@@ -44,7 +44,7 @@ class Judgement:
 
     @property
     def has_unexplained(self) -> bool:
-        """Whether something that decides has no known cause."""
+        """Return whether something that decides has no known cause."""
         return any(cause.code == "unexplained" for cause in _deciding(self.causes))
 
     @property
@@ -59,24 +59,24 @@ class Judgement:
 
     @property
     def leaves_the_scale_open(self) -> bool:
-        """Whether all is explained by rows that depend on each other: a factor that each replica has is part of that."""
+        """Return whether dependent examples explain everything: then a factor of each replica stays unknown."""
         is_well = self.verdict in ("equivalent", "unverified")
         return is_well and any(cause.code == "in-batch-negatives" for cause in self.causes)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether it decides that the loss is divided by the wrong number."""
+        """Return whether a wrong divisor of the loss decides."""
         return any(cause.code == "loss-scaling" for cause in _deciding(self.causes))
 
     def advised_by(self, other: Judgement) -> Judgement:
-        """This, with what another one found that the strategy does by design: here one device does the same."""
+        """Return a copy with another judgement's differences by design: one device has them here, too."""
         known = {cause.code for cause in self.causes}
         found = [one for one in other.causes if one.code in _OF_OWN_ROWS and one.code not in known]
         advice, note = _as_advice(found)
         return replace(self, causes=(*self.causes, *advice), notes=(*self.notes, *note))
 
     def of_16_bits(self) -> Judgement:
-        """This, where everything agrees with the program's layers in 32 bits: wrong arithmetic would have shown there."""
+        """Return a copy whose arithmetic causes are replaced by '16-bit rounding only': in 32 bits everything agrees."""
         found = [one for one in self.causes if one.code in _ARITHMETIC and not (one.allowed or one.advice)]
         others = [one for one in self.causes if one not in found]
         first = self.first_divergence
@@ -90,7 +90,7 @@ class Judgement:
         return replace(self, causes=(*others, *([rounded] if found else [])), notes=(*self.notes, _OF_16_BITS))
 
     def fill(self, run: Run) -> Run:
-        """The run with these fields; its own notes come first."""
+        """Return the run with these fields; its own notes come first."""
         own = {name: getattr(self, name) for name in self.__dataclass_fields__ if name in Run.__dataclass_fields__}
         return replace(run, **{**own, "notes": run.notes + self.notes})
 
@@ -189,7 +189,7 @@ def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[st
 
 
 def _has_workers_with_data(case: Case) -> bool:
-    """Whether workers take their rows by themselves; where the coordinator applies what they send, it sends the rows too."""
+    """Return whether workers take their examples themselves; a coordinator that applies their results also sends them."""
     return case.topology.topology.num_ps > 0 and not case.topology.applies_sums
 
 
@@ -213,14 +213,14 @@ def _deciding(causes: Sequence[Finding]) -> list[Finding]:
 
 
 def _as_advice(causes: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
-    """These as advice, and a note of them."""
+    """Return these causes as advice, with a note."""
     codes = ", ".join(cause.code for cause in causes)
     note = f"{codes}: each replica does this, and so does one device that has as many examples"
     return [replace(cause, advice=True) for cause in causes], [note] if causes else []
 
 
 def _reason(case: Case) -> str | None:
-    """Of a run that hung, without faults or with them, how."""
+    """Return how a run hung, without faults or with them."""
     with_faults = case.recovery.lives.last.reason if case.recovery is not None and not case.recovery.has_ended else None
     return case.outcome.hung or with_faults
 
@@ -241,12 +241,12 @@ def _verdict(case: Case, deciding: list[Finding], allow: Collection[str]) -> tup
 
 
 def _is_shared(deciding: Sequence[Finding]) -> bool:
-    """Whether runs have changed each other's files: what differs then is nothing of the program's."""
+    """Return whether runs have changed each other's files: then a difference does not come from the program."""
     return any(cause.code == SHARED_FILES.code for cause in deciding)
 
 
 def _unreported(case: Case, verdict: str) -> list[str]:
-    """That no number of the program's own was seen: what it prints may be one replica's."""
+    """Note that no number reported by the program was seen: what it prints may be one replica's."""
     is_seen = any(point.measure.key.kind in ("loss", "metric") for point in case.base.points)
     if is_seen or verdict not in ("equivalent", BY_DESIGN):
         return []
@@ -254,7 +254,7 @@ def _unreported(case: Case, verdict: str) -> list[str]:
 
 
 def _unchanged(case: Case) -> list[str]:
-    """That no step changes a weight: gradients are taken, and nobody applies them, or they are 0, or the rate is."""
+    """Note that no step changes a weight: nobody applies the gradients, or they or the learning rate are 0."""
     seen: dict[str, set[str]] = {}
     for name in case.untouched.optimizers:
         for step in complete(case.untouched, name):
@@ -276,13 +276,13 @@ _OTHER_ROWS = (
 
 
 def _other_rows(case: Case) -> list[str]:
-    """Steps of a larger batch whose rows are of other epochs than one device had."""
+    """Note steps of a larger batch with examples from other epochs than on one device."""
     step = case.ledger.others_from if case.ledger else None
     return [] if step is None else [_OTHER_ROWS.format(step=step)]
 
 
 def _changed_after(case: Case) -> list[str]:
-    """What a program does to its weights when it has trained: averages that it puts in their place, say."""
+    """Note what a program does to its weights after training: averages that it puts in their place, for example."""
     compared = left_to_compare(case.base.runs)
     ends, found = ends_of_hosts(case.untouched), []
     if names := [name for name in changed_in_the_end(case.untouched) if name not in compared]:
@@ -302,7 +302,7 @@ _UNREPORTED = (
 
 
 def _missing(case: Case, allow: Collection[str]) -> list[str]:
-    """What a verdict of equivalence lacks."""
+    """Return what is missing for a verdict of equivalence."""
     compared = case.base.kinds()
     with_servers = case.topology.topology.num_ps > 0  # where workers may keep the loss to themselves
     needed = [kind for kind in NEEDED if not (with_servers and kind == "loss")]
@@ -318,7 +318,7 @@ def _missing(case: Case, allow: Collection[str]) -> list[str]:
 
 
 def _open_scale(case: Case) -> list[str]:
-    """Where a row's loss depends on the others of its replica a factor cannot be measured; by the losses it may be there."""
+    """Note that a factor cannot be measured if an example's loss depends on others of its replica."""
     first = min(case.comparison.objectives, key=lambda point: point.step, default=None)
     is_of_parts = case.has("in-batch-negatives") or case.has("static-tensor-split")
     if first is None or case.has("loss-scaling") or not is_of_parts:
@@ -349,7 +349,7 @@ _UNSEEN_ROWS = (
 
 
 def _first(case: Case) -> Difference | None:
-    """The first divergence: in the numbers, else in the data, else between replicas."""
+    """Return the first divergence: in the numbers, else in the data, else between replicas."""
     found = [d for d in (case.first_deciding, _in_data(case), _between_replicas(case)) if d is not None]
     return min(found, key=lambda d: (d.step, d.kind != "data"), default=case.comparison.first)
 

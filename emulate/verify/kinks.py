@@ -1,11 +1,11 @@
-"""Tells a unit that fell on the other side of its kink from a wrong gradient.
+"""Tell a unit on the other side of its kink from a wrong gradient.
 
-A ReLU, a maximum or a comparison makes rounding visible: a pre-activation of 1e-9 is positive in one run and negative
-in the other, and a whole row's contribution to some gradients appears or is gone. That is no fault of the program; the
-noise runs show it too, but not necessarily in the same step. It looks like this: after steps in which everything
-agreed to rounding, the *gradients* of one step differ by a little. From then on the runs are disturbed, and more units
-fall. A bug is there from the first step on and in each of them, or is large when it comes, or shows in the weights before the
-gradients. A count or an accuracy that jumps by a row now and then, while all gradients agree, is a kink too.
+A ReLU, a maximum or a comparison makes rounding visible: a pre-activation of 1e-9 is positive in one run and negative in the
+other, and a whole row's contribution to some gradients appears or is gone. That is no fault of the program; the noise runs show
+it too, but not necessarily in the same step. It looks like this: after steps in which everything agreed to rounding, the
+*gradients* of one step differ by a little. From then on the runs are disturbed, and more units fall. A bug is there from the
+first step on and in each of them, or is large when it comes, or shows in the weights before the gradients. A count or an
+accuracy that jumps by a row now and then, while all gradients agree, is a kink too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SELDOM = 0.25
 
 
 def kink_onset(points: Sequence[Point]) -> int | None:
-    """The step from which on everything beyond the noise floor may come from a kink; None where it may not, or nothing is."""
+    """Return the step from which on kinks may explain all differences; None if they cannot, or there are none."""
     out = _out(points)
     if not out:
         return None
@@ -42,7 +42,7 @@ def kink_onset(points: Sequence[Point]) -> int | None:
 
 
 def cancelled_onset(points: Sequence[Point]) -> int | None:
-    """The step from which on weights differ where no gradient does; None where something else does first, or nothing.
+    """Return the step from which on weights differ although no gradient does; None if something else differs first.
 
     A gradient that cancels over the batch is rounding alone: an optimizer that divides by its size makes a step of it.
     """
@@ -54,7 +54,7 @@ def cancelled_onset(points: Sequence[Point]) -> int | None:
 
 
 def _out(points: Sequence[Point]) -> list[Point]:
-    """What is beyond the noise floor; nothing where rounding cannot be the reason."""
+    """Return what is beyond the noise floor; nothing if rounding cannot be the reason."""
     out = [p for p in points if p.exceeds and p.measure.key.kind != "objective"]
     return [] if any(p.measure.non_finite or (p.measure.key.kind == "initial-weight" and not p.step) for p in out) else out
 
@@ -64,7 +64,7 @@ def _starts_small(out: Sequence[Point], first: int) -> bool:
 
 
 def _comes_back(points: Sequence[Point]) -> bool:
-    """Whether most steps from the first difference on have one of about the same relative size."""
+    """Return whether most steps after the first difference have one of about the same relative size."""
     by_step: dict[int, float] = defaultdict(float)
     for p in points:
         if p.measure.key.kind == "gradient":

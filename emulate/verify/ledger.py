@@ -1,4 +1,4 @@
-"""The data ledger: which rows each replica consumed in which step, against the reference's."""
+"""Keep the data ledger: which examples each replica consumed in which step, against the reference's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DRAWN = 0.1
 
 @dataclass(frozen=True)
 class Ledger:
-    """The rows of one optimizer's steps.
+    """Hold the examples of one optimizer's steps.
 
     Attributes:
         optimizer: Whose steps these are.
@@ -40,12 +40,12 @@ class Ledger:
 
     @property
     def is_known(self) -> bool:
-        """Whether the rows of at least one step were seen in both runs."""
+        """Return whether the examples of at least one step were seen in both runs."""
         return bool(self.reference) and bool(self.topology)
 
     @cached_property
     def growth(self) -> int:
-        """How often the batch is larger: n where every step has the rows of the reference's next n, else 1.
+        """Return how many times larger the batch is: n if every step has the reference's next n steps, else 1.
 
         It is the number of replicas (`PER_REPLICA * num_replicas_in_sync`) or that of hosts (`PER_WORKER * num_workers`). The
         last step of an epoch has what is left, of fewer.
@@ -54,7 +54,7 @@ class Ledger:
 
     @cached_property
     def _grown(self) -> tuple[range, ...]:
-        """Of each step which of the reference's are together its rows, as far as those go; none where no batch grows.
+        """Return which steps of the reference make up each step; none if no batch grows.
 
         Between two of them are steps whose rows the last of an epoch would have, where a remainder is dropped.
         """
@@ -77,13 +77,13 @@ class Ledger:
         return tuple(found)
 
     def _goes_on_alike(self, step: int) -> bool:
-        """Whether all steps are as large, and no row comes twice in one: those from this one on are of other epochs."""
+        """Return whether all steps from this one on have the same size without repeats: they belong to other epochs."""
         sizes = set(map(_size, self.topology))
         return step >= _SURE and len(sizes) == 1 and not self.repeated_in_step
 
     @property
     def others_from(self) -> int | None:
-        """Where the batch grows, the step from which on other rows come than one device had, None where there is none.
+        """Return the step from which on a growing batch has other examples than one device, or None.
 
         An epoch that has so many steps whatever the batch has more rows where that is larger, and what is shuffled anew begins
         later.
@@ -94,18 +94,18 @@ class Ledger:
 
     @property
     def dropped(self) -> int:
-        """How many rows a batch that grows leaves out, as the end of an epoch does not fill one."""
+        """Return how many examples a growing batch leaves out, because the end of an epoch does not fill one."""
         gaps = [range(one.stop, other.start) for one, other in itertools.pairwise(self._grown)]
         return sum(len(self.reference[k]) for gap in gaps for k in gap)
 
     @property
     def grows(self) -> bool:
-        """Whether the batch grows with the replicas or the hosts."""
+        """Return whether the batch grows with the replicas or the hosts."""
         return self.growth > 1
 
     @property
     def rows_in_all(self) -> tuple[int, int]:
-        """How many rows all recorded steps took, of the topology and of the reference."""
+        """Return how many examples all recorded steps took, in the topology and in the reference."""
         return sum(map(_size, self.topology)), sum(map(len, self.reference))
 
     def _joined(self, at: int, count: int) -> Counter[str]:
@@ -113,7 +113,7 @@ class Ledger:
 
     @cached_property
     def times_as_large(self) -> int:
-        """How often the batch is larger where rows come in another order too: the number of hosts, or replicas, else 1."""
+        """Return how many times larger the batch is if the order differs, too: the number of hosts or replicas, else 1."""
         if not self.is_known or self.grows or self.repeated_in_step:
             return 1
         ours, theirs = max(map(_size, self.topology)), max(map(len, self.reference))
@@ -127,7 +127,7 @@ class Ledger:
 
     @cached_property
     def times_as_small(self) -> int:
-        """How many steps in a row have the rows of one of the reference's, up to its first smaller one; 1 where they do not."""
+        """Return how many steps share one reference step's examples, up to its first smaller step; 1 if they do not."""
         if not self.is_known or self.grows:
             return 1
         ours, theirs = max(map(_size, self.topology)), len(self.reference[0])
@@ -141,7 +141,7 @@ class Ledger:
 
     @cached_property
     def _goes_round(self) -> bool:
-        """Whether no row comes a second time before all others have come once, but for those that fill no step."""
+        """Return whether no example repeats before all others came once, except for those that fill no step."""
         everything = set(itertools.chain(*self.reference, *(_together(step) for step in self.topology)))
         seen: set[str] = set()
         for step in map(_together, self.topology):
@@ -152,35 +152,35 @@ class Ledger:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the topology that the reference's recorded steps cover."""
+        """Return how many steps of the topology the reference's recorded steps cover."""
         return len(self._grown) or min(len(self.reference), len(self.topology))
 
     @cached_property
     def expected(self) -> tuple[Rows, ...]:
-        """The reference's rows of each step of the topology."""
+        """Return the reference's examples of each step of the topology."""
         steps = self._grown or [range(k, k + 1) for k in range(self.num_steps)]
         return tuple(tuple(row for one in made for row in self.reference[one]) for made in steps)
 
     @cached_property
     def is_same(self) -> bool:
-        """Whether every step has the reference's rows, each as often."""
+        """Return whether every step has the reference's examples, each as often."""
         return self.is_known and not self.grows and self.first_apart is None
 
     @cached_property
     def first_apart(self) -> int | None:
-        """The first step whose rows differ; the one after the last where the topology's run ended too early."""
+        """Return the first step whose examples differ; the one after the last if the topology's run ended too early."""
         pairs = zip(self.topology, self.expected, strict=False)
         early = len(self.topology) if self.ended and not self.grows else None
         return next((k for k, (ours, theirs) in enumerate(pairs) if _together(ours) != Counter(theirs)), early)
 
     @property
     def only_ends_early(self) -> bool:
-        """Whether every step has the reference's rows, and the program came to its end in fewer of them."""
+        """Return whether every step has the reference's examples, and the program ended after fewer of them."""
         return self.ended and self.first_apart == len(self.topology)
 
     @cached_property
     def left_out(self) -> dict[int, int]:
-        """How many rows of which steps of the reference are left out, where remainders are all that is; else none.
+        """Return how many examples of which reference steps are left out, if only remainders are missing; else none.
 
         A remainder is an epoch's last, smaller batch or a part of it, or what a batch has left when it is divided by the
         replicas or the hosts.
@@ -203,19 +203,19 @@ class Ledger:
         return found if all(map(self._is_smaller, rest)) else {}
 
     def _is_smaller(self, step: int) -> bool:
-        """Whether a step of the reference has fewer rows than the batches of most others have."""
+        """Return whether a step of the reference has fewer examples than most others."""
         sizes = [len(rows) for rows in self.reference]
         return sizes[step] < max(sizes) and 2 * sizes.count(max(sizes)) >= len(sizes)
 
     def _keeps(self, rows: Counter[str], step: int) -> bool:
-        """Whether these are the rows of a step of the reference, but for a remainder."""
+        """Return whether these are the examples of a step of the reference, except for a remainder."""
         theirs = Counter(self.reference[step])
         lost = theirs.total() - rows.total()
         remainders = {theirs.total() % n for n in (len(self.hosts), len(set(self.hosts.values())))}
         return rows <= theirs and (not lost or (bool(rows) and (self._is_smaller(step) or lost in remainders)))
 
     def sizes(self, step: int) -> tuple[int, int]:
-        """How many rows a step has in the topology and in the reference."""
+        """Return how many examples a step has in the topology and in the reference."""
         ours = _together(self.topology[step]).total() if step < len(self.topology) else 0
         theirs = self.expected[step] if step < len(self.expected) else self.reference[step]
         return ours, len(theirs)
@@ -230,19 +230,19 @@ class Ledger:
 
     @property
     def samples(self) -> Samples:
-        """The ledger in four numbers."""
+        """Return the ledger in four numbers."""
         ours, theirs = self._counts
         return Samples(theirs.total(), ours.total(), (theirs - ours).total(), (ours - theirs).total() - self.foreign)
 
     @property
     def foreign(self) -> int:
-        """Rows that the reference did not see in its recorded steps (another order, another batch, another draw)."""
+        """Return how many examples the reference did not see in its recorded steps (another order, batch or draw)."""
         ours, theirs = self._counts
         return sum(count for row, count in ours.items() if row not in theirs)
 
     @property
     def lost(self) -> int:
-        """How many different rows fewer than the reference's the topology saw, in more steps than the reference made too."""
+        """Return how many distinct examples fewer the topology saw, if it made at least as many steps as the reference."""
         ours, theirs = self._counts
         later = {
             row for step in self.topology[self.num_steps :] for row in _together(step) if row in theirs and row not in ours
@@ -251,13 +251,13 @@ class Ledger:
 
     @property
     def is_reordered(self) -> bool:
-        """Whether the same rows came in other steps."""
+        """Return whether the same examples came in other steps."""
         ours, theirs = self._counts
         return self.first_apart is not None and ours == theirs
 
     @property
     def is_changed_in_place(self) -> bool:
-        """Whether rows that the reference does not have stand beside its own, all of which are in their own steps."""
+        """Return whether foreign examples stand beside the reference's own, all of which are in their steps."""
         known = set(self._counts[1])
         pairs = [(_together(ours), Counter(theirs)) for ours, theirs in zip(self.topology, self.expected, strict=False)]
         in_place = all({row for row in ours if row in known} <= set(theirs) for ours, theirs in pairs)
@@ -265,14 +265,14 @@ class Ledger:
 
     @property
     def is_cut_within_an_epoch(self) -> bool:
-        """Whether both runs saw the same rows, and the last step lies within an epoch: some came once more, here others."""
+        """Return whether both runs saw the same examples and end within an epoch, in which different ones were repeated."""
         ours, theirs = self._counts
         uneven = [max(counts.values(), default=0) - min(counts.values(), default=0) for counts in (ours, theirs)]
         return set(ours) == set(theirs) and ours.total() == theirs.total() and uneven == [1, 1]
 
     @cached_property
     def repeated_in_step(self) -> int:
-        """Rows that several replicas consumed in the same step, more often than the reference has them in a step.
+        """Return how many examples several replicas consumed in one step, more often than the reference.
 
         Where the reference draws rows with replacement, other ones come twice by chance.
         """
@@ -290,7 +290,7 @@ class Ledger:
 
     @property
     def _repeats_by_chance(self) -> bool:
-        """Whether steps of the reference have rows twice as well: nearly as many, or it draws and both begin with the same."""
+        """Return whether the reference's steps repeat examples, too: nearly as many, or it draws with the same start."""
         steps = list(zip(map(_together, self.topology), map(Counter, self.reference), strict=False))
         ours = sum(rows.total() - len(rows) for rows, _ in steps)
         theirs = sum(rows.total() - len(rows) for _, rows in steps)
@@ -302,7 +302,7 @@ class Ledger:
 
     @property
     def _draws(self) -> bool:
-        """Whether the reference draws its rows: many come again before all others have come once."""
+        """Return whether the reference draws its examples: many repeat before all others came once."""
         everything = set(itertools.chain(*self.reference))
         seen: set[str] = set()
         again = 0
@@ -317,7 +317,7 @@ class Ledger:
 
     @cached_property
     def draws_others(self) -> bool:
-        """Whether the reference draws its rows, and the run too, as many: in the first steps the same, then others."""
+        """Return whether reference and run draw their examples, equally many: first the same, then others."""
         pairs = list(zip(self.topology, self.expected, strict=False))
         is_later = self.first_apart is not None and 0 < self.first_apart < len(pairs)
         return (
@@ -326,7 +326,7 @@ class Ledger:
 
     @cached_property
     def shared_by_hosts(self) -> int:
-        """How many rows several hosts took before all have come once, in the place of others, each in an order of its own.
+        """Return how many examples several hosts took before all came once, in place of others, in different orders.
 
         0 where all hosts have the same rows, or their steps take rows of the reference's step alone.
         """
@@ -345,7 +345,7 @@ class Ledger:
 
     @property
     def _first_pass(self) -> int:
-        """How many of the reference's steps there are before a row comes again."""
+        """Return how many of the reference's steps come before an example repeats."""
         seen: set[str] = set()
         for k, rows in enumerate(self.reference):
             if len(set(rows)) < len(rows) or not seen.isdisjoint(rows):
@@ -355,12 +355,12 @@ class Ledger:
 
     @cached_property
     def identical_replicas(self) -> tuple[int, ...]:
-        """Steps in which every replica had the same rows."""
+        """Return the steps in which every replica had the same examples."""
         return tuple(k for k, step in enumerate(self.topology) if _all_alike([Counter(rows) for rows in step.values()]))
 
     @cached_property
     def identical_hosts(self) -> tuple[int, ...]:
-        """Steps in which every host had the same rows."""
+        """Return the steps in which every host had the same examples."""
         return tuple(k for k, step in enumerate(self.topology) if _all_alike(list(self._by_host(step).values())))
 
     def _by_host(self, step: Mapping[int, Rows]) -> dict[int, Counter[str]]:
@@ -371,7 +371,7 @@ class Ledger:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether, each step's repeats taken out, the topology has the first rows of the reference: it only came less far."""
+        """Return whether the topology has the first examples of the reference, without repeats in a step: it ended earlier."""
         once: Counter[str] = Counter()
         for step in self.topology[: self.num_steps]:
             once.update(set(_together(step)))
@@ -379,19 +379,19 @@ class Ledger:
         return once == Counter(flat[: once.total()])
 
     def counts(self, step: int) -> dict[int, int]:
-        """How many rows each replica had in a step."""
+        """Return how many examples each replica had in a step."""
         return {replica: len(rows) for replica, rows in self.topology[step].items()}
 
     @property
     def rows(self) -> tuple[tuple[int, ...], ...]:
-        """How many rows each replica had, in the order of the replicas, step by step; of the first steps at most."""
+        """Return how many examples each replica had, in the order of the replicas, for the first steps."""
         replicas = sorted(self.hosts)
         steps = (self.counts(step) for step in range(min(len(self.topology), MOST_STEPS)))
         return tuple(tuple(counts.get(replica, 0) for replica in replicas) for counts in steps)
 
     @property
     def uneven(self) -> tuple[int, ...]:
-        """Steps in which the replicas had different numbers of rows."""
+        """Return the steps in which the replicas had different numbers of examples."""
         return tuple(k for k in range(len(self.topology)) if len(set(self.counts(k).values())) > 1)
 
     @property

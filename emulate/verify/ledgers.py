@@ -1,4 +1,4 @@
-"""The ledgers of two traces: which rows each step had, by what the probe saw of them."""
+"""Make the ledgers of two traces: which examples each step had, as far as the probe saw them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CLOSE = 1e-3
 
 
 def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:
-    """The ledger of each optimizer that both runs have; rows that a probe did not see end it."""
+    """Return the ledger of each optimizer that both runs have. It ends at examples that a probe did not see."""
     names = [name for name in reference.optimizers if name in topology.optimizers]
     ended = has_ended(topology)
     return {name: _ledger(name, complete(reference, name), complete(topology, name), ended) for name in names}
 
 
 def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
-    """Each row that an optimizer's steps consumed, with the hosts that did."""
+    """Return each example that an optimizer's steps consumed, with the hosts that did."""
     found: dict[str, set[int]] = {}
     for step in complete(trace, optimizer):
         for one in step.values():
@@ -37,7 +37,7 @@ def hosts_of_rows(trace: Trace, optimizer: str) -> dict[str, set[int]]:
 
 
 def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tuple[str, ...]]:
-    """The inputs of each row that an optimizer's steps consumed, each by its identity.
+    """Return the inputs of each example that an optimizer's steps consumed, each by its identity.
 
     Args:
         trace: Of a run.
@@ -53,7 +53,7 @@ def parts_of_rows(trace: Trace, optimizer: str, *, after: int = -1) -> list[tupl
 
 
 def has_ended(trace: Trace) -> bool:
-    """Whether the program came to its end on every host (it was not ended at the last wanted step, and did not raise)."""
+    """Return whether the program ended on every host (neither stopped at the last wanted step, nor raised)."""
     reasons = [event["reason"] for _, event in trace.of("end")]
     return len(reasons) == trace.num_hosts and set(reasons) == {"returned"}
 
@@ -82,7 +82,7 @@ def _of_names(
 
 
 def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepOfAll], ended: bool) -> Ledger | None:
-    """The ledger by those inputs alone that are the reference's in every step: others may be computed by the model."""
+    """Return the ledger by the inputs that equal the reference's in every step: the model may compute others."""
     places = [one.row_inputs for step in (reference[0], topology[0]) for one in step.values()]
     if len(places[0]) < 2 or any(one != places[0] for one in places):
         return None
@@ -101,7 +101,7 @@ def _by_data(name: str, reference: Sequence[StepOfAll], topology: Sequence[StepO
 
 
 def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], place: int) -> bool:
-    """Whether the rows of an input, each beside the same row, differ by rounding at most, before the model has changed."""
+    """Return whether an input's examples differ by rounding at most, before the model has changed."""
     theirs, ours = _by_row(reference, data, place), _by_row(topology, data, place)
     if theirs is None or ours is None or theirs.shape != ours.shape:
         return False
@@ -109,7 +109,7 @@ def _is_close(reference: StepOfAll, topology: StepOfAll, data: tuple[int, ...], 
 
 
 def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None:
-    """An input's rows on all replicas, in the order of their names; None where it was not kept."""
+    """Return an input's examples on all replicas, in the order of their names; None if it was not kept."""
     rows: list[tuple[str, Floats]] = []
     for _, one in sorted(step.items()):
         names, array = _names(one, data), one.inputs[place]
@@ -121,14 +121,14 @@ def _by_row(step: StepOfAll, data: tuple[int, ...], place: int) -> Floats | None
 
 
 def _names(step: Step, places: tuple[int, ...]) -> Rows | None:
-    """The identity of each row by some of the inputs; None where they were not kept."""
+    """Return the identity of each example by some of the inputs; None if they were not kept."""
     arrays = [step.inputs[place] if place < len(step.inputs) else None for place in places]
     whole = [array for array in arrays if array is not None and array.is_complete]
     return tuple(row_names([{"dense": array.read()} for array in whole])) if len(whole) == len(places) else None
 
 
 def _known(steps: Sequence[Mapping[int, Rows | None]]) -> list[dict[int, Rows]]:
-    """The steps up to the first whose rows were not seen on every replica."""
+    """Return the steps up to the first one whose examples were not seen on every replica."""
     found: list[dict[int, Rows]] = []
     for step in steps:
         rows = {replica: one for replica, one in sorted(step.items()) if one is not None}

@@ -1,4 +1,4 @@
-"""Folders that are listed in another order on the hosts after the first, as hosts with disks of their own list them."""
+"""List folders in another order on later hosts, as hosts with separate disks do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEPT = (
 
 
 def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = str) -> list[Entry]:
-    """Entries of a folder in an order in which most of them have another place, also among those of their own ending.
+    """Return a folder's entries in an order in which most have another place, also among those with their suffix.
 
     Args:
         entries: As the file system lists them.
@@ -96,7 +96,7 @@ def _scanning(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @final
 class _Entries:
-    """What `os.scandir` gives: an iterator, and the context that closes it."""
+    """Provide what `os.scandir` returns: an iterator, and the context that closes it."""
 
     def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
         self._left = iter(entries)
@@ -114,5 +114,5 @@ class _Entries:
         self.close()
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """End the iteration."""
         self._left = iter(())

@@ -1,9 +1,9 @@
-"""A second look at a run whose weights are soon far from the reference's, by rounding that is amplified or by a mistake.
+"""Look again at a run whose weights soon differ a lot, by amplified rounding or by a mistake.
 
 The reference runs again, and its optimizers apply what this run's have applied. Its weights stay this run's then but for the
-rounding of one update, so that each step is compared by itself: its gradients at the same weights, and what the optimizer
-makes of the same gradients. What agrees so in every step trains the same model, however far apart the runs have drifted by
-rounding; and a mistake of a late step, which would drown in what the steps before have amplified, stands out.
+rounding of one update, so that each step is compared by itself: its gradients at the same weights, and what the optimizer makes
+of the same gradients. What agrees so in every step trains the same model, however far apart the runs have drifted by rounding;
+and a mistake of a late step, which would drown in what the steps before have amplified, stands out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIFFERS = (
 
 
 def follow(reference: Trace, topology: Trace) -> Follow | None:
-    """What makes a reference follow a run; None where no optimizer is seen to apply gradients, or servers do it."""
+    """Return what makes a reference follow a run; None if no optimizer applies gradients, or servers do it."""
     both = [name for name in topology.optimizers if name in reference.optimizers]
     applied = [name for name in both if not _is_of_tape(topology, name)]
     if not applied or topology.topology.num_ps:
@@ -39,12 +39,12 @@ def _is_of_tape(trace: Trace, optimizer: str) -> bool:
 
 
 def is_wanted(judgement: Judgement) -> bool:
-    """Whether a second look may tell more: something has no known cause, or gradients show little beside amplified rounding."""
+    """Return whether a second look may tell more: a cause is unknown, or amplified rounding hides gradients."""
     return judgement.is_unexplained or (judgement.is_well and judgement.is_amplified)
 
 
 def better(judgement: Judgement, followed: Judgement) -> Judgement:
-    """The one of both that tells more.
+    """Return the judgement that tells more.
 
     Single units on the other side of a kink stand out here too: what has no known cause then is left to the runs as they came.
     """

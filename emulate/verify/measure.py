@@ -1,4 +1,4 @@
-"""Measures every tensor of every step against the reference: the error, and how far the noise runs are."""
+"""Measure every tensor of every step against the reference: the error, and the spread of the noise runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ says nothing, so what it keeps is compared sorted."""
 
 @dataclass(frozen=True)
 class Measure:
-    """One tensor in one step.
+    """Hold one tensor in one step.
 
     Attributes:
         error: Largest absolute difference from the reference.
@@ -94,7 +94,7 @@ def measure(
 
 
 def _distance(one: Floats, other: Floats) -> float:
-    """The largest difference of finite elements: under a loss scale a gradient may be infinite in both."""
+    """Return the largest difference of finite elements: a loss scale may make both gradients infinite."""
     if one.shape != other.shape:
         return 0.0
     with np.errstate(invalid="ignore"):
@@ -103,7 +103,7 @@ def _distance(one: Floats, other: Floats) -> float:
 
 @dataclass(frozen=True)
 class Runs:
-    """The traces of one comparison."""
+    """Hold the traces of one comparison."""
 
     reference: Trace
     topology: Trace
@@ -112,7 +112,7 @@ class Runs:
 
     @property
     def others(self) -> list[Trace]:
-        """The noise runs and then those that confirm."""
+        """Return the noise runs and then the confirming runs."""
         return [*self.noise, *self.confirmation]
 
     def pairs(self, optimizer: str) -> list[tuple[StepOfAll, StepOfAll]]:
@@ -121,7 +121,7 @@ class Runs:
 
     @cached_property
     def computed(self) -> tuple[Short, ...]:
-        """The 16-bit precisions that the program computes in."""
+        """Return the 16-bit precisions that the program computes in."""
         return computed_in(self.reference)
 
     @cached_property
@@ -130,22 +130,22 @@ class Runs:
         return Facts.of(self.reference, self.topology).of_first
 
     def batches(self, optimizer: str) -> tuple[int, int]:
-        """How many batches a step applies together, in the topology and in the reference; 1 and 1 where that changes."""
+        """Return how many batches a step applies together, in topology and reference; 1 and 1 if that varies."""
         counts = {(_batches(ours), _batches(theirs)) for ours, theirs in self.pairs(optimizer)}
         return counts.pop() if len(counts) == 1 else (1, 1)
 
     def how(self, optimizer: str) -> str:
-        """How one gradient is made of the replicas': `sum` or `mean`."""
+        """Return how one gradient is made of the replicas': `sum` or `mean`."""
         return aggregation(self.topology, self.reference, optimizer)
 
     @property
     def optimizers(self) -> list[str]:
-        """Optimizers that both runs have."""
+        """Return the optimizers that both runs have."""
         return [name for name in self.reference.optimizers if name in self.topology.optimizers]
 
 
 def complete(trace: Trace, optimizer: str) -> list[StepOfAll]:
-    """An optimizer's steps without those at the end that lack replicas (a host was ended in the middle)."""
+    """Return an optimizer's steps without those at the end that lack replicas (a host was ended in the middle)."""
     steps: list[StepOfAll] = list(trace.steps(optimizer))
     while steps and len(steps[-1]) < len(steps[0]):
         steps.pop()
@@ -157,7 +157,7 @@ def _batches(step: StepOfAll) -> int:
 
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
-    """Every measure of a comparison: initial weights, step by step, what is left in the end, what was reported."""
+    """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
     yield from _initial(runs)
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
@@ -236,7 +236,7 @@ def _gradients(
 
 
 def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
-    """One gradient for each noise run; the reference's own where a run does not have it."""
+    """Return one gradient for each noise run; the reference's own if a run does not have it."""
     found = []
     for count in counts:
         found.append(total(arrays[:count], "sum") if count else missing)
@@ -283,7 +283,7 @@ def _objective(
 
 
 def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
-    """The coarsest unit of a step's gradients."""
+    """Return the coarsest unit of a step's gradients."""
     return max((unit_of(a, runs.computed) for one in step.values() for a in one.gradients.values()), default=eps_of("<f4"))
 
 
@@ -293,13 +293,13 @@ def changed_in_the_end(trace: Trace) -> list[str]:
 
 
 def _unseen_updates(trace: Trace) -> list[str]:
-    """Variables that are updated outside of the steps, of which nobody saw what became of them after their last one."""
+    """Return variables that are updated outside of the steps and whose last update nobody saw."""
     made = (one for name in trace.optimizers for step in complete(trace, name) for one in step.values())
     return list(dict.fromkeys(name for one in made for name in one.outside if name not in one.weights))
 
 
 def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
-    """Of each of them, where there are several hosts: each host's digest of what it put there, None where it did not."""
+    """Return, with several hosts, each host's digest of its final value of them; None without one."""
     if trace.num_hosts < 2:
         return {}
     changed = {(host, event["replica"]): event["changed"] for host, event in trace.of("left")}
@@ -311,7 +311,7 @@ def ends_of_hosts(trace: Trace) -> dict[str, dict[int, str | None]]:
 
 
 def left_to_compare(runs: Runs) -> list[str]:
-    """Those that one of the runs has changed so, where both have come to their ends after as many steps."""
+    """Return those that one of the runs has changed, if both ended after equally many steps."""
     if not all(any(True for _ in trace.of("left")) for trace in (runs.topology, runs.reference)) or not _as_many_steps(runs):
         return []
     changed = dict.fromkeys([*changed_in_the_end(runs.reference), *changed_in_the_end(runs.topology)])
@@ -320,7 +320,7 @@ def left_to_compare(runs: Runs) -> list[str]:
 
 
 def _left(runs: Runs) -> Iterator[Measure]:
-    """What the program made of its weights after the last step: an average that it puts in their place, the best ones."""
+    """Yield the measures of what the program made of its weights after the last step: averages, or the best ones."""
     names = left_to_compare(runs)
     found = [_ended_with(trace, names) for trace in (runs.topology, runs.reference, *runs.others)] if names else []
     step = max((len(runs.pairs(name)) for name in runs.optimizers), default=0)
@@ -334,7 +334,7 @@ def _left(runs: Runs) -> Iterator[Measure]:
 
 
 def _ended_with(trace: Trace, names: Collection[str]) -> dict[str, StoredArray]:
-    """What the first replica of the first host leaves of these variables, changed after the last step or not."""
+    """Return the final values of these variables on the first replica of the first host."""
     steps = [made[-1] for name in trace.optimizers if (made := complete(trace, name))]
     trained = {name: array for step in steps for name in names if (array := weight_of(step, name)) is not None}
     first = next(iter(trace.variables("left").values()), {})
@@ -374,7 +374,7 @@ def _reports(runs: Runs) -> Iterator[Measure]:
 
 
 def _step_of(report: Report, often: int, last: int) -> int:
-    """The step that a number belongs to, of which so many were reported: one for each step, several for each, or fewer."""
+    """Return the step of a report, given the number of reports: one for each step, several for each, or fewer."""
     if often < last:
         return _made_after(report, last)
     times = -(-often // (last + 1))
@@ -383,12 +383,12 @@ def _step_of(report: Report, often: int, last: int) -> int:
 
 
 def _made_after(report: Report, last: int) -> int:
-    """The step after which a number was reported that is not in every step (an epoch's): it comes of all steps before."""
+    """Return the step after which a report was made that is not in every step (an epoch's)."""
     return last if report.made is None else min(max(report.made - 1, 0), last)
 
 
 def of_other_steps(runs: Runs) -> list[str]:
-    """Names of what is reported once in many steps (an epoch's loss, an evaluation), where the runs have made more or fewer."""
+    """Return the names of reports made once in many steps, if the runs have made different numbers of them."""
     if _as_many_steps(runs):
         return []
     fewest = min((len(runs.pairs(name)) for name in runs.optimizers), default=0)

@@ -1,4 +1,4 @@
-"""Files outside of the folders that each run has to itself: there the runs of a verification meet."""
+"""Find files outside of each run's own folders, which several runs of a verification share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Met:
-    """Paths that runs have in common with others.
+    """Hold the paths that runs have in common with others.
 
     Attributes:
         found: They read there what only another run can have written.
@@ -22,7 +22,7 @@ class Met:
 
     @classmethod
     def of(cls, read: Mapping[str, bool], written: Collection[str], by_others: Collection[str]) -> Met:
-        """Of one run.
+        """Make the object for one run.
 
         Args:
             read: What it read, and whether it had written it itself by then.
@@ -41,17 +41,17 @@ class Met:
 
     @classmethod
     def together(cls, several: Iterable[Met]) -> Met:
-        """Of several runs."""
+        """Combine the paths of several runs."""
         every = list(several)
         parts = [[getattr(one, name) for one in every] for name in cls.__dataclass_fields__]
         return cls(*(tuple(dict.fromkeys(path for paths in part for path in paths)) for part in parts))
 
     @property
     def read(self) -> tuple[str, ...]:
-        """What they read, first what only another run can have written."""
+        """Return what they read, starting with what only another run can have written."""
         return tuple(dict.fromkeys((*self.found, *self.read_back)))
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return all of the paths."""
         return tuple(dict.fromkeys((*self.read, *self.written)))

@@ -1,12 +1,11 @@
-"""The noise floor: how far two runs may differ by rounding alone.
+"""Compute the noise floor: how far two runs may differ by rounding alone.
 
-Floating point sums depend on their order, so a correct program on four replicas does not give the bits of one
-device. How far apart is still right is *measured*: the reference runs again with the rows of each batch permuted and
-each gradient changed by one unit in the last place - mathematically the same training, rounded differently. What
-these runs differ by, per tensor and step, is the floor. It only grows over the steps, since what was disturbed once
-stays disturbed; but where the reference follows the run that is judged (lockstep.py), gradients, losses and metrics are
-those of their step alone. Three runs see a tensor of a few elements too seldom (three zeros happen), so the floor is
-never less than
+Floating point sums depend on their order, so a correct program on four replicas does not give the bits of one device. How far
+apart is still right is *measured*: the reference runs again with the rows of each batch permuted and each gradient changed by
+one unit in the last place - mathematically the same training, rounded differently. What these runs differ by, per tensor and
+step, is the floor. It only grows over the steps, since what was disturbed once stays disturbed; but where the reference follows
+the run that is judged (lockstep.py), gradients, losses and metrics are those of their step alone. Three runs see a tensor of a
+few elements too seldom (three zeros happen), so the floor is never less than
 
 - 8 units in the last place of the tensor's scale: the largest element so far, local gradients included, because a
   gradient that cancels to nothing over the batch is as noisy as its summands;
@@ -36,7 +35,7 @@ SEEN = 3.0
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What is followed over the steps: one tensor of one optimizer, or one reported number."""
+    """Identify what is followed over the steps: one tensor of one optimizer, or one reported number."""
 
     kind: str
     optimizer: str
@@ -51,7 +50,7 @@ _OF_A_STEP = ("gradient", "objective", *REPORTED)
 def floors(
     spreads: Mapping[Key, BySteps], scales: Mapping[Key, BySteps], eps: Mapping[Key, float], *, lockstep: bool = False
 ) -> dict[Key, dict[int, float]]:
-    """The noise floor of each tensor by step.
+    """Return the noise floor of each tensor by step.
 
     Args:
         spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference).
@@ -74,7 +73,7 @@ def floors(
 
 
 class _Pool:
-    """Of each kind and step the median over tensors of the relative spread."""
+    """Hold, for each kind and step, the median over tensors of the relative spread."""
 
     def __init__(self, spread: Mapping[Key, BySteps], scale: Mapping[Key, BySteps]) -> None:
         relative: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -102,12 +101,12 @@ class _Pool:
 
 
 def _of_each(values: BySteps) -> dict[int, float]:
-    """As they are; what is not finite counts as nothing."""
+    """Return the values, with 0 in place of those that are not finite."""
     return {step: value if np.isfinite(value) else 0.0 for step, value in values.items()}
 
 
 def _running(values: BySteps) -> dict[int, float]:
-    """The largest so far by step; what is not finite counts as nothing."""
+    """Return the running maximum by step, with 0 in place of values that are not finite."""
     largest, found = 0.0, {}
     for step, value in sorted(values.items()):
         largest = max(largest, value if np.isfinite(value) else 0.0)

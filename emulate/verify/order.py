@@ -1,4 +1,4 @@
-"""Whether a program's training depends on the order of the rows in a batch.
+"""Determine whether a program's training depends on the order of the examples in a batch.
 
 Most does not: permuting the rows of a batch is the same training, rounded otherwise, which is what the noise floor is made of.
 A step that mixes each row with its neighbour, or keeps something of a batch by place for the next one (a queue, the states of
@@ -39,7 +39,7 @@ _TIMES = 100.0
 
 
 def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> bool:
-    """Whether runs whose rows were permuted trained otherwise from the same weights on.
+    """Return whether runs with permuted examples trained differently from the same weights.
 
     Args:
         reference: The run on one device.
@@ -58,7 +58,7 @@ def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> 
 
 
 def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
-    """Whether runs whose rows were permuted end so far off, or have losses so far off, that bugs may hide in it.
+    """Return whether runs with permuted examples differ so much in weights or losses that bugs may hide.
 
     Args:
         reference: The run on one device.
@@ -74,7 +74,7 @@ def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
 
 
 def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence[Trace]) -> bool:
-    """Whether it is the order of the rows that makes permuted runs so wide, and no rounding.
+    """Return whether the order of the examples, and not rounding, makes permuted runs so different.
 
     Args:
         reference: The run on one device.
@@ -92,7 +92,7 @@ def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence
 
 
 def _by_rounding(off: Mapping[tuple[str, int], float], optimizer: str, step: int) -> float:
-    """How far off a run in order is in a step, or in the next one.
+    """Return how far off a run in order is in a step, or in the next one.
 
     It is a step behind: in the first it has the reference's weights, and so the bits of its forward pass, which permuted rows
     round otherwise where statistics of the batch are in it. A deep network makes much of that, and more in each step.
@@ -125,7 +125,7 @@ def _objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
 
 
 def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:
-    """The distance of the whole gradient, relative to it."""
+    """Return the relative distance of the whole gradient."""
     pairs = _gradients(ours, theirs)
     return _distance(pairs) / (_norm(given for _, given in pairs) or np.inf)
 
@@ -158,13 +158,13 @@ def _objective_is_far(ours: StepOfAll, theirs: StepOfAll, limit: float) -> bool:
 
 
 def _norm(arrays: Iterable[StoredArray | None]) -> float:
-    """The L2 norm of arrays taken together."""
+    """Return the L2 norm of arrays taken together."""
     squares = [norm(aligned([one])[0]) ** 2 for one in arrays if one is not None and is_numeric(one)]
     return float(np.sqrt(sum(squares)))
 
 
 def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
-    """The L2 norm of the differences of arrays taken together."""
+    """Return the L2 norm of the differences of arrays taken together."""
     squares = []
     for one, other in pairs:
         if one is not None and other is not None and is_numeric(other) and one.shape == other.shape:
@@ -174,7 +174,7 @@ def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
 
 
 def _apart(one: StoredArray | None, other: StoredArray | None) -> float:
-    """The largest difference, relative to the largest element; 0 where it is not known."""
+    """Return the largest difference relative to the largest element; 0 if it is unknown."""
     if one is None or other is None or not is_numeric(other) or one.shape != other.shape:
         return 0.0
     ours, theirs = aligned([one, other])
@@ -183,6 +183,6 @@ def _apart(one: StoredArray | None, other: StoredArray | None) -> float:
 
 
 def is_in_order(ledger: Ledger) -> bool:
-    """Whether the rows of all replicas, one after the other, come in the reference's order in every step."""
+    """Return whether the replicas' examples, one after the other, follow the reference's order in every step."""
     pairs = zip(ledger.expected, ledger.topology, strict=False)
     return all(tuple(row for _, rows in sorted(step.items()) for row in rows) == expected for expected, step in pairs)

@@ -1,8 +1,8 @@
-"""In what precision gradients were computed: mixed precision stores float32 what it rounded to 16 bits.
+"""Determine in what precision gradients were computed: mixed precision stores in float32 what it rounded to 16 bits.
 
-Permuting the rows of a 16-bit program shows little: sums are accumulated in 32 bits and rounded once, and the order of the
-rows seldom changes how. On several replicas each partial sum is rounded by itself. So the unit in the last place that
-counts is that of the computation, and the noise runs must be disturbed by that much.
+Permuting the rows of a 16-bit program shows little: sums are accumulated in 32 bits and rounded once, and the order of the rows
+seldom changes how. On several replicas each partial sum is rounded by itself. So the unit in the last place that counts is that
+of the computation, and the noise runs must be disturbed by that much.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHORT: tuple[Short, ...] = ((16, _UNITS["bfloat16"]), (13, _UNITS["float16"]))
 
 
 def computed_in(trace: Trace) -> tuple[Short, ...]:
-    """The 16-bit precisions that a run's gradients were rounded to; numbers that are short by nature (counts) do not count."""
+    """Return the 16-bit precisions that a run's gradients were rounded to; naturally short numbers (counts) do not count."""
     seen: Counter[Short] = Counter()
     odd: Counter[Short] = Counter()
     for name in trace.optimizers:
@@ -46,7 +46,7 @@ def computed_in(trace: Trace) -> tuple[Short, ...]:
 
 
 def _bits(values: Array) -> Array:
-    """The bits of the float32 numbers that are finite and not zero; none of any other dtype."""
+    """Return the bits of the finite, nonzero float32 numbers; none for other dtypes."""
     if values.dtype != np.float32:
         return np.zeros(0, np.uint32)
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
@@ -55,19 +55,19 @@ def _bits(values: Array) -> Array:
 
 
 def _short(bits: Array, among: tuple[Short, ...]) -> Short | None:
-    """The first precision that all numbers have no more than."""
+    """Return the first precision that holds all numbers."""
     low = int(np.bitwise_or.reduce(bits)) if bits.size else 1
     return next((one for one in among if low & ((1 << one[0]) - 1) == 0), None)
 
 
 def unit_of(array: StoredArray, computed: tuple[Short, ...]) -> float:
-    """The unit in the last place at 1 of what these numbers were rounded to: a precision `computed` in, or their dtype."""
+    """Return the unit in the last place at 1 of these numbers: of a precision in `computed`, or of their dtype."""
     short = _short(_bits(array.read()), computed) if computed else None
     return eps_of(array.dtype) if short is None else short[1]
 
 
 def unit_of_all(arrays: list[StoredArray], computed: tuple[Short, ...]) -> float:
-    """The finest unit among arrays that were computed alike; most often the first one settles it."""
+    """Return the finest unit among arrays of the same computation; usually the first one decides."""
     finest = 1.0
     for array in arrays:
         finest = min(finest, unit_of(array, computed))
@@ -78,7 +78,7 @@ def unit_of_all(arrays: list[StoredArray], computed: tuple[Short, ...]) -> float
 
 @dataclass(frozen=True)
 class Rounding:
-    """How many units in the last place of its gradients' dtype (8192 of float32 in float16) a program's rounding makes.
+    """Describe how many units in the last place of its gradients' dtype a program's rounding makes (float16: 8192).
 
     Attributes:
         units: Of most gradients of its first step: 1 where fewer than half of their elements are of 16 bits.
@@ -90,7 +90,7 @@ class Rounding:
 
     @classmethod
     def of(cls, trace: Trace) -> Rounding:
-        """Of a run: of 16 bits is what shows no more, what is of layers that compute so, and all where a step casts itself."""
+        """Return the rounding of a run: from short numbers, from 16-bit layers, and from casts of the step itself."""
         facts, computed = Facts.of(trace), computed_in(trace)
         by_layer = {name: unit for dtype, unit in _UNITS.items() for name in getattr(facts, dtype)}
         of_step = max((_UNITS[dtype] for dtype in facts.casts), default=0.0)

@@ -1,4 +1,4 @@
-"""A program that faults befell: did it go on to its end, and is what it made the same as without them?"""
+"""Check whether a program with faults continued to its end, with the same result as without faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Steps = dict[str, list[dict[int, Step]]]
 
 @dataclass
 class Lives:
-    """The runs from one start of a program to the next.
+    """Hold the runs from one start of a program to the next.
 
     Attributes:
         faults: What was to befall it.
@@ -35,7 +35,7 @@ class Lives:
     held: int | None = None
 
     def add(self, run: RunResult, plan: ProbePlan, fired: Sequence[Fired]) -> None:
-        """A life is over."""
+        """Add a finished run."""
         run.trace, self.held = Trace(plan.trace), plan.steps
         self.runs.append(run)
         self.fired = list(fired)
@@ -44,29 +44,29 @@ class Lives:
 
     @property
     def begun(self) -> dict[str, int]:
-        """How many steps each optimizer had made before the very first start: what lay in the folder was restored."""
+        """Return how many steps each optimizer had made before the very first start, restored from the folder."""
         first = self.runs[0].trace
         told = first.of("begun") if first is not None else []
         return {str(event["optimizer"]): int(event["step"]) for _, event in told}
 
     @property
     def last(self) -> RunResult:
-        """The life in which the program ended, or did not."""
+        """Return the run in which the program ended, or did not."""
         return self.runs[-1]
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Return how often it was restarted."""
         return len(self.runs) - 1
 
 
 def _told(life: Trace) -> int:
-    """After how many steps an optimizer that was restored goes on, 0 where none was: its steps are counted from there."""
+    """Return after how many steps a restored optimizer continues, 0 without one: its steps are counted from there."""
     return max(_told_by_hosts(life).values(), default=0)
 
 
 def _told_by_hosts(life: Trace) -> dict[int, int]:
-    """The same for each host that made a step, where any was restored."""
+    """Return the same for each host that made a step, if one was restored."""
     if not any(True for _ in life.of("resumed")):
         return {}
     found = dict.fromkeys((host for host, _ in life.of("initial")), 0)
@@ -76,7 +76,7 @@ def _told_by_hosts(life: Trace) -> dict[int, int]:
 
 
 def _shift(life: Trace, without: Trace) -> int:
-    """How many steps lie before those of a program that restores no optimizer's count: where its weights, or rows, belong."""
+    """Return how many steps come before those of a program that restores no count: found by its weights, or examples."""
     shared = [name for name in life.optimizers if name in without.optimizers]
     if _told(life) or not shared or not life.steps(shared[0]):
         return 0
@@ -95,7 +95,7 @@ def _rows(step: Mapping[int, Step]) -> Counter[str]:
 
 
 def _trained(variables: Mapping[tuple[int, int], Mapping[str, Variable]]) -> dict[tuple[int, str], str]:
-    """The bits of each trained variable, by replica and name."""
+    """Return the bits of each trained variable, by replica and name."""
     return {
         (replica, name): variable.digest
         for (_, replica), found in variables.items()
@@ -105,7 +105,7 @@ def _trained(variables: Mapping[tuple[int, int], Mapping[str, Variable]]) -> dic
 
 
 def _after(step: Mapping[int, Step], wanted: Collection[tuple[int, str]]) -> dict[tuple[int, str], str]:
-    """The same after a step, of the wanted ones."""
+    """Return the bits after a step, for the wanted variables."""
     return {
         (replica, name): variable.digest
         for replica, one in step.items()
@@ -116,7 +116,7 @@ def _after(step: Mapping[int, Step], wanted: Collection[tuple[int, str]]) -> dic
 
 @dataclass
 class Recovery:
-    """What became of a program with faults, beside the same program on the same topology without.
+    """Compare a program with faults to the same program on the same topology without.
 
     Args:
         lives: With the faults.
@@ -128,7 +128,7 @@ class Recovery:
 
     @property
     def missed(self) -> list[str]:
-        """Of each fault that did not come to pass, what is said of it."""
+        """Return the message of each fault that did not occur."""
         there = {one.number for one in self.lives.fired}
         return [self._missed(fault) for number, fault in enumerate(self.lives.faults) if number not in there]
 
@@ -144,7 +144,7 @@ class Recovery:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program came to its end."""
+        """Return whether the program ended well."""
         return self.lives.last.status == "ok"
 
     @cached_property
@@ -161,7 +161,7 @@ class Recovery:
 
     @cached_property
     def other_steps(self) -> tuple[str, int, int] | None:
-        """An optimizer that has made other steps when the program ended, how many, and how many without faults."""
+        """Return an optimizer that made other steps until the end, with both numbers of steps."""
         traces = [run.trace for run in self.lives.runs if run.trace is not None]
         if not traces or not self.has_ended:
             return None
@@ -171,13 +171,13 @@ class Recovery:
 
     @cached_property
     def went_on_from(self) -> list[int]:
-        """Of each restart, after how many steps the program went on, as its optimizer counts; 0 where it began anew."""
+        """Return, for each restart, after how many steps the program continued, by its optimizer; 0 for a new start."""
         begun = max(self.lives.begun.values(), default=0)
         return [begun + step for step in self._went_on_from]
 
     @cached_property
     def _went_on_from(self) -> list[int]:
-        """The same counted from the program's very first start."""
+        """Return the same, counted from the program's very first start."""
         return [_told(life) or _shift(life, self.without) for life in self._later]
 
     @property
@@ -186,7 +186,7 @@ class Recovery:
 
     @cached_property
     def at_odds(self) -> dict[int, int]:
-        """Of the first restart at which hosts went on from different steps: from which each did; empty where there is none."""
+        """Return the steps from which the hosts continued in the first restart where they differ; empty without one."""
         begun = max(self.lives.begun.values(), default=0)
         for life in self._later:
             told = _told_by_hosts(life)
@@ -195,7 +195,7 @@ class Recovery:
         return {}
 
     def restarts_of(self, number: int) -> list[int]:
-        """The restarts, by their place, that came of a fault: those until another one came to pass.
+        """Return the restarts that came from a fault: those until another fault occurred.
 
         Of faults of one life those that end a host or its link for good have its restarts, where there are any.
         """
@@ -235,7 +235,7 @@ class Recovery:
         return "identical" if all(point.measure.error == 0 for point in found.points) else "within-noise"
 
     def reports(self) -> tuple[FaultReport, ...]:
-        """One for each fault."""
+        """Return one report for each fault."""
         return tuple(self._report(number, fault) for number, fault in enumerate(self.lives.faults))
 
     def _report(self, number: int, fault: Fault) -> FaultReport:
@@ -257,7 +257,7 @@ class Recovery:
 
 
 class JoinedTrace(Trace):
-    """The traces of the lives of one program as one: of a step that was made twice the later counts.
+    """Join the traces of all restarts of one program: of a repeated step the later one counts.
 
     Args:
         lives: Their traces, in order.
@@ -275,7 +275,7 @@ class JoinedTrace(Trace):
 
     @property
     def indices(self) -> dict[str, list[int]]:
-        """The numbers of each optimizer's steps."""
+        """Return the numbers of each optimizer's steps."""
         return {name: [next(iter(step.values())).index for step in steps] for name, steps in self._steps.items()}
 
     @cached_property
@@ -292,7 +292,7 @@ class JoinedTrace(Trace):
         return self._only is None or index in self._only.get(optimizer, ())
 
     def variables(self, when: str) -> dict[tuple[int, int], dict[str, Variable]]:
-        """The first life's initial, the last one's final ones."""
+        """Return the first run's initial variables, or the last one's final ones."""
         return self._lives[0 if when == "initial" else -1].variables(when)
 
     @property

@@ -1,4 +1,4 @@
-"""The numbers that a program reports, each at its place, so that those of two runs can be laid side by side.
+"""Locate the numbers that a program reports, so that those of two runs can be compared.
 
 A program that applies several batches together (accumulation) may report a loss for each of them. Where it makes fewer batches
 of the same rows on several devices, their reports are taken together, step by step.
@@ -33,7 +33,7 @@ _TOGETHER: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def reported(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]) -> dict[Place, Report]:
-    """What the program reported, each with its place; what one replica reports of itself alone is left out.
+    """Return what the program reported, each with its place; a replica's own numbers are left out.
 
     Args:
         reports: As recorded.
@@ -64,7 +64,7 @@ def _together(reports: Sequence[Report], by_batch: Mapping[str, tuple[int, str]]
 
 
 def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
-    """What is reported for each batch where the runs make one step of different numbers of batches.
+    """Return what is reported for each batch, if the runs' steps have different numbers of batches.
 
     Args:
         runs: The runs that are compared.
@@ -90,7 +90,7 @@ def reported_by_batch(runs: Runs) -> dict[str, tuple[tuple[int, int], str]]:
 
 
 def of_other_batches(runs: Runs) -> list[str]:
-    """Names of which the runs report different numbers between the same steps, as many on the whole or alike on average.
+    """Return names of which the runs report different numbers between the same steps, equally many on the whole.
 
     An evaluation whose batches grow with the replicas does so; where it sees other rows its numbers differ on the whole too.
 
@@ -125,7 +125,7 @@ def _between_steps(trace: Trace) -> dict[str, dict[int, list[float]]]:
 
 
 def _how(runs: Runs, optimizer: str, ratio: float) -> str:
-    """As the objectives of the first step: its batches' add up to the same, or each batch's is the same."""
+    """Return `sum` or `mean`, as the objectives of the first step compare: its batches' sum is equal, or each batch's value."""
     first = [objective(step) for step in runs.pairs(optimizer)[0]]
     if first[0] is None or not first[1] or not first[0] / first[1] > 0:
         return "sum"

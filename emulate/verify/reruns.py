@@ -1,4 +1,4 @@
-"""Runs made on the way to a cause: with suspects switched off, on the topology's own rows, and as hosts of their own."""
+"""Make the runs that find a cause: with suspects switched off, on the topology's own examples, with different hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 
 class Reruns:
-    """Makes them.
+    """Make re-runs.
 
     Args:
         yardsticks: Makes and keeps the runs of a verification.
@@ -33,7 +33,7 @@ class Reruns:
         self._failed: dict[str, str] = {}
 
     def take_first_failure(self) -> str | None:
-        """What the first run that failed is called, with its error; forgotten with all the others."""
+        """Return the first failed run's name with its error, and forget all failures."""
         failed = next((f"'{label}'{ending}" for label, ending in self._failed.items()), None)
         self._failed.clear()
         return failed
@@ -68,7 +68,7 @@ class Reruns:
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
 
     def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with a seed of its own on each host, unless the program seeds all of them itself.
+        """Return the topology's run with another seed on each host, unless the program seeds all of them itself.
 
         Of `base` draws may be keyed; with a base as the program stands they are those of real hosts.
         """
@@ -80,7 +80,7 @@ class Reruns:
         return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_seeds=True)).result()
 
     def with_own_hashes(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with hosts that hash strings in their own ways, unless the environment says how."""
+        """Return the topology's run with another hash seed on each host, unless the environment sets one."""
         if run.status != "ok" or run.topology.num_stepping_hosts == 1 or not self.hash_places:
             return None
         if os.environ.get("PYTHONHASHSEED", "random") != "random":
@@ -88,24 +88,24 @@ class Reruns:
         return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_hashes=True)).result()
 
     def with_own_listing(self, run: RunResult, base: Variation) -> RunResult | None:
-        """The topology's run with folders that the hosts after the first list in another order."""
+        """Return the topology's run with another listing order of folders on later hosts."""
         if run.status != "ok" or run.topology.num_stepping_hosts == 1 or not self.listing_places:
             return None
         return self._yardsticks.topology(run.topology, replace(base, replay=None, follow=None, own_listing=True)).result()
 
     @cached_property
     def hash_places(self) -> list[str]:
-        """Where the program's own files hang on how strings hash."""
+        """Return where the program's own files depend on string hashes."""
         return self._program.hash_places()
 
     @cached_property
     def listing_places(self) -> list[str]:
-        """Where they list folders."""
+        """Return where they list folders."""
         return self._program.listing_places()
 
 
 def _ending(failed: RunResult, replay: Replay | None) -> str:
-    """How a run that did not end well did: whose error it is, and what may have led to it."""
+    """Return the text about a failed re-run: whose error it is, and what may have led to it."""
     told = (
         f", on one device that gets {replay.told} as the number of replicas" if replay is not None and replay.told > 1 else ""
     )
@@ -116,7 +116,7 @@ def _ending(failed: RunResult, replay: Replay | None) -> str:
 
 
 def _replays(number: int) -> dict[str, Replay]:
-    """The topology's rows for a reference, by the name that a cause asks for: all at once, or those of each replica."""
+    """Return the topology's examples for a reference, by the name that a cause asks for: all at once, or by replica."""
     apart = {
         "replicas": Replay(Path(), number),
         "replicas-summed": Replay(Path(), number, summed=True, told=number),

@@ -1,4 +1,4 @@
-"""How one run went."""
+"""Describe how one run went."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulate.verify.meetings import Met
 
 @dataclass
 class RunResult:
-    """How a run went.
+    """Describe how a run went.
 
     Attributes:
         status: `ok`, `failed` (the program raised or left with an error), or `hung`.

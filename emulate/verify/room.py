@@ -1,4 +1,4 @@
-"""Is there room on this machine for a verification? Asked before anything runs."""
+"""Check memory and disk space for a verification before anything runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RECLAIMED = ("total_inactive_file", "inactive_file")
 
 
 def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
-    """Why hosts of a topology do not fit into memory together, for each topology of which they do not.
+    """Return why hosts of a topology do not fit into memory together, for each such topology.
 
     Args:
         topologies: Those to verify.
@@ -55,7 +55,7 @@ def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:
 
 
 def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
-    """How many bytes of arrays each host of each run may keep, so that all traces take half of the free disk at most.
+    """Return how many bytes of arrays each host of each run may keep, so that all traces use at most half of the free disk.
 
     Args:
         folder: Where the traces will lie.
@@ -80,12 +80,12 @@ def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
 
 
 def num_processes(topology: Topology) -> int:
-    """Processes of a topology: its hosts, and with parameter servers these and the chief."""
+    """Return the number of processes of a topology: its hosts, plus with parameter servers these and the chief."""
     return topology.num_hosts + (topology.num_ps + 1 if topology.num_ps else 0)
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping, within the limit of the container too."""
+    """Return the bytes that are available without swapping, within the container's limit."""
     free = int(psutil.virtual_memory().available)
     limit, used = (_number_in(paths) for paths in (_LIMITS, _USES))
     return free if limit is None or used is None else min(free, max(0, limit - used + _reclaimable(_STATISTICS)))

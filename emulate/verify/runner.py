@@ -1,4 +1,4 @@
-"""One run of the program on one topology: started, watched, ended, its trace and its end returned."""
+"""Run the program once on one topology: start it, watch it, end it, and return its trace and its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLAIN_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all runs of a verification."""
+    """Hold what is equal for all runs of a verification."""
 
     program: Program
     seed: int = 0
@@ -55,7 +55,7 @@ class Settings:
 
 @final
 class Runner:
-    """Runs a program as often as asked, several runs at a time, all from one pre-loaded parent.
+    """Run a program as often as asked, several runs at a time, all from one pre-loaded parent.
 
     Args:
         settings: What is the same for all runs.
@@ -133,17 +133,17 @@ class Runner:
 
     @property
     def program(self) -> Program:
-        """What is run."""
+        """Return the program."""
         return self._settings.program
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What is to befall each topology, in a run of its own."""
+        """Return the faults for each topology, each in a separate run."""
         return self._settings.faults
 
     @property
     def precision(self) -> str:
-        """Keras's float type in all runs."""
+        """Return Keras's float type in all runs."""
         return self._settings.precision
 
     def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
@@ -173,7 +173,7 @@ class Runner:
         return lives
 
     def _live(self, lives: Lives, label: str, topology: Topology, plan: ProbePlan, preload: Preload) -> bool:
-        """All lives of the program; False where it needs a process that has not imported TensorFlow."""
+        """Run the program with all its restarts; return False if it needs a process that has not imported TensorFlow."""
         result = RunResult(label, topology, None)
         self._describe(result, plan, False)
         first = self._cluster_plan(topology, plan.trace, self._entry(plan, False), False)
@@ -197,18 +197,18 @@ class Runner:
                 cluster.restart(replace(following, entry=self._entry(plan, False)))
 
     def empty_trace(self, result: RunResult) -> Trace:
-        """A trace without events, for a run that left none."""
+        """Return an empty trace, for a run that left none."""
         folder = self._directory / f"{result.label.replace(' ', '-')}-nothing"
         Trace.describe(folder, {"topology": str(result.topology)})
         return Trace(folder)
 
     def meetings(self) -> list[str]:
-        """Paths that more than one run wrote and each could see."""
+        """Return paths that several runs wrote and each could see."""
         by = self._writers()
         return sorted(path for path, runs in by.items() if len(runs) > 1)
 
     def replaced(self) -> list[str]:
-        """Files outside of the runs' own folders that were there before and that runs wrote or removed."""
+        """Return existing files outside of the runs' own folders that runs wrote or removed."""
         with self._lock:
             return sorted({path for run in self._results for path, was_there in list(run.written.items()) if was_there})
 
@@ -222,7 +222,7 @@ class Runner:
         return by
 
     def _note_meetings(self, result: RunResult) -> None:
-        """What a run, which is over, has in common with others; the lives of one program are one run."""
+        """Note what a finished run has in common with others. All restarts of one program are one run."""
         by_others = {path for path, runs in self._writers().items() if runs - {result.label}}
         result.met = Met.of(result.read, result.written, by_others)
 
@@ -231,7 +231,7 @@ class Runner:
             self._results.append(result)
 
     def notes(self) -> list[str]:
-        """What the user should know of this machine: isolation that was refused, GPUs that were shared; each once."""
+        """Return what the user should know about this machine, each once: refused isolation, shared GPUs."""
         with self._lock:
             return list(self._notes)
 
@@ -241,7 +241,7 @@ class Runner:
 
     @property
     def sets_tf_config(self) -> bool:
-        """Whether the reference has a TF_CONFIG, of one worker: where one of the topologies has several hosts."""
+        """Return whether the reference has a TF_CONFIG with one worker: if one of the topologies has several hosts."""
         return self._settings.tf_config
 
     def start_plain(self, seconds: float) -> Future[RunResult]:
@@ -333,7 +333,7 @@ class Runner:
         return watch
 
     def _use_fresh(self) -> None:
-        """From now on hosts come from a process that has not imported TensorFlow."""
+        """Use from now on a process for forks that has not imported TensorFlow."""
         with self._lock:
             if self._fresh is None:
                 fresh = Preload(imports=False)
@@ -383,7 +383,7 @@ class Runner:
 
 
 def _crash(result: RunResult) -> str | None:
-    """What crashed, where a host was ended by a fault of memory: one of TensorFlow's own may not come again."""
+    """Return what crashed if a memory error ended a host: a crash inside TensorFlow may not recur."""
     for host, code in sorted(result.codes.items()):
         if result.statuses.get(host) == "killed" and code in _FAULTS_OF_MEMORY:
             return f"host {host} was ended by {signal.Signals(-code).name}, a crash of TensorFlow or another library in C"
@@ -394,5 +394,5 @@ _FAULTS_OF_MEMORY = (-signal.SIGSEGV, -signal.SIGBUS)
 
 
 def _goes_on(cluster: RunningCluster, result: RunResult) -> bool:
-    """Whether a scheduler would start it again: it asked for that, or a fault made it fail or stand still."""
+    """Return whether a scheduler would restart it: it asked for that, or a fault made it fail or stand still."""
     return asks_to_go_on(cluster) or (result.status == "hung" and bool(cluster.fired_now))

@@ -1,4 +1,4 @@
-"""Seeds every generator a program may use, and hears which of them the program seeds itself."""
+"""Seed every generator that a program may use, and observe which of them the program seeds itself."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _HOSTS_APART = 1_000_003
 
 
 def seed_of_host(seed: int, host: int) -> int:
-    """The seed of a host where each has a seed of its own, as where nobody seeds them; that of the first is `seed`."""
+    """Return the seed of a host if each has its own, as without a common seed; the first host's is `seed`."""
     return (seed + host * _HOSTS_APART) % 2**32
 
 
 @final
 class Seeding:
-    """Seeds Python, NumPy, TensorFlow and Keras, each as soon as its package is there.
+    """Seed Python, NumPy, TensorFlow and Keras, each as soon as its package is imported.
 
     Args:
         seed: What they are seeded with.
@@ -70,7 +70,7 @@ class Seeding:
             self._leave_seeded_operations()
 
     def _leave_seeded_operations(self) -> None:
-        """An operation with a seed of its own draws the same on all hosts where nobody has set a global one."""
+        """Handle operations with their own seed, which draw the same on all hosts if nobody sets a global one."""
         module = upstream.seed_module()
         original = module.get_seed
 
@@ -118,7 +118,7 @@ class Seeding:
 
 
 def _is_a_seed(value: object = None, *_: object) -> bool:
-    """Whether a generator is seeded with something; None stands for the operating system's entropy."""
+    """Return whether a generator gets a seed; None stands for the operating system's entropy."""
     return value is not None
 
 

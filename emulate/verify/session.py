@@ -1,4 +1,4 @@
-"""A verification's runs: which are made, in which order, and what is compared with what."""
+"""Manage a verification's runs: which are made, in which order, and how they are compared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
@@ -75,7 +75,7 @@ def judge_all(
         What the (first) reference did, the verdict on each topology, and what holds for all of them.
 
     Raises:
-        WrongUse: When the program ends well and never trains.
+        UsageError: When the program ends well and never trains.
     """
     references: list[Reference] = []
     runs: dict[Topology, Run] = {}
@@ -95,11 +95,11 @@ def judge_all(
 
 
 class Session:
-    """Makes the runs of one verification and judges each topology.
+    """Make the runs of one verification, and judge each topology.
 
-    The first topology and the reference start together. Then the reference is run again as it is, to see whether it
-    repeats, and with noise; where the program draws random numbers inside its steps, all that is compared is run with
-    draws that belong to the row, while the untouched runs are kept for what is judged on them.
+    The first topology and the reference start together. Then the reference is run again as it is, to see whether it repeats,
+    and with noise; where the program draws random numbers inside its steps, all that is compared is run with draws that belong
+    to the row, while the untouched runs are kept for what is judged on them.
 
     Args:
         runner: Makes the runs.
@@ -129,7 +129,7 @@ class Session:
             What the reference did, the verdict on each topology, and what holds for all of them.
 
         Raises:
-            WrongUse: When the program ends well and never trains.
+            UsageError: When the program ends well and never trains.
         """
         self._runner.expect(len(topologies) + OTHER_RUNS)
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
@@ -193,7 +193,7 @@ class Session:
         return judgement.fill(_shell(run, reference))
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
-        """The reference; of a program that calls `Strategy.run` on several devices alone it is run again, to see its rows."""
+        """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""
         if run.trace is None or reference.trace is None or _rows(reference.trace) or not _rows(run.trace):
             return reference
         known = self._yardsticks.reference(AS_IT_STANDS)
@@ -204,7 +204,7 @@ class Session:
         return reference
 
     def _order_matters(self, base: Variation, yardstick: Yardstick) -> bool:
-        """Whether permuted rows are another training: by itself, or as its noise is wide and that of rounding is not."""
+        """Return whether permuted examples are another training: by themselves, or because only their noise is wide."""
         traces = yardstick.traces()
         if traces is None:
             return False
@@ -213,7 +213,7 @@ class Session:
         return is_wide(*traces) and order_widens(*traces, self._yardsticks.rounded_in_order(base, COARSE))
 
     def _bases(self, reference: RunResult, notes: list[str], num_topologies: int) -> list[Variation]:
-        """What is compared: draws keyed by row, where there are any; of a program in 16 bits first what its layers do in 32."""
+        """Return what is compared: draws keyed by example, if any; for a 16-bit program first its layers in 32 bits."""
         as_it_is = Variation(keyed_draws=_draws_numbers(reference))
         if as_it_is != AS_IT_STANDS:
             self._runner.expect(1 + num_topologies)
@@ -240,7 +240,7 @@ class Session:
         return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
 
     def _without_us(self, reference: RunResult) -> list[str]:
-        """Whether a program that raises on one device also fails without emulation and recording."""
+        """Check whether a program that raises on one device also fails without emulation and recording."""
         if reference.status != "failed" or self._reference.num_ps:  # without TF_CONFIG it would fail by that
             return []
         plain = self._runner.start_plain(3 * reference.seconds).result()
@@ -262,7 +262,7 @@ class Session:
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
         if run.status == "ok" and not any(seen):
-            raise WrongUse(
+            raise UsageError(
                 "A program to verify must train: make steps with an optimizer, or with a gradient tape of tf.Variables "
                 f"inside Strategy.run. Received: program={self._program!r}, which ended without a step. Is the training "
                 "behind a condition or an argument, or in another process that the program starts? Pass arguments after "
@@ -305,7 +305,7 @@ class Session:
         repeat: Future[RunResult],
         recovery: Recovery | None,
     ) -> Judgement:
-        """A topology's run beside the reference, both in a variation."""
+        """Judge a topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
         compared = (run.trace and trace_of(keyed)) or run.trace or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
@@ -358,7 +358,7 @@ class Session:
         return judgement
 
     def _recovery(self, run: RunResult) -> Recovery | None:
-        """The run again with the faults that were asked for; a program that has failed without them has nothing to show."""
+        """Run again with the requested faults; None for a program that already failed without them."""
         if not self._runner.faults:
             return None
         if run.status != "ok" or run.trace is None:
@@ -368,7 +368,7 @@ class Session:
         return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
 
     def _run_as_written(self, run: RunResult) -> None:
-        """A step compiled by XLA was recorded without it; does the program also run with it?"""
+        """Check whether a program whose XLA-compiled step was recorded without XLA also runs with it."""
         written = self._runner.start_unprobed(f"{run.topology} as written", run.topology, 3 * run.seconds).result()
         if written.status == "ok":
             run.notes.append("gpudist ran the program once more as it is written, with XLA: it does not fail.")
@@ -377,7 +377,7 @@ class Session:
         run.status, run.reason, run.failure, run.trace = written.status, written.reason, written.failure, None
 
     def _without_order(self, run: RunResult) -> Run:
-        """The coordinator applies what has arrived: which rows make a step, on which weights, is left to chance here too."""
+        """Return the run of a coordinator that applies results as they arrive: which examples make a step is left to chance."""
         nothing = self._runner.empty_trace(run)
         outcome = replace(_outcome(run, run), reference_failure=None)
         return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run, run))
@@ -391,7 +391,7 @@ class Session:
         return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
 
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
-        """The reference failed or hung: how the topology ended is all that can be said."""
+        """Return the run if the reference failed or hung: only the end of the topology's run is known."""
         ends = "raises" if reference.status == "failed" else "does not end"
         is_well = run.status == "ok"
         if is_well:
@@ -407,7 +407,7 @@ class Session:
 
 
 def _with_faults(judged: Run, recovery: Recovery) -> Run:
-    """What the faults add to a judged run."""
+    """Return a judged run with the results of the faults."""
     last = recovery.lives.last
     reports = recovery.reports()
     if any(cause.code == SHARED_FILES.code and not cause.allowed for cause in judged.causes):
@@ -420,7 +420,7 @@ def _with_faults(judged: Run, recovery: Recovery) -> Run:
 
 
 def _out_of_time(reference: RunResult) -> list[str]:
-    """What may help a program that was not stuck when its time was over."""
+    """Return what may help a program that was not stuck when its time was over."""
     if reference.reason != "timeout":
         return []
     made = reference.trace.num_steps if reference.trace is not None else 0
@@ -429,12 +429,12 @@ def _out_of_time(reference: RunResult) -> list[str]:
 
 
 def _names_a_type(failure: str | None) -> bool:
-    """Whether an error is of 64 bits beside others."""
+    """Return whether an error is about 64-bit types beside others."""
     return re.search(r"\b(float64|double)\b", error_line(failure, "")) is not None
 
 
 def _fails_by_type(run: Run) -> bool:
-    """Whether a run failed as a reference did whose error is of types, or was to be compared with it."""
+    """Return whether a run failed like a reference with a type error, or was to be compared with it."""
     return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
@@ -478,12 +478,12 @@ def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
 
 
 def _is_left_to_chance(trace: Trace) -> bool:
-    """Whether a coordinator makes updates of what workers have sent, without waiting for all that it has asked for."""
+    """Return whether a coordinator applies workers' results without waiting for all that it has scheduled."""
     return Facts.of(trace).asynchronous and trace.applies_sums
 
 
 def _draws_numbers(run: RunResult) -> bool:
-    """Whether the program draws random numbers inside its steps."""
+    """Return whether the program draws random numbers inside its steps."""
     trace = run.trace
     if trace is None:
         return False
@@ -491,7 +491,7 @@ def _draws_numbers(run: RunResult) -> bool:
 
 
 def _all_reduce(run: RunResult) -> str:
-    """Which all-reduce ran, as the first host told."""
+    """Return the all-reduce that ran, as reported by the first host."""
     told = run.trace.of("strategy") if run.trace is not None else []
     return next((str(event["all_reduce"]) for _, event in told if event.get("all_reduce")), "none")
 
@@ -514,7 +514,7 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
 
 
 def _rows(trace: Trace) -> set[str]:
-    """The rows that were seen in its steps."""
+    """Return the examples that were seen in its steps."""
     return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
 
 
@@ -533,7 +533,7 @@ def _unseen(reference: RunResult) -> list[str]:
 
 
 def _same_weights(one: Trace, other: Trace) -> bool:
-    """Whether two runs ended with bitwise the same weights."""
+    """Return whether two runs ended with bitwise equal weights."""
 
     def digests(trace: Trace) -> list[dict[str, str]]:
         return [{name: v.digest for name, v in found.items()} for found in trace.variables("final").values()]

@@ -1,8 +1,8 @@
-"""Decides after how many steps the runs of a verification stop, where the user leaves it open.
+"""Decide after how many steps the runs of a verification stop, if the user leaves it open.
 
 The default is 20 steps, extended to the end of the first epoch where that has at most 50 batches and costs about a minute at
-most. The first runs (the reference and the first topology, which start together) stop at step 20 and ask; every later run
-knows the answer.
+most. The first runs (the reference and the first topology, which start together) stop at step 20 and ask; every later run knows
+the answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Steps = int | Literal["auto"] | None
 
 @dataclass(frozen=True)
 class Ask:
-    """What a run knows at step 20.
+    """Hold what a run knows at step 20.
 
     Attributes:
         epoch: The number of batches of the first epoch, None where it is unknown.

@@ -1,4 +1,4 @@
-"""The verdict: what a verification found out, as plain data that reports print and `--json` writes."""
+"""Define the verdict: the result of a verification as plain data, for reports and `--json`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def url_of(code: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause that was found, with the numbers that led to it.
+    """Describe one cause that was found, with the numbers that led to it.
 
     Attributes:
         code: The stable kebab-case code of the cause.
@@ -31,8 +31,8 @@ class Finding:
         evidence: The numbers that led to it.
         fix: What to change.
         by_design: True for a difference that every user of tf.distribute gets (BatchNormalization for each replica).
-        allowed: True where the user said `--allow CODE`: reported, but it does not decide.
-        advice: True where the same model is trained all the same (it only costs, or one device has it too): it does not decide.
+        allowed: True if the user allowed it (`--allow CODE`): it is reported, but does not decide.
+        advice: True if the same model is trained anyway (it only costs time, or one device has it, too): it does not decide.
         url: The page of the cause, with wrong and right code.
     """
 
@@ -51,16 +51,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor in one step, with its error against the noise floor.
+    """Describe one tensor in one step, with its error against the noise floor.
 
     Attributes:
         tensor: The variable's path in the model, or the name of a loss or metric.
         kind: `initial-weight`, `gradient`, `weight`, `variable`, `loss`, `metric`, `final-weight` or `data`.
         step: The step, counted from 0.
-        error: Largest absolute difference from the reference.
+        error: The largest absolute difference from the reference.
         noise: The noise floor of this tensor at this step, in the same unit.
-        value: The element that differs most, as the topology has it; `reference_value` as the reference has it.
-        report: How manieth report of its name it is, from 0, where that is not the number of the step it came after.
+        value: The element that differs most, in the topology. `reference_value`: the same element in the reference.
+        report: The index of the report among those with its name, from 0, if that is not the number of its step.
     """
 
     tensor: str
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Samples:
-    """The data ledger in four numbers: rows the reference consumed, rows seen, rows missing, rows seen too often."""
+    """Describe the data ledger in four numbers: examples of the reference, seen, missing, and seen too often."""
 
     reference: int = 0
     seen: int = 0
@@ -89,15 +89,16 @@ class Samples:
 
 @dataclass(frozen=True)
 class Farthest:
-    """What is farthest out, of one kind in one step: all of them show where a run leaves the noise.
+    """Describe the largest difference of one kind in one step. All of them show where a run leaves the noise.
 
     Attributes:
-        kind: As a `Difference` has it.
-        step: The training step, counted from 0; of a run with more than `MOST_STEPS` the farthest one of several.
+        kind: As in `Difference`.
+        step: The training step, counted from 0. With more than `MOST_STEPS` steps: the one of several with the largest
+            difference.
         tensor: The variable's path in the model, or the name of a loss or metric.
         error: Its largest absolute difference from the reference.
         noise: Its noise floor, in the same unit.
-        non_finite: Whether one side alone is not finite.
+        non_finite: Whether exactly one side is not finite.
     """
 
     kind: str
@@ -114,18 +115,18 @@ MOST_STEPS = 400
 
 @dataclass(frozen=True)
 class FaultReport:
-    """What became of a program that a fault befell.
+    """Describe how a program fared with a fault.
 
     Attributes:
-        fault: As it was given.
-        fired: Whether it came to pass.
-        host: Which host it befell; None for the links of all.
-        step: In which step, counted from 1 (not fired: the one that was asked for).
-        phase: Where in the step.
-        recovered: Whether the program came to its end; None where the fault did not come to pass.
-        restarts: How often all hosts were started again because of it.
-        went_on_from: After how many steps the program went on at each of these restarts; 0 where it began anew.
-        result: `identical` to the run without faults, `within-noise` or `different`; None where it is not known.
+        fault: The fault as it was given.
+        fired: Whether it occurred.
+        host: The number of its host; None for the links of all hosts.
+        step: The step in which it occurred, counted from 1. If it did not occur: the requested step.
+        phase: The phase of the step.
+        recovered: Whether the program ended well; None if the fault did not occur.
+        restarts: How often all hosts were restarted because of it.
+        went_on_from: For each of these restarts, after how many steps the program continued; 0 for a new start.
+        result: `identical` to the run without faults, `within-noise` or `different`; None if it is unknown.
         error: The largest difference in units of the noise, as an absolute number.
     """
 
@@ -164,11 +165,11 @@ class StepsRun:
 
 @dataclass(frozen=True)
 class Run:
-    """The verdict on one topology.
+    """Describe the verdict on one topology.
 
     Attributes:
-        course: What is farthest out in each step, kind by kind.
-        rows: How many rows each replica had, step by step, of at most `MOST_STEPS` steps.
+        course: The largest difference in each step, kind by kind.
+        rows: How many examples each replica had in each step, for at most `MOST_STEPS` steps.
         steps_run: Which steps were run.
     """
 
@@ -200,13 +201,13 @@ class Run:
 
     @property
     def is_of_reference(self) -> bool:
-        """Whether it is the reference that failed or hung, while the run itself ended well."""
+        """Return whether the reference failed or hung, while the run itself ended well."""
         return self.reason == OF_REFERENCE
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What the reference did, and where: `status` is `ok`, `failed`, `hung` or `none`."""
+    """Describe what the reference did, and where: `status` is `ok`, `failed`, `hung` or `none`."""
 
     status: str
     steps: int = 0
@@ -216,7 +217,7 @@ class Reference:
 
     @property
     def where(self) -> str:
-        """Where it ran, in words."""
+        """Return where it ran, in words."""
         return "one worker with one server" if "ps" in self.topology else "one device"
 
 
@@ -255,7 +256,7 @@ class Verdict:
         return next((code for code in (3, 4, 1, 5) if code in codes), 0)
 
     def to_json(self) -> dict[str, Any]:
-        """The object of `--json`: strict JSON (a number that is not finite becomes null)."""
+        """Return the object of `--json`: strict JSON (a number that is not finite becomes null)."""
         return {
             "schema": SCHEMA,
             "program": self.program,

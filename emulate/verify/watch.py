@@ -1,4 +1,4 @@
-"""Follows a running cluster to its end, and says how it ended."""
+"""Follow a running cluster to its end, and report how it ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from emulate.cluster import (
     leaves_in_order,
     patience_after,
 )
-from emulate.errors import GpudistError, Unavailable, WrongUse
+from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
 from emulate.verify.step_limit import Ask, StepLimit
@@ -41,11 +41,11 @@ _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |W
 
 
 class Stopped(Exception):
-    """The verification was interrupted; its runs end."""
+    """Report that the verification was interrupted; its runs end."""
 
 
 class Watch:
-    """Watches one run.
+    """Watch one run.
 
     Args:
         cluster: The run's cluster.
@@ -90,7 +90,7 @@ class Watch:
         self.note_ends()
 
     def live(self, seconds: float) -> None:
-        """The same, and leave the cluster as it is then."""
+        """Follow the cluster for some seconds, and leave it in its state."""
         standstill = Standstill(self._cluster)
         deadline = time.monotonic() + seconds
         while not self._is_over():
@@ -178,7 +178,7 @@ class Watch:
             self._note(event)
 
     def _read(self, path: str, *, is_own: bool) -> None:
-        """A host reads a file; what another host of the run has written is its own too."""
+        """Note that a host reads a file; a file written by another host of the run is its own, too."""
         read, is_own = self._result.read, is_own or path in self._result.written
         read[path] = is_own and read.get(path, True)
 
@@ -204,7 +204,7 @@ class Watch:
         return f"{told}, and no step. {self._cluster.first_use}: give the first run a longer --timeout, the next one finds them"
 
     def note_ends(self) -> None:
-        """How each host ended; the first that raised, or left with an error, is the run's failure."""
+        """Note how each host ended; the first that raised, or left with an error, is the run's failure."""
         result = self._result
         for outcome in self._cluster.outcomes:
             result.statuses[outcome.host], result.codes[outcome.host] = outcome.status, outcome.code
@@ -219,8 +219,8 @@ class Watch:
     def _raised(self, outcome: HostOutcome) -> None:
         error = outcome.error
         assert error is not None
-        if error.kind == f"{WrongUse.__module__}.{WrongUse.__name__}":
-            raise WrongUse(error.message)
+        if error.kind == f"{UsageError.__module__}.{UsageError.__name__}":
+            raise UsageError(error.message)
         self._result.status, self._result.reason = "failed", None
         self._result.failure = error.traceback_text
         if self._result.topology.num_hosts > 1:
@@ -242,7 +242,7 @@ def _says_something(line: str) -> bool:
 
 
 def _patience(cause: HostOutcome) -> float:
-    """Seconds for which others may still say more. Of hosts that wait for one that left by itself the hang judge tells."""
+    """Return for how many seconds other hosts may add information. The hang judge covers peers of a host that left."""
     if cause.status == "exited" and not leaves_in_order(cause):
         return math.inf
     return patience_after(cause) if cause.status != "raised" else GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""The reference in all its variations, each with the noise runs that say how far it may be off by rounding alone."""
+"""Make the reference in all its variations, each with noise runs that show the effect of rounding alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUMMAND_ULPS = 2.0
 
 @dataclass(frozen=True)
 class Variation:
-    """In what a run differs from the program as it stands.
+    """Describe how a run differs from the unchanged program.
 
     Attributes:
         keyed_draws: Random draws are a function of seed, place and row.
@@ -44,7 +44,7 @@ class Variation:
     own_listing: bool = False
 
     def plan(self, seed: int) -> ProbePlan:
-        """The probe's plan for it; the runner says where its trace goes."""
+        """Return the probe's plan for it; the runner sets the place of its trace."""
         initial = None if self.replay is None else self.replay.trace
         return ProbePlan(
             trace=Path(),
@@ -60,7 +60,7 @@ class Variation:
         )
 
     def label(self, name: str) -> str:
-        """What a run of this variation is called."""
+        """Return the name of a run of this variation."""
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
         parts += ["own seeds"] if self.own_seeds else []
         parts += ["own hashes"] if self.own_hashes else []
@@ -79,7 +79,7 @@ class Variation:
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:
-        """The same with one more suspect switched off; dropout is by drawing masks that belong to the row."""
+        """Return the variation with one more suspect switched off; dropout by drawing masks that depend on the example."""
         if switch == "no-dropout":
             return replace(self, keyed_draws=True)
         return replace(self, switches=self.switches | {switch})
@@ -87,29 +87,29 @@ class Variation:
 
 @dataclass
 class Yardstick:
-    """The runs of one variation of the reference."""
+    """Hold the runs of one variation of the reference."""
 
     reference: Future[RunResult]
     noise: list[Future[RunResult]] = field(default_factory=list)
 
     def results(self) -> list[RunResult]:
-        """How each of them went."""
+        """Return how each of them went."""
         return [run.result() for run in (self.reference, *self.noise)]
 
     def traces(self) -> tuple[Trace, list[Trace]] | None:
-        """The reference and its noise, None where the program raised or hung."""
+        """Return the reference and its noise; None if the program raised or hung."""
         trace = trace_of(self.reference)
         return None if trace is None else (trace, [noise for run in self.noise if (noise := trace_of(run)) is not None])
 
 
 def trace_of(run: Future[RunResult] | None) -> Trace | None:
-    """The trace of a run that ended well."""
+    """Return the trace of a run that ended well."""
     result = run.result() if run is not None else None
     return result.trace if result is not None and result.status == "ok" else None
 
 
 class Yardsticks:
-    """Makes each variation's runs once.
+    """Make each variation's runs once.
 
     Args:
         runner: Makes them.
@@ -141,40 +141,40 @@ class Yardsticks:
         self._known: dict[Variation, Yardstick] = {}
 
     def reference(self, variation: Variation) -> Yardstick:
-        """The reference alone."""
+        """Return the reference alone."""
         if variation not in self._known:
             plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping, functions=self.functions)
             self._known[variation] = Yardstick(self._start("reference", variation, plan))
         return self._known[variation]
 
     def take_back_functions(self, known: Yardstick) -> None:
-        """What the functions are given are not the rows."""
+        """Note that the inputs of the functions are not the examples."""
         self.functions = False
         self._known[Variation()] = known
 
     def with_noise(self, variation: Variation) -> Yardstick:
-        """The reference and its noise runs."""
+        """Return the reference and its noise runs."""
         yardstick = self.reference(variation)
         if not yardstick.noise:
             yardstick.noise = [self._noise(variation, k + 1, 1.0) for k in range(NOISE_RUNS)]
         return yardstick
 
     def leave_rows_in_order(self) -> None:
-        """The order of the rows matters to this program: noise runs from now on differ by rounding alone."""
+        """Let later noise runs differ by rounding alone: the order of the examples matters to this program."""
         self.permutes = False
         for yardstick in self._known.values():
             yardstick.noise = []
 
     def rounding_of(self, variation: Variation) -> Rounding:
-        """How a variation rounds."""
+        """Return how a variation rounds."""
         return self.rounding_in_32_bits if IN_32_BITS in variation.switches else self.rounding
 
     def again(self) -> Future[RunResult]:
-        """The reference as it stands once more: does it repeat?"""
+        """Run the unchanged reference once more, to see whether it repeats."""
         return self._start("reference again", Variation(), replace(Variation().plan(self.seed), functions=self.functions))
 
     def by_functions(self) -> Future[RunResult]:
-        """The reference as it stands, where the rows of its steps are what its functions are given; so from now on."""
+        """Run the unchanged reference with the inputs of its functions as examples, and do so from now on."""
         self.functions = True
         plan = replace(Variation().plan(self.seed), functions=True)
         self._known[Variation()] = Yardstick(self._start("reference by its functions", Variation(), plan))
@@ -195,7 +195,7 @@ class Yardsticks:
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
     def rounded_in_order(self, variation: Variation, ulps: float) -> list[Trace]:
-        """Runs whose rows are in order, by what rounding of so many units makes of them, whatever permuted rows do.
+        """Return runs with examples in order, changed by rounding of this many units.
 
         Args:
             variation: Of the reference.
@@ -208,7 +208,7 @@ class Yardsticks:
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
-        """The topology's own run in this variation."""
+        """Run the topology in this variation."""
         return self._runner.start(
             variation.label(str(topology)), topology, replace(variation.plan(self.seed), drawn=self.drawn)
         )

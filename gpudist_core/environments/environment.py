@@ -78,8 +78,7 @@ def find_tasks(cluster: Any = None) -> Tasks | None:
 
     Args:
         cluster: A cluster resolver, a `tf.train.ClusterSpec` (TF_CONFIG then says which task this is), a dictionary in the form
-            of
-            TF_CONFIG, or None.
+            of TF_CONFIG, or None.
 
     Returns:
         The tasks, or None if no cluster is configured.

@@ -63,8 +63,7 @@ class Accumulation:
 
         Returns:
             The number of the application that makes the next update, from 1. If no known application of this step does, one
-            more
-            than their number.
+            more than their number.
         """
         self._take_over()
         self._before = self.pending

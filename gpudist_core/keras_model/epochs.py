@@ -18,8 +18,7 @@ class Epochs:
     Args:
         source: The source of the batches.
         steps_per_epoch: Number of batches in an epoch; None for all. The next epoch continues after them. At the end of the
-            data,
-            it starts again.
+            data, it starts again.
         steps_per_execution: Number of batches in one call.
     """
 

@@ -28,8 +28,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     - A scalar that a layer passes to `add_loss` is a mean over its examples. Values by example are summed, as in Keras.
     - A value that a layer assigns to a variable in its call is averaged over the replicas, weighted by examples: a running mean
       becomes that of all examples. A running variance, norm or maximum does not. Keep running means of `x` and `x * x` instead,
-      and
-      compute the variance from them.
+      and compute the variance from them.
     - A metric function that returns one number for a batch is treated as a mean over the examples.
 
     If a gradient is not finite on one replica, the sum is not finite. With a loss scale all replicas skip the step. Without a
@@ -39,14 +38,12 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     Args:
         model: A Keras model, made in the strategy's scope.
         draws: How a layer's dropout or noise is drawn. `replica`: differently on each replica. `row`: by the example's index in
-            the
-            global batch, so that it is the same on every topology.
+            the global batch, so that it is the same on every topology.
         synchronize_batch_norm: Whether BatchNormalization uses the moments of the global batch.
 
     Returns:
         The same object. Its class is now a subclass of the old class, with the same name. So is the class of a clone, except
-        that a
-        clone of a `Sequential` and a saved model are plain Keras models.
+        that a clone of a `Sequential` and a saved model are plain Keras models.
 
     Raises:
         UsageError: If `model` is not a Keras model.

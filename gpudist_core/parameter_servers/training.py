@@ -38,15 +38,11 @@ class CoordinatedTraining:
     coordinator's network, once in and once out (those of embeddings are sparse and small).
 
     - `lock-step`: each global batch is cut into one part for each worker. The parts' sums are added in order, divided by the
-      total
-      weight, clipped and applied. The result is that of one device, within rounding.
+      total weight, clipped and applied. The result is that of one device, within rounding.
     - `asynchronous`: one worker processes each global batch, and the result is applied when it arrives. Meanwhile the other
-      workers
-      use older variables, by at most as many updates as there are other workers. The order of updates depends on timing, their
-      number
-      does not. A layer that changes its state in the forward pass (BatchNormalization's moving averages) does so on the worker,
-      once
-      for each time the work is done.
+      workers use older variables, by at most as many updates as there are other workers. The order of updates depends on
+      timing, their number does not. A layer that changes its state in the forward pass (BatchNormalization's moving averages)
+      does so on the worker, once for each time the work is done.
 
     Example:
         On a cluster with parameter servers (`gpudist run train.py --topology 2x1+1ps` emulates one)::
@@ -71,8 +67,7 @@ class CoordinatedTraining:
         metrics: Keras metrics, updated with (y, y_pred, weight) on the coordinator, once for each batch.
         variables: The variables to train. Default: the model's trainable variables.
         check_finite: Raise `InvalidArgumentError`, which names the variable, if a gradient is not finite. Its batches are left
-            out;
-            the training may continue with the next ones.
+            out; the training may continue with the next ones.
         timeout_seconds: The longest time without a result from any worker, in seconds; None for no limit.
         strategy: The `ParameterServerStrategy`. Default: the strategy of the model.
 

@@ -46,8 +46,7 @@ def digest_of(parts: Iterable[Any]) -> str:
 
     Args:
         parts: Arrays or tensors with the examples along their first axes. Of a large one, only every n-th number is used.
-            Another
-            order or newly drawn numbers give another fingerprint.
+            Another order or newly drawn numbers give another fingerprint.
 
     Returns:
         The number of examples and a checksum, as text.

@@ -113,11 +113,9 @@ class Pipeline:
                 `row_per_file` it returns the one example. Several threads may call it at once.
             global_batch_size: Number of examples in a global batch, over all replicas.
             row_per_file: Whether each file is one example. Then each host reads only the files it needs. Otherwise each host
-                reads
-                all files.
+                reads all files.
             shuffle: With `row_per_file`: whether to shuffle all examples in each epoch. Otherwise: the number of examples in
-                the
-                shuffle buffer; each epoch then also has its own order of files.
+                the shuffle buffer; each epoch then also has its own order of files.
             seed: The seed of everything random in the pipeline.
             remainder: "keep" makes a smaller last batch in an epoch; "drop" leaves those examples out.
 
@@ -145,12 +143,10 @@ class Pipeline:
 
         Args:
             make: A function that returns a new iterable of examples. It is called in each epoch and must return the same
-                examples in
-                the same order.
+                examples in the same order.
             global_batch_size: Number of examples in a global batch, over all replicas.
             signature: The structure of one example, a `tf.TensorSpec` for each component. Default: taken from the first example
-                of an
-                extra call of `make`.
+                of an extra call of `make`.
             rows: The number of examples. With it the pipeline has a length.
             shuffle: The number of examples in the shuffle buffer; 0 for no shuffle.
             seed: The seed of everything random in the pipeline.
@@ -230,8 +226,7 @@ class Pipeline:
                 TensorFlow traces it. It must return examples of one shape. It may use tensors from outside. If it calls Python
                 (`tf.numpy_function`), which may draw random numbers, the first example is made twice and compared.
             random: Whether the function takes `seed=`: an int32 pair for `tf.random.stateless_*` and `tf.image.stateless_*`. It
-                depends
-                on the seed, the epoch and the example, so it is the same on every topology and differs in each epoch.
+                depends on the seed, the epoch and the example, so it is the same on every topology and differs in each epoch.
 
         Returns:
             The pipeline.
@@ -269,8 +264,7 @@ class Pipeline:
 
         Args:
             buffer: The number of examples in the shuffle buffer, for a stream. None for sources with random access, which are
-                shuffled
-                as a whole.
+                shuffled as a whole.
 
         Returns:
             The pipeline.
@@ -325,13 +319,11 @@ class Pipeline:
         """Add a weight to each example: batches of (x, y) become (x, y, weight), with float32 weights of shape (rows,).
 
         Args:
-            weights: One of these:
-                a dict with the weight of each class (y after the maps, as a number or one-hot, like Keras's `class_weight`);
-                "balanced": weight(c) = examples / (classes * examples of class c);
-                an array with the weight of each example, of shape (rows,).
+            weights: The weight of each class, as a dict (a class is y after the maps, a number or one-hot, as for Keras's
+                `class_weight`). Or "balanced": weight(c) = examples / (classes * examples of class c). Or the weight of each
+                example, an array of shape (rows,).
             labels: The class of each example, integers of shape (rows,), for weights by class. "balanced" uses the second
-                component
-                of an example before the maps if it is None.
+                component of an example before the maps if it is None.
             otherwise: The weight of classes that `weights` does not list. None refuses such classes.
 
         Returns:
@@ -339,8 +331,7 @@ class Pipeline:
 
         Raises:
             UsageError: If the number of weights is wrong, a class has no weight, a weight is negative or not finite, examples
-                already
-                have weights, or the data is a stream of unknown length.
+                already have weights, or the data is a stream of unknown length.
         """
         if self._plan.weighting is not None:
             raise UsageError(

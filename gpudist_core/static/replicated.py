@@ -225,8 +225,7 @@ def replicate(
         strategy: A strategy, but no `ParameterServerStrategy`.
         name: A name. Default: `replicated`.
         dtype: The dtype on the devices. Default: the tensor's dtype. On GPUs use "int64" for integers: TensorFlow keeps or
-            gathers
-            other integers in the host's memory and copies them in each step.
+            gathers other integers in the host's memory and copies them in each step.
         shape: The whole shape. Needed for chunks.
 
     Returns:

@@ -108,8 +108,7 @@ class ShardedTable:
 
         Returns:
             A tensor of shape (*ids.shape, *shape[1:]). An id outside of the table raises `tf.errors.InvalidArgumentError` on
-            all
-            replicas.
+            all replicas.
         """
         return self.gather(ids)
 

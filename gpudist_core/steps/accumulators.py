@@ -91,8 +91,7 @@ class Accumulators:
 
         Returns:
             `weight` (a number) and, for each variable, `sums` (an array; for a sharded table the whole table) and `given`
-            (whether
-            it had a gradient).
+            (whether it had a gradient).
         """
         sums = [
             self._read(kept) if table is None else table.as_numpy()

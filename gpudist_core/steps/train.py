@@ -157,8 +157,7 @@ class TrainStep:
 
         Args:
             batch: (x, y) or (x, y, weight). Each part is a `PerReplica`, as `Pipeline.distribute` returns it, or with one
-                replica a
-                tensor or an array. Weights have shape (rows,) or the shape of the losses. None means no weights.
+                replica a tensor or an array. Weights have shape (rows,) or the shape of the losses. None means no weights.
 
         Returns:
             The batch's loss before the update, including the model's own losses: a float32 scalar, equal on all hosts.

@@ -33,9 +33,8 @@ def make_strategy(
 
     - One device: `OneDeviceStrategy`.
     - Several devices of one machine: `MirroredStrategy`.
-    - A cluster (`cluster`, TF_CONFIG, or a Slurm step of several tasks): `MultiWorkerMirroredStrategy`, as soon as all hosts
-      have
-      started.
+    - A cluster (`cluster`, TF_CONFIG, or a Slurm step of several tasks): `MultiWorkerMirroredStrategy`, as soon as all
+      hosts have started.
     - A cluster with parameter servers: `ParameterServerStrategy` on the chief. On the other tasks the call serves until it is
       stopped.
 

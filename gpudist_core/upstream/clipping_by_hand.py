@@ -24,8 +24,7 @@ def install(current: Current) -> None:
 
     Args:
         current: A function that returns the parts and the share of the custom step that this thread traces on several replicas,
-            or
-            None.
+            or None.
     """
     import tensorflow as tf
 

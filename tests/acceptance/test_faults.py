@@ -107,5 +107,5 @@ def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:
 
 
 def test_faults_that_a_topology_cannot_have_are_refused_before_anything_runs(preload: Preload) -> None:
-    with pytest.raises(emulate.errors.WrongUse, match="A fault must be of a host that is there"):
+    with pytest.raises(emulate.errors.UsageError, match="A fault must be of a host that is there"):
         verify("checkpoints.py", preload, "kill:host=7,step=2")

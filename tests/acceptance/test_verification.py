@@ -12,7 +12,7 @@ import pytest
 
 import emulate
 from emulate.cluster import Preload
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.probe import Trace
 from emulate.progress import Silent
 from emulate.report import render
@@ -190,7 +190,7 @@ def test_a_model_of_any_floating_type_is_verified_and_trains_the_same(
 def test_a_program_that_never_trains_is_wrong_use_with_what_to_do(preload: Preload) -> None:
     fixture = next(one for one in BUGS if one.name == "never_trains")
     with pytest.raises(
-        WrongUse,
+        UsageError,
         match=r"A program to verify must train: .* Received: program='.*never_trains\.py'.*`--`, in Python into `args`\.",
     ):
         emulate.verify(fixture.path, "1x2", preload=preload)

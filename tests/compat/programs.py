@@ -12,7 +12,7 @@ import pytest
 
 import emulate
 from emulate.cluster import Preload
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.report import render
 from fixtures.manifest import ALSO_ASKED, BUGS, HERE, PROGRAMS, RECIPES
 
@@ -53,7 +53,7 @@ def parent() -> Iterator[Preload]:
 def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Preload, tmp_path: Path) -> None:
     path = _with_legacy_keras(item.path, tmp_path) if IS_LEGACY else item.path
     if item.verdicts == ("wrong-use",):
-        with pytest.raises(WrongUse):
+        with pytest.raises(UsageError):
             emulate.verify(path, item.topology, preload=parent)
         return
     verdict = emulate.verify(path, item.topology, timeout=120, preload=parent)

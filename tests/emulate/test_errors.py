@@ -2,14 +2,16 @@
 
 import pytest
 
-from emulate.errors import GpudistError, Hung, ProgramFailed, Unavailable, WrongUse
+import emulate.errors
+import gpudist_core
+from emulate.errors import GpudistError, Hung, ProgramFailed, Unavailable, UsageError
 
 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
         (GpudistError("x"), 70),
-        (WrongUse("x"), 2),
+        (UsageError("x"), 2),
         (Unavailable("x"), 5),
         (ProgramFailed("x", host=1, traceback_text="t"), 3),
         (Hung("x", reason="timeout", stacks={0: "s"}), 4),
@@ -21,8 +23,13 @@ def test_an_error_carries_its_exit_code(error, code):
     assert str(error) == "x"
 
 
-def test_wrong_use_is_a_value_error_for_python_callers():
-    assert issubclass(WrongUse, ValueError)
+def test_a_usage_error_is_a_value_error_for_python_callers():
+    assert issubclass(UsageError, ValueError)
+
+
+@pytest.mark.parametrize("package", [emulate.errors, gpudist_core])
+def test_the_earlier_name_of_a_usage_error_still_catches_it(package):
+    assert package.WrongUse is package.UsageError
 
 
 def test_a_failed_program_names_host_and_traceback():

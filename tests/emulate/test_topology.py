@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.topology import MAX_DEVICES_PER_HOST, MAX_HOSTS, REFERENCE, Topology
 
 topologies = st.builds(Topology, st.integers(1, MAX_HOSTS), st.integers(1, MAX_DEVICES_PER_HOST), st.integers(0, MAX_HOSTS))
@@ -25,7 +25,7 @@ def test_printing_is_the_inverse_of_parsing(topology):
 
 @given(st.text(max_size=12).filter(lambda text: not re.fullmatch(r"[0-9]+x[0-9]+(\+[0-9]+ps)?", text.strip())))
 def test_any_other_text_is_a_wrong_use_that_shows_it(text):
-    with pytest.raises(WrongUse, match=r"Received: topology=.* Write it as HxD"):
+    with pytest.raises(UsageError, match=r"Received: topology=.* Write it as HxD"):
         Topology.parse(text)
 
 
@@ -52,14 +52,14 @@ def test_the_reference_is_one_device():
 )
 def test_a_wrong_form_names_the_right_one(text):
     with pytest.raises(
-        WrongUse, match=r"A topology has the form HxD or HxD\+Pps\. Received: topology=.*'1x4' or '2x2'.*'3x1\+2ps'"
+        UsageError, match=r"A topology has the form HxD or HxD\+Pps\. Received: topology=.*'1x4' or '2x2'.*'3x1\+2ps'"
     ):
         Topology.parse(text)
 
 
 @pytest.mark.parametrize("value", [None, 4, (2, 2)])
 def test_what_is_not_text_is_a_wrong_use(value):
-    with pytest.raises(WrongUse, match="A topology has the form HxD"):
+    with pytest.raises(UsageError, match="A topology has the form HxD"):
         Topology.parse(value)
 
 
@@ -74,7 +74,7 @@ def test_what_is_not_text_is_a_wrong_use(value):
     ],
 )
 def test_a_number_out_of_range_is_named_with_its_limits(text, message):
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         Topology.parse(text)
     assert str(caught.value).startswith(message)
     assert caught.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""The verdict as one HTML page that needs nothing beside itself: no script, no network."""
+"""Write the verdict as one HTML page without external files, scripts or network."""
 
 from emulate.report.html.write import check_libraries, write_html
 

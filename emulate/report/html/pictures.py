@@ -1,4 +1,4 @@
-"""The pictures of the HTML report: where a run leaves the noise, and which replica had how many rows; as SVG text."""
+"""Draw the pictures of the HTML report as SVG text: where a run leaves the noise, and the replicas' batch sizes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def course(run: Run, limit: float) -> str:
 
 
 def rows(run: Run) -> str:
-    """Rows of each replica in each step, as a map.
+    """Return a map of the examples of each replica in each step.
 
     Args:
         run: A run of several replicas whose rows are known.
@@ -95,14 +95,14 @@ def rows(run: Run) -> str:
 
 
 def _hosts(topology: str, num_replicas: int) -> list[range]:
-    """The replicas of each host, those of the first one first; none where the program did not use every device."""
+    """Return the replicas of each host in order; none if the program did not use every device."""
     shape = Topology.parse(topology)
     starts = range(0, num_replicas, shape.num_devices) if num_replicas == shape.num_replicas else ()
     return [range(start, start + shape.num_devices) for start in starts]
 
 
 def _name_hosts(axes: Any, hosts: Sequence[range]) -> None:
-    """Lines between the hosts, and the name of each with its replicas; of very many some."""
+    """Draw lines between the hosts, and name each with its replicas; some of very many."""
     for of_host in hosts[1:]:
         axes.axhline(of_host.start - 0.5, color="#222222", linewidth=0.8)
     shown = list(enumerate(hosts))[:: math.ceil(len(hosts) / _MOST_ROWS)]

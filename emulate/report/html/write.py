@@ -1,4 +1,4 @@
-"""Fills the page's template with a verdict."""
+"""Fill the page's template with a verdict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import hint_for, shorten_traceback
 from emulate.report.faults import outcome
 from emulate.report.files import write_whole
@@ -30,11 +30,11 @@ def check_libraries() -> None:
     """Find out before the work starts whether a page can be made.
 
     Raises:
-        WrongUse: When a library is not installed.
+        UsageError: When a library is not installed.
     """
     missing = [name for name in _LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
-        raise WrongUse(
+        raise UsageError(
             f"--html needs {' and '.join(_LIBRARIES)}. Received: {' and '.join(missing)} not installed. "
             'Install them: pip install "gpudist[html]". Or leave --html out: --json needs nothing.'
         )
@@ -48,14 +48,14 @@ def write_html(verdict: Verdict, path: Path) -> None:
         path: The file.
 
     Raises:
-        WrongUse: When a library that makes it is not installed.
+        UsageError: When a library that makes it is not installed.
     """
     check_libraries()
     write_whole(path, page_of(verdict))
 
 
 def page_of(verdict: Verdict) -> str:
-    """The page's text."""
+    """Return the page's text."""
     import jinja2
 
     from emulate.report.html import pictures
@@ -98,7 +98,7 @@ def page_of(verdict: Verdict) -> str:
 
 
 def _overall(verdict: Verdict) -> str:
-    """In the order of the exit codes what decides."""
+    """Return the deciding verdict, in the order of the exit codes."""
     decides = ("failed", "hung", "divergent", "unverified", "unavailable", "by-design", "equivalent")
     found = {run.verdict for run in verdict.runs}
     return next((word for word in decides if word in found), "unverified")
@@ -126,7 +126,7 @@ def _group(runs: Sequence[Run], told: Told) -> dict[str, Any]:
 
 
 def _cause(runs: Sequence[Run], at: int, told: Told) -> dict[str, Any]:
-    """A cause with the evidence of each topology."""
+    """Return a cause with the evidence of each topology."""
     first = runs[0].causes[at]
     evidence: dict[str, list[str]] = {}
     for run in runs:
@@ -149,5 +149,5 @@ def _farthest(run: Run) -> str:
 
 
 def _image(svg: str) -> str:
-    """As an address of its own, so that names inside of two pictures do not meet."""
+    """Return an SVG as a data URL, so that names in two pictures do not collide."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

@@ -1,4 +1,4 @@
-"""Several batches that are applied together, fewer on several devices, and what is done to each of them."""
+"""Detect batches that are applied together, fewer on several devices, and what is done to each of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | None:
-    """The step grows with the number of its batches."""
+    """Check whether the step grows with the number of its batches."""
     if not fits or any(abs(fit.scale / ratio - 1) > ROUND or fit.shares or fit.replicated for fit in fits):
         return None
     case.explain_fits(fits, lambda point: abs(point.factor / ratio - 1) < 10 * ROUND)
@@ -37,7 +37,7 @@ def _added_up(case: Case, fits: list[Fit], ratio: float, count: str) -> Sign | N
 
 
 def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
-    """What does not depend on the rows comes once with each batch."""
+    """Check whether a term that does not depend on examples is added once for each batch."""
     if not fits or any(not fit.decay or fit.shares or abs(fit.scale - 1) > ROUND for fit in fits):
         return None
     case.explain_fits(fits)
@@ -52,7 +52,7 @@ def _decayed(case: Case, fits: list[Fit], count: str) -> Sign | None:
 
 
 def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | None:
-    """The loss of a step agrees, and its gradients do not."""
+    """Check whether the loss of a step agrees and its gradients do not."""
     step = case.base.first_step("gradient", "weight")
     if (optimizer, step) not in case.explanation.unexplained and not any(
         (fit.optimizer, fit.step) == (optimizer, step) for fit in case.explanation.weighted

@@ -1,4 +1,4 @@
-"""BatchNormalization with the statistics of one replica's rows."""
+"""Detect BatchNormalization with the statistics of one replica's examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All causes, in the order in which they are looked for and mended."""
+"""List all causes, in the order in which they are checked and fixed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.verify.case import Case
 from emulate.verify.causes.accumulation import ACCUMULATION
 from emulate.verify.causes.batchnorm import BATCHNORM
@@ -104,12 +104,12 @@ _CAUSES: tuple[Cause, ...] = (
 
 
 def all_causes() -> tuple[Cause, ...]:
-    """Every known cause."""
+    """Return every known cause."""
     return _CAUSES
 
 
 def get(code: str) -> Cause:
-    """The cause with this code.
+    """Return the cause with this code.
 
     Args:
         code: As in a verdict, `loss-scaling` say.
@@ -118,13 +118,13 @@ def get(code: str) -> Cause:
         The cause.
 
     Raises:
-        WrongUse: When there is none.
+        UsageError: When there is none.
     """
     known = {cause.code: cause for cause in _CAUSES}
     if code not in known:
         near = difflib.get_close_matches(code, known, 1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
-        raise WrongUse(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
+        raise UsageError(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
     return known[code]
 
 
@@ -156,7 +156,7 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
 
 
 def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
-    """A part of the loss that is wrong explains it too: what other parts reach as well is a mixture."""
+    """Check for wrong parts of the loss: a tensor that other parts also reach is a mixture."""
     unexplained = case.found[-1]
     for cause in (LOSS_SCALING, LOCAL_NORMALIZATION):
         add(cause.look_behind(case))
@@ -165,7 +165,7 @@ def _look_for_parts(case: Case, add: Callable[[Finding | None], None]) -> None:
 
 
 def _is_of_a_gradient(case: Case) -> bool:
-    """Whether a gradient is unexplained, of a batch that is that of one device (of a larger one there is more to look at)."""
+    """Return whether a gradient is unexplained, in a batch equal to that of one device."""
     first = case.comparison.first
     is_last = bool(case.found) and case.found[-1].code == UNEXPLAINED.code
     return is_last and first is not None and first.kind == "gradient" and not (case.ledger and case.ledger.grows)

@@ -1,4 +1,4 @@
-"""The one interface of a cause."""
+"""Define the interface of a cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulate.verify.verdict import Finding, url_of
 
 @dataclass(frozen=True)
 class Sign:
-    """A cause as gpudist saw it in a case.
+    """Describe a cause as gpudist saw it in a case.
 
     Attributes:
         summary: One sentence.
@@ -30,7 +30,7 @@ class Sign:
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason why a program does not train the same model on several devices.
+    """Describe one reason why a program does not train the same model on several devices.
 
     Attributes:
         code: The stable kebab-case code. `texts/<code>.md` holds all its texts.
@@ -53,12 +53,12 @@ class Cause:
 
     @property
     def text(self) -> CauseText:
-        """The texts of this cause."""
+        """Return the texts of this cause."""
         return read(self.code)
 
     @property
     def url(self) -> str:
-        """The address of its page."""
+        """Return the address of its page."""
         return url_of(self.code)
 
     def fix(self, *headings: str) -> str:

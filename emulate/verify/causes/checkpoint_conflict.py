@@ -1,4 +1,4 @@
-"""Checkpoints that hosts take from each other."""
+"""Detect checkpoints that hosts overwrite for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that are clipped on each replica before they are added up."""
+"""Detect gradients that are clipped on each replica before they are summed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _from_numbers(case: Case) -> Sign | None:
-    """Gradients agree before the optimizer; clipped here or there they differ, from the step on in which the weights differ."""
+    """Compare gradients, equal before the optimizer, after clipping: from the step on in which the weights differ."""
     apart = case.base.first_step("weight")
     if apart is None or ((first := case.base.first_step("gradient")) is not None and first <= apart):
         return None
@@ -72,7 +72,7 @@ def _locals(seen: list[GradientView], replica: int) -> dict[str, Floats]:
 
 
 def _clip(gradients: Mapping[str, Floats], limits: Mapping[str, float]) -> dict[str, Floats]:
-    """As Keras does it: by value, by each tensor's norm, or by the norm of all."""
+    """Clip as Keras does: by value, by each tensor's norm, or by the global norm."""
     if "clipvalue" in limits:
         return {n: np.clip(g, -limits["clipvalue"], limits["clipvalue"]) for n, g in gradients.items()}
     if "clipnorm" in limits:
@@ -115,18 +115,18 @@ def _from_rerun(case: Case) -> Sign | None:
 
 
 def _may_be_clipped(case: Case) -> bool:
-    """Whether something differs that a simpler model does not explain: clipped local gradients have any factor."""
+    """Return whether something differs that a simpler model does not explain: clipped gradients have any factor."""
     found = case.explanation
     return bool(found.unexplained or found.weighted) or not found.fits or _has_tiny_factor(case)
 
 
 def _has_tiny_factor(case: Case) -> bool:
-    """Whether a few numbers are too large by a factor: every replica's limit, added up, has that factor too."""
+    """Return whether a few numbers are too large by a factor: the sum of all replicas' limits has that factor, too."""
     return any(fit.is_tiny for fit in case.explanation.scaled)
 
 
 def _from_norms(case: Case) -> Sign | None:
-    """Where it could not be run again: every local gradient and the reference's have the same norm, the limit."""
+    """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
     for fit in case.explanation.weighted if case.facts.clipped_by else ():
         seen = case.base.views(fit.optimizer, fit.step)
         norms = [_whole(_locals(seen, replica)) for replica in fit.shares]
@@ -178,7 +178,7 @@ def _beside_others(case: Case) -> Sign | None:
 
 
 def _by_hand(case: Case) -> Sign | None:
-    """Without a clipping that is known: the losses agree, and each replica's gradient was changed for itself."""
+    """Check for an unknown clipping: the losses agree, and each replica's gradient was changed separately."""
     first = case.base.first_step("gradient")
     found = case.explanation
     by_weights = [fit for fit in found.weighted if not case.are_counts(fit)]
@@ -197,7 +197,7 @@ def _by_hand(case: Case) -> Sign | None:
 
 
 def _behind(case: Case) -> Sign | None:
-    """What enters the optimizer is clipped, and the loss is not: on each replica, as all that it does with its own rows."""
+    """Check whether the optimizer's input is clipped and the loss is not, on each replica."""
     if case.clips_the_sum:
         return None
     again = case.switched("no-clipping", alone=True) if case.facts.clipped_by else None

@@ -1,4 +1,4 @@
-"""A step that computes something else where there are more replicas."""
+"""Detect a step that computes something else with more replicas."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_number(case: Case, step: int) -> Sign | None:
-    """One device that is told each replica's number with its rows has the same gradients."""
+    """Check whether one device that reads each replica's number has the same gradients."""
     before = case.base.exceeding[0]
     agrees = rebase_where_numbers_matter(case, step)
     if agrees is None:
@@ -59,7 +59,7 @@ def _of_number(case: Case, step: int) -> Sign | None:
 
 
 def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
-    """One device that is handed the same, and knows of no other replica, has the same gradients."""
+    """Report that one device with the same inputs, and no other replica, has the same gradients."""
     before = case.base.exceeding[0]
     case.rebase(given, "replay")
     return Sign(
@@ -77,7 +77,7 @@ def _of_what_it_is_given(case: Case, given: Comparison, step: int) -> Sign:
 
 
 def _of_update(case: Case, step: int) -> Sign | None:
-    """Gradients agree and weights do not: the number of replicas makes the update another one."""
+    """Check whether gradients agree and weights do not, because the update depends on the number of replicas."""
     left = [p for p in case.left() if p.step == step and p.measure.key.kind == "weight"]
     told = case.switched("batch-of") if left and is_possible(case) else None
     if told is None or not explains_up_to(told, step, case.base):
@@ -98,7 +98,7 @@ def _of_update(case: Case, step: int) -> Sign | None:
 
 
 def _how(told: Comparison, step: int, before: Comparison) -> str | None:
-    """In which way one device that is told the number has the same gradients: as they are, or but for what divides the loss."""
+    """Return how one device that reads the number has the same gradients: exactly, or except for the loss's divisor."""
     if explains_up_to(told, step, before):
         return "has the same gradients"
     found = explain(told)

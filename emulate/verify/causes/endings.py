@@ -1,4 +1,4 @@
-"""Runs that did not end well: a host is gone, counts other steps, or asks for something else than its peers."""
+"""Detect runs that failed: a host is gone, counts other steps, or asks for something else than its peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MORE_THREADS = "If the host could not start a thread"
 
 
 def _steps(case: Case) -> dict[int, int]:
-    """Steps each host made."""
+    """Return the number of steps of each host."""
     found: dict[int, int] = {}
     for host, event in case.untouched.of("step"):
         found[host] = max(found.get(host, 0), int(event["step"]) + 1)
@@ -32,7 +32,7 @@ def _steps(case: Case) -> dict[int, int]:
 
 
 def _where(case: Case) -> str:
-    """What each host was doing, as the hang judge has it, else from the steps and ends."""
+    """Return what each host was doing, from the hang judge or from the steps and ends."""
     if case.outcome.where:
         return case.outcome.where
     steps = _steps(case)
@@ -41,7 +41,7 @@ def _where(case: Case) -> str:
 
 
 def _gone(outcome: Outcome) -> list[int]:
-    """Hosts that left by exit or signal, without an exception of the program."""
+    """Return the hosts that left by exit or signal, without an exception of the program."""
     return [host for host, how in sorted(outcome.hosts.items()) if how in ("exited", "killed")]
 
 
@@ -50,7 +50,7 @@ def _search_exited(case: Case) -> Sign | None:
 
 
 def _search_without_threads(case: Case) -> Sign | None:
-    """The machine let a host start too few threads, which C++ ends the process for; a host without peers too."""
+    """Check whether the machine limits threads so that C++ ends a host's process, also one without peers."""
     outcome, gone = case.outcome, _gone(case.outcome)
     said = NO_THREAD.search(outcome.failure or "")
     if said is None or not gone:
@@ -93,7 +93,7 @@ def _search_unequal(case: Case) -> Sign | None:
 
 
 def _search_order(case: Case) -> Sign | None:
-    """The hosts met in collectives of different shapes, each of which all of them have, and no host has one more."""
+    """Check whether hosts met in collectives of different shapes, each of which all hosts have, equally often."""
     said = _MISMATCH.search(case.outcome.failure or "")
     shapes = set(re.findall(r"shape (\[[\d, ]*\])", said.group())) if said else set()
     known = list(case.outcome.collectives.values())
@@ -124,7 +124,7 @@ def _search_mismatch(case: Case) -> Sign | None:
 
 
 def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
-    """A search that relies on the hang judge."""
+    """Return a search that relies on the hang judge."""
 
     def search(case: Case) -> Sign | None:
         return Sign(summary, _where(case)) if case.outcome.suspect == code else None

@@ -1,4 +1,4 @@
-"""Data that hang on the order in which a folder is listed, which is another one on each disk."""
+"""Detect data that depend on the listing order of a folder, which differs between disks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that the program makes itself after its last step."""
+"""Detect wrong weights that the program computes itself after its last step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _hosts_apart(case: Case) -> Sign | None:
-    """What the first host puts in the place of its weights is right, and another host puts something else there."""
+    """Check whether the first host's final weights are right and another host's differ."""
     ends = ends_of_hosts(case.untouched)
     apart = [name for name, hosts in ends.items() if len({end for end in hosts.values() if end is not None}) > 1]
     if not apart:

@@ -1,4 +1,4 @@
-"""Known faults of TensorFlow and Keras that stop a program which is right."""
+"""Recognize known errors of TensorFlow and Keras that stop a correct program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulate.verify.causes.cause import Cause, Sign
 
 @dataclass(frozen=True)
 class Limit:
-    """A known fault of TensorFlow or Keras.
+    """Describe a known error of TensorFlow or Keras.
 
     Attributes:
         patterns: All of them occur in the traceback of a program that has it.

@@ -1,4 +1,4 @@
-"""Data that hang on how Python hashes strings, which every host does in its own way."""
+"""Detect data that depend on Python's string hashes, which differ between hosts."""
 
 from __future__ import annotations
 

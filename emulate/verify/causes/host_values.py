@@ -1,4 +1,4 @@
-"""Numbers, of a step or of what makes its rows, that are others on each host: what a host has learnt from its own share."""
+"""Detect values of a step, or of the input pipeline, that differ between hosts, because each learned them from its share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 0.9
 
 @dataclass(frozen=True)
 class _Apart:
-    """A place in the step that holds other values on each host.
+    """Describe a place in the step that holds different values on the hosts.
 
     Attributes:
         place: The line that makes them, their type and shape, as the probe tells them.
@@ -33,7 +33,7 @@ class _Apart:
 
     @property
     def in_words(self) -> str:
-        """The line, and what each of the first two hosts that differ has there."""
+        """Return the line, and the values on the first two hosts that differ."""
         line = self.place.partition("|")[0]
         (one, mine), *others = sorted(self.values.items())
         other, theirs = next((host, values) for host, values in others if set(values) != set(mine))
@@ -46,7 +46,7 @@ class _Apart:
 
 
 def tables_apart(case: Case) -> bool:
-    """Whether the hosts look up in tables with other entries while they make their rows, which then are others."""
+    """Return whether the hosts' lookup tables differ while they make examples, which then differ, too."""
     return bool(_tables(_apart(_held(case.untouched, "mapped"))))
 
 
@@ -59,7 +59,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_rows(case: Case) -> Sign | None:
-    """What makes rows of the same data others on each host."""
+    """Check for values that make different examples from the same data on each host."""
     ledger = case.ledger
     if ledger is None or ledger.grows or ledger.first_apart is None or any(case.has(code) for code in _OTHER_ROWS):
         return None
@@ -110,7 +110,7 @@ def _held(trace: Trace, by: str) -> dict[int, Mapping[str, Sequence[str]]]:
 
 
 def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
-    """Places that all hosts have, with values that are not the same; those of a line of the program first."""
+    """Return places that all hosts have, with different values; those with a line of the program first."""
     if len(held) < 2:
         return []
     common = set.intersection(*(set(of_host) for of_host in held.values()))

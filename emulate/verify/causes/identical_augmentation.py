@@ -1,4 +1,4 @@
-"""Hosts that draw the same random numbers for different rows."""
+"""Detect hosts that draw the same random numbers for different examples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _stream(trace: Trace) -> str | None:
-    """A generator that all hosts seed alike and draw from at most of the steps."""
+    """Return a generator that all hosts seed the same and draw from in most steps."""
     by_host = [event["streams"] for _, event in trace.of("streams")]
     if len(by_host) < trace.num_hosts:
         return None
@@ -47,7 +47,7 @@ def _moves(stream: dict[str, Any]) -> bool:
 
 
 def _stage(trace: Trace) -> str | None:
-    """A function of the pipeline that draws the same on all hosts: of its arguments, or with seeds that the program gives."""
+    """Return a function of the pipeline that draws the same on all hosts, from its arguments or from the program's seeds."""
     seeded = {host for host, event in trace.of("seeded") if event["generator"] == "tensorflow"}
     drawing = {host: event.get("drawing", ()) for host, event in trace.of("program")}
     if len(drawing) < trace.num_hosts:

@@ -1,4 +1,4 @@
-"""A row's loss that depends on the other rows of its batch: a replica has its own rows alone."""
+"""Detect an example's loss that depends on the other examples of its batch: a replica has only its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss is divided by the wrong number; the optimizer adds up what is added up already."""
+"""Detect a loss divided by the wrong number, or gradients that are summed twice."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _fits(case: Case, *, replicated: bool) -> list[Fit]:
 
 
 def _near(case: Case) -> float:
-    """How near two factors are that are taken for one; what is rounded to 16 bits shows them less exactly."""
+    """Return how close two factors must be to count as equal; 16-bit rounding shows them less exactly."""
     return _ROUND_OF_16_BITS if case.facts.casts else ROUND
 
 
 def _describe(case: Case, scale: float) -> tuple[str, bool]:
-    """A factor in words, and whether it is the number of replicas or one over it."""
+    """Describe a factor in words, and return whether it is the number of replicas or its inverse."""
     replicas, near = case.num_replicas, _near(case)
     if abs(scale / replicas - 1) < near:
         return f"{scale:.4g}x too large: the number of replicas is {replicas}", True
@@ -70,7 +70,7 @@ def _search_scaling(case: Case) -> Sign | None:
     off = {p.step: p.measure.error for p in case.base.objectives if p.measure.key.optimizer in {fit.optimizer for fit in fits}}
 
     def follows(point: Point) -> bool:
-        """Whether a report is off by the factor, or as a sum of losses by as much as the one that has it."""
+        """Return whether a report is off by the factor, or as a sum of losses by as much as the one that has it."""
         by = off.get(point.step, 0.0)
         is_off_by_it = by > 0 and abs(point.measure.error / by - 1) < 10 * ROUND
         return mixed or abs(point.factor / scale - 1) < 10 * ROUND or is_off_by_it
@@ -95,7 +95,7 @@ def _search_scaling(case: Case) -> Sign | None:
 
 
 def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:
-    """Whether replicas take the gradients of other rows of one number, that of one device: of a sum over the replicas."""
+    """Return whether replicas take gradients of one number that is a sum over the replicas."""
     if case.facts.gathers or case.facts.joins or case.ledger is None or not case.ledger.is_same:
         return False
     if any(abs(fit.scale / case.num_replicas - 1) > _near(case) for fit in fits):
@@ -125,7 +125,7 @@ def _fix(case: Case, scale: float) -> str | None:
 
 
 def _about(case: Case) -> Sign | None:
-    """The number of replicas as a factor where rows depend on each other besides, so that none is exact."""
+    """Check for the number of replicas as a factor beside a dependence between examples, so that no factor is exact."""
     first = case.base.first_step("gradient")
     optimizer = next((name for name, step in case.explanation.unexplained if step == first), None)
     losses = [point for point in case.base.objectives if point.step == first]
@@ -154,7 +154,7 @@ def _about(case: Case) -> Sign | None:
 
 
 def _drowned(case: Case) -> Sign | None:
-    """The losses that are differentiated are off by a factor, where the gradients are too much rounding to show it."""
+    """Check whether the differentiated losses are off by a factor that the gradients' rounding hides."""
     drowned, losses = case.base.drowned_from, [point for point in case.base.objectives if point.exceeds]
     first = min((point.step for point in losses), default=0)
     trained = case.base.first_step("gradient", "weight")
@@ -175,7 +175,7 @@ def _drowned(case: Case) -> Sign | None:
 
 
 def _behind(case: Case) -> Sign | None:
-    """A part of the loss that has the factor: seen in the gradients of tensors that no other part reaches."""
+    """Check for a part of the loss with the factor: seen in gradients that no other part reaches."""
     parts = {name: fit for name, fit in case.parts.items() if not fit.shares}
     if not parts:
         return None
@@ -193,7 +193,7 @@ def _behind(case: Case) -> Sign | None:
 
 
 def _is_hidden(case: Case, fit: Fit) -> bool:
-    """Whether the step changed the weights as the reference's did, in spite of the factor."""
+    """Return whether the step changed the weights as the reference's did, in spite of the factor."""
     runs, apart, whole = case.base.runs, 0.0, 0.0
     ours, theirs = (complete(trace, fit.optimizer)[fit.step] for trace in (runs.topology, runs.reference))
     for tensor in names_of(theirs):

@@ -1,4 +1,4 @@
-"""NaN and infinity that only several devices produce."""
+"""Detect NaN and infinity that only several devices produce."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _search_nan(case: Case) -> Sign | None:
 
 @dataclass(frozen=True)
 class _Lost:
-    """The first number that is not finite, the replicas whose local gradient is not, and how many rows each replica had."""
+    """Hold the first number that is not finite, the replicas with such a local gradient, and the replicas' batch sizes."""
 
     point: Point
     whose: list[int]
@@ -48,7 +48,7 @@ class _Lost:
 
     @property
     def is_reported_alone(self) -> bool:
-        """Whether it is a number that the program reports, and no gradient of that step is lost."""
+        """Return whether only a reported number is not finite, and no gradient of that step."""
         return self.point.measure.key.kind in _REPORTED and not self.whose
 
     @property
@@ -67,7 +67,7 @@ class _Lost:
         return told
 
     def cut(self, case: Case) -> None:
-        """Nothing that follows can be compared; where it is a report alone, all but such reports can."""
+        """Limit the comparison to what comes before; for a report alone, to everything except such reports."""
         if self.point.measure.key.kind in _REPORTED and not any(
             p.measure.non_finite for p in case.base.exceeding if p.measure.key.kind not in _REPORTED
         ):
@@ -82,7 +82,7 @@ def _lost(case: Case) -> _Lost | None:
 
 
 def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
-    """The replicas whose local gradient is not finite, and how many rows each replica had."""
+    """Return the replicas whose local gradient is not finite, and the replicas' batch sizes."""
     names = [point.measure.key.optimizer] if point.measure.key.optimizer else case.base.runs.optimizers
     for optimizer in names:
         steps = complete(case.base.runs.topology, optimizer)

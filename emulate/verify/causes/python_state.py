@@ -1,4 +1,4 @@
-"""What a step keeps in Python, which changes with each replica's call."""
+"""Detect Python state of a step that changes with each replica's call."""
 
 from __future__ import annotations
 

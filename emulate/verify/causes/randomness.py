@@ -1,4 +1,4 @@
-"""Random numbers without a seed, and random numbers that are the same everywhere."""
+"""Detect random numbers without a seed, and random numbers that are equal everywhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _search_unseeded(case: Case) -> Sign | None:
 
 
 def differing(one: Trace, other: Trace) -> str | None:
-    """What differs first between two runs that should be the same: in the order in which it comes about."""
+    """Return the first difference between two runs that should be equal, in the order of computation."""
     if initial(one) != initial(other):
         return "the initial weights"
     pairs = ledgers(one, other).values()
@@ -42,7 +42,7 @@ def differing(one: Trace, other: Trace) -> str | None:
 
 
 def initial(trace: Trace) -> list[dict[str, str]]:
-    """The bits of the weights that each replica begins with."""
+    """Return the bits of each replica's initial weights."""
     return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
 
 
@@ -55,7 +55,7 @@ def _first_draw(one: Trace, other: Trace) -> int | None:
 
 
 def drifted(case: Case) -> str | None:
-    """Other numbers from the same rows, weights and draws: more than threads make."""
+    """Return other numbers from the same examples, weights and draws, beyond the effect of threads."""
     assert case.repeat is not None
     found = compare(case.plain, case.repeat, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
@@ -74,7 +74,7 @@ def _search_identical(case: Case) -> Sign | None:
 
 
 def _identical_in(case: Case, trace: Trace) -> Sign | None:
-    """Draws of a run that are the same on replicas or hosts."""
+    """Check for draws of a run that are equal on replicas or hosts."""
     steps = [step for name in trace.optimizers for step in complete(trace, name)]
     where = f" ({', '.join(case.facts.dropout[:2])})" if case.facts.dropout else ""
     what = "mask" if case.facts.dropout else "numbers"
@@ -99,7 +99,7 @@ def _identical_in(case: Case, trace: Trace) -> Sign | None:
 
 
 def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) -> Sign | None:
-    """Some replicas that draw alike: what is drawn for a shard of another size has another shape."""
+    """Check for some replicas that draw the same: draws for a shard of another size have another shape."""
     drawing = [step for step in steps if any(one.draws for one in step.values())]
     alike = [groups for step in drawing if (groups := _groups(step))]
     if not alike:
@@ -118,7 +118,7 @@ def _search_some(case: Case, steps: Sequence[StepOfAll], where: str, what: str) 
 
 
 def _sign(case: Case, summary: str, evidence: str) -> Sign:
-    """What was seen; a program without dropout has no mask to draw."""
+    """Return what was seen. A program without dropout has no mask to draw."""
     return Sign(summary, evidence, None if case.facts.dropout else _WITHOUT_DROPOUT)
 
 
@@ -132,7 +132,7 @@ def _groups(step: StepOfAll) -> dict[str, list[int]]:
 
 
 def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
-    """The draws that all owners made, None where there is but one owner, or where the first made none."""
+    """Return the draws that all owners made; None with one owner, or if the first made none."""
     draws: dict[int, set[str]] = {}
     for _, one in sorted(step.items()):
         draws.setdefault(owner(one), set()).update(one.draws)

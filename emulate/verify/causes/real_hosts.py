@@ -1,4 +1,4 @@
-"""What hosts of one machine have alike and real hosts have not: the program once more where each has it in its own way."""
+"""Compare what hosts on one machine share and real hosts do not: run again with a difference on each host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Words:
-    """How it is told.
+    """Hold the texts for the report.
 
     Attributes:
         code: Of the cause.
@@ -94,7 +94,7 @@ def _rows(case: Case, trace: Trace, optimizer: str, where: str, words: Words) ->
 
 
 def _put_together_otherwise(one: Trace, other: Trace, optimizer: str) -> int:
-    """How many rows of the hosts after the first have an input that tells a row of the other run, and one of another row."""
+    """Return how many examples of later hosts combine an input of one example with an input of another."""
     known = set(parts_of_rows(one, optimizer))
     values = [set(column) for column in zip(*known, strict=True)] if len({len(row) for row in known}) == 1 else []
     if all(len(seen) < len(known) for seen in values):  # labels, say: each tells many rows
@@ -104,7 +104,7 @@ def _put_together_otherwise(one: Trace, other: Trace, optimizer: str) -> int:
 
 
 def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
-    """Of the steps of the hosts after the first an input that has the same rows in the same order, where another has not."""
+    """Return an input of later hosts' steps that keeps the same examples in the same order, while another does not."""
     pairs = [
         (step[replica], again[replica])
         for step, again in zip(complete(one, optimizer), complete(other, optimizer), strict=False)
@@ -116,7 +116,7 @@ def _input_that_stays(one: Trace, other: Trace, optimizer: str) -> int | None:
 
 
 def _stays(pairs: Sequence[tuple[Step, Step]], place: int) -> bool:
-    """Whether an input is the same in all steps; those whose rows are all alike, as labels may be, tell nothing for it."""
+    """Return whether an input is the same in all steps. Inputs of equal values, such as labels, prove nothing."""
     telling = 0
     for mine, theirs in pairs:
         one, other = mine.inputs[place], theirs.inputs[place]

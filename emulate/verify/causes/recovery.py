@@ -1,4 +1,4 @@
-"""What becomes of a program that faults befell (`--fault`)."""
+"""Describe how a program recovers from faults (`--fault`)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _search_different(case: Case) -> Sign | None:
 
 
 def _each(recovery: Recovery) -> str:
-    """From which step each host went on."""
+    """Return the step from which each host continued."""
     steps = {host: f"step {step}" if step else "the beginning" for host, step in recovery.at_odds.items()}
     return ", ".join(f"host {host} from {step}" for host, step in steps.items())
 
@@ -92,7 +92,7 @@ _NOT_STARTED_AGAIN = "If it was not started again"
 
 
 def _of_other_steps(recovery: Recovery) -> Sign:
-    """What was made is the same as without the fault, as far as it goes."""
+    """Report that the result is the same as without the fault, as far as it goes."""
     assert recovery.other_steps is not None
     optimizer, made, wanted = recovery.other_steps
     was_told = any(isinstance(one.fault, Preempt) for one in recovery.lives.fired)

@@ -1,4 +1,4 @@
-"""A regularization term that every replica adds in full."""
+"""Detect a regularization term that every replica adds in full."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_each_replica(case: Case) -> Sign | None:
-    """A term of any form that comes once for each replica, or is divided by their number."""
+    """Check for a term of any form that is added once for each replica, or is divided by their number."""
     first = case.base.first_step("gradient")
     if first is None or not any(step == first for _, step in case.explanation.unexplained):
         return None
@@ -51,7 +51,7 @@ def _of_each_replica(case: Case) -> Sign | None:
 
 
 def stands_apart(fit: Fit) -> bool:
-    """Whether the loss is scaled wrong and the regularization term, right as it is, merely was not scaled with it."""
+    """Return whether the loss has a wrong scale and the regularization term, which is right, has not."""
     return fit.scale != 1.0 and all((l2 or l1) * (1 / fit.scale - 1) > 0 for l2, l1 in fit.decay.values())
 
 
@@ -61,7 +61,7 @@ def _term(l2: float, l1: float) -> str:
 
 
 def _coefficient(l2: float, replicas: int) -> str:
-    """What L2 coefficient it would be if each of N replicas adds all of it: N - 1 too many of 2 * l2 * w."""
+    """Return the L2 coefficient if each of N replicas adds all of it: N - 1 times 2 * l2 * w too much."""
     return (
         f". That is L2 with a coefficient of {l2 / 2 / (replicas - 1):.3g}, added {replicas} times instead of once"
         if l2 > 0
@@ -70,7 +70,7 @@ def _coefficient(l2: float, replicas: int) -> str:
 
 
 def _is_steady(fits: tuple[Fit, ...]) -> bool:
-    """Whether a term has the same size in every step."""
+    """Return whether a term has the same size in every step."""
     sizes = [dict(fit.decay) for fit in fits]
     first = sizes[0]
     return all(
@@ -83,7 +83,7 @@ def _is_steady(fits: tuple[Fit, ...]) -> bool:
 
 
 def _is_known(case: Case, fit: Fit) -> bool:
-    """Where the layers have regularizers, at least one of the tensors is theirs."""
+    """Return whether at least one of the tensors belongs to layers with regularizers, if there are such layers."""
     return not case.facts.regularized or bool(set(case.facts.regularized) & set(fit.decay))
 
 

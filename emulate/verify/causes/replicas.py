@@ -1,4 +1,4 @@
-"""Replicas that start differently or drift apart."""
+"""Detect replicas that start differently or drift apart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _search_initial(case: Case) -> Sign | None:
 
 
 def _is_of_each_host(trace: Trace, name: str) -> bool:
-    """Whether hosts have other first values of a variable; of a trained one the agreement of the replicas tells."""
+    """Return whether hosts have different initial values of a variable; the replicas' agreement covers trained ones."""
     return len({values[name].digest for values in trace.variables("initial").values() if name in values}) > 1
 
 
@@ -92,7 +92,7 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
 
 
 def _all_follow_one(case: Case) -> Sign | None:
-    """The replicas agree, but the update is that of one replica's gradient."""
+    """Check whether the replicas agree, but the update uses one replica's gradient only."""
     k = case.base.first_step("weight")
     early = case.base.first_step("gradient", "initial-weight")
     if k is None or (early is not None and early <= k):
@@ -110,7 +110,7 @@ def _all_follow_one(case: Case) -> Sign | None:
 
 
 def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) -> Sign | None:
-    """Whether the update of these tensors, all or those alone that differ, is that of one replica's gradient."""
+    """Check whether the update of these tensors (all, or those that differ) uses one replica's gradient only."""
     topology = case.base.runs.topology
     step = complete(topology, optimizer)[k]
     shares = {r: _share(topology, optimizer, k, min(step), r, tensors) for r in step}
@@ -137,7 +137,7 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
 def _whose_update(
     case: Case, topology: Trace, optimizer: str, k: int, updated: int, tensors: Sequence[str] | None = None
 ) -> int | None:
-    """Where one device's update is a number times its gradient: the replica whose gradient, times that, makes a replica's."""
+    """Return the replica whose gradient, times one device's factor, makes a replica's update."""
     reference = case.base.runs.reference
     step, steps = complete(topology, optimizer)[k], complete(reference, optimizer)
     if len(steps) <= k:
@@ -155,7 +155,7 @@ _OUTSIDE = "If the update is outside of Strategy.run"
 
 
 def _averages_updates(case: Case) -> Sign | None:
-    """The replicas agree, and each has made an update by hand of its own gradient: the variables average what is assigned.
+    """Check whether the replicas agree because the variables average hand-made updates of each replica's gradient.
 
     That is right for what is linear in the gradients alone, so one factor says nothing; with the gradients of all replicas put
     together where the tapes make them it is gone.
@@ -196,7 +196,7 @@ _OF_UPDATES = "If variables average the updates"
 def _share(
     trace: Trace, optimizer: str, k: int, updated: int, source: int, tensors: Sequence[str] | None = None
 ) -> float | None:
-    """In what part of the telling elements one replica's update goes against another's (or its own) local gradient.
+    """Return the fraction of elements in which one replica's update opposes another's (or its own) local gradient.
 
     Telling are elements whose local gradient and sum of gradients have opposite signs, both well above zero.
     """
@@ -217,7 +217,7 @@ def _share(
 def _update(
     trace: Trace, optimizer: str, k: int, replica: int, step: StepOfAll, tensor: str
 ) -> tuple[Floats, Mapping[int, Floats]] | None:
-    """How a step changed one tensor on one replica, and the local gradients of all."""
+    """Return how a step changed one tensor on one replica, and the local gradients of all."""
     after = weight_of({replica: step[replica]}, tensor) or weight_of(step, tensor)
     before = weights_before(trace, optimizer, k, tensor, replica)
     stored = gradients_of(step, tensor)
@@ -247,7 +247,7 @@ _OF_AN_END = "From the second epoch of Keras fit on"
 
 
 def _by_what_factor(trace: Trace, apart: Disagreement) -> str:
-    """Where one replica's update is another's times one number, that: it has another learning rate."""
+    """Return the factor between two replicas' updates, if there is one: a different learning rate."""
     if apart.optimizer is None:
         return ""
     step = complete(trace, apart.optimizer)[apart.step]

@@ -1,4 +1,4 @@
-"""One device on the rows of one replica after the other: what of a difference comes of that alone."""
+"""Run one device on the examples of one replica after the other, to see what that alone explains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 
 def is_possible(case: Case) -> bool:
-    """Whether one device can be given the rows of the replicas: those of one device, or more by the number of replicas."""
+    """Return whether one device can get the replicas' examples: those of one device, or a multiple by the replicas."""
     ledger = case.ledger
     return case.num_replicas > 1 and ledger is not None and (ledger.grows or ledger.first_apart is None)
 
@@ -46,7 +46,7 @@ def rebase_on_replicas_apart(case: Case, step: int, *, grouping_matters: bool = 
 
 
 def rebase_where_turns_matter(case: Case, step: int) -> str | None:
-    """The same where it matters which replica comes first: what one of them does changes what the next one does.
+    """Rebase if the order of replicas matters: what one does changes what the next one does.
 
     Args:
         case: As in `rebase_on_replicas_apart`.
@@ -65,7 +65,7 @@ def rebase_where_turns_matter(case: Case, step: int) -> str | None:
 
 
 def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
-    """The same where it matters that each replica knows its number.
+    """Rebase if each replica's number matters.
 
     Args:
         case: As in `rebase_on_replicas_apart`.
@@ -82,7 +82,7 @@ def rebase_where_numbers_matter(case: Case, step: int) -> str | None:
 
 @dataclass(frozen=True)
 class _Found:
-    """The way of adding up by which one device on the replicas' rows explains a step; `first`: of the first update alone."""
+    """Hold how one device on the replicas' examples must sum to explain a step; `first`: for the first update only."""
 
     switch: str
     first: bool
@@ -126,7 +126,7 @@ _REPEATED = (
 
 
 def _of_first_alone(case: Case) -> tuple[bool, ...]:
-    """Whether to look at the first update of a call alone.
+    """Return whether to check only the first update of a call.
 
     Where it makes several, from the second on gradients may depend on an update that all replicas make together, and one after
     the other cannot: with one optimizer they do, another may train something else.
@@ -137,7 +137,7 @@ def _of_first_alone(case: Case) -> tuple[bool, ...]:
 
 
 def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
-    """One device on the rows of one replica after the other; of the first update of a call alone, or of all."""
+    """Compare with one device on the examples of one replica after the other, for the first update of a call or all."""
     again = case.switched(switch, alone=True)
     if again is not None and case.has(_OF_BATCHNORM):  # one share after the other moves the averages once for each
         known = case.facts.batchnorm
@@ -150,7 +150,7 @@ def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None
 
 
 def _first_out(case: Case, step: int) -> str:
-    """The optimizer whose gradients differ in a step, of several the first that nothing has explained yet."""
+    """Return the optimizer whose gradients differ in a step; of several the first unexplained one."""
     unexplained = {name for name, k in case.explanation.unexplained if k == step}
     return next((name for name in case.topology.optimizers if name in unexplained), None) or next(
         p.measure.key.optimizer for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.step == step
@@ -164,7 +164,7 @@ def _sums(case: Case) -> tuple[str, ...]:
 
 
 def explains_a_sum(case: Case, step: int) -> bool:
-    """Whether one device on the rows of one replica after the other, its gradients added up, explains a step's gradients.
+    """Return whether one device on one replica's examples after the other, with summed gradients, explains a step.
 
     Not where it does not matter which rows are together: then no row's loss depends on another row.
     """
@@ -176,7 +176,7 @@ def explains_a_sum(case: Case, step: int) -> bool:
 
 
 def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> bool:
-    """Whether the gradients agree up to, and in, the step in which they differed before, and the difference would be seen."""
+    """Return whether the gradients agree up to and in the step that differed before, and a difference would be visible."""
     if again is None:
         return False
     found = again.first_step("initial-weight", "gradient", "weight")
@@ -185,7 +185,7 @@ def explains_up_to(again: Comparison | None, step: int, before: Comparison) -> b
 
 
 def _would_show(again: Comparison, before: Comparison, step: int) -> bool:
-    """Whether the clearest of what differed is more than rounding makes of it here."""
+    """Return whether the clearest difference is more than rounding here."""
     out = [p for p in before.exceeding if p.measure.key.kind in ("gradient", "weight") and p.step <= step]
     if not out:
         return True

@@ -1,4 +1,4 @@
-"""A strategy with fewer replicas than there are devices, or none."""
+"""Detect a strategy with fewer replicas than devices, or no strategy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _without_servers(topology: Topology, strategies: set[str]) -> Sign | None:
-    """The coordinator trains by itself, whatever workers and servers there are."""
+    """Check whether the coordinator trains alone, whatever workers and servers there are."""
     if any("ParameterServer" in name for name in strategies):
         return None
     name = ", ".join(sorted(strategies)) or "no strategy"

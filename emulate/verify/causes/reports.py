@@ -1,4 +1,4 @@
-"""Training is right, what is reported of it is not."""
+"""Detect wrong reports of a correct training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from emulate.verify.measure import complete
 
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
-    """Reports of one name, of those of a kind, that differ in steps whose gradients, and weights before them, agree."""
+    """Return reports of one name and kind that differ in steps with equal gradients and weights."""
     trained = [
         p.step for p in case.base.exceeding if p.measure.key.kind in ("gradient", "weight") and not _scaled_only(case, p)
     ]
@@ -27,7 +27,7 @@ def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:
 
 
 def _scaled_only(case: Case, point: Point) -> bool:
-    """A gradient that one factor explains leaves the loss of that step, at the same weights, comparable."""
+    """Return whether one factor explains the gradient, so that the loss of that step stays comparable."""
     steps = {(fit.optimizer, fit.step) for fit in case.explanation.scaled if not fit.shares and not fit.decay}
     return point.measure.key.kind == "gradient" and (point.measure.key.optimizer, point.step) in steps
 
@@ -55,7 +55,7 @@ def _search_loss(case: Case) -> Sign | None:
 
 
 def _beside_the_loss(case: Case) -> set[str]:
-    """Names of numbers that the program takes of its replicas in each step beside what it trains: an accuracy, say.
+    """Return the names of numbers that the program reduces in each step beside its loss: an accuracy, for example.
 
     What is always as many times what is trained is a loss too.
     """
@@ -74,7 +74,7 @@ _TAKEN = re.compile(r"/(reduce|local result)( \d+)?$")
 
 
 def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]]) -> list[float]:
-    """Of each optimizer by what factor the numbers of all steps are what it minimizes; none where there is no such factor."""
+    """Return, for each optimizer, the factor between the numbers of all steps and its objective, if there is one."""
     found = []
     for name in case.base.runs.optimizers:
         objectives = [objective(reference) for _, reference in case.base.runs.pairs(name)]
@@ -85,7 +85,7 @@ def _factors_of_trained(case: Case, values: Sequence[tuple[int, float]]) -> list
 
 
 def _reports(case: Case, wrong: Sequence[Point]) -> list[Report]:
-    """These as the program has reported them."""
+    """Return these reports as the program made them."""
     places = {(p.measure.host or 0, p.measure.key.tensor, p.measure.step) for p in wrong}
     return [report for report in case.base.runs.topology.reports if (report.host, report.name, report.step) in places]
 
@@ -96,7 +96,7 @@ def _reduced_in(reports: Sequence[Report]) -> str:
 
 
 def _of_logs(case: Case) -> str:
-    """What Keras logs in `fit`: of the program's own `train_step`, or of Keras's."""
+    """Return the text about Keras's logs in `fit`: of the program's own `train_step`, or of Keras's."""
     if _has_central_storage(case):
         return _OF_CENTRAL_STORAGE
     told = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
@@ -112,7 +112,7 @@ def _place(point: Point) -> str:
 
 
 def _whose(point: Point) -> str:
-    """What is reported in every step is the loss of that step; an epoch's and an evaluation's are of many rows."""
+    """Return the text for the right value: in each step its loss, for an epoch or an evaluation that of many examples."""
     return "the loss that is minimized" if point.step == point.measure.step else "the loss of one device on the same examples"
 
 
@@ -140,7 +140,7 @@ def _what(case: Case, wrong: Sequence[Point], reports: Sequence[Report]) -> str:
 
 
 def _one_replica(case: Case, wrong: Sequence[Point]) -> int | None:
-    """The replica whose local objective (or the mean over its rows) is what was reported."""
+    """Return the replica whose local objective (or its mean) was reported."""
     for optimizer in case.base.runs.optimizers:
         steps = complete(case.base.runs.topology, optimizer)
         for replica in steps[0] if steps else ():
@@ -175,7 +175,7 @@ def _search_metric(case: Case) -> Sign | None:
 
 
 def _search_number(case: Case) -> Sign | None:
-    """A number that is reported beside the loss."""
+    """Check for a number that is reported beside the loss."""
     others = _beside_the_loss(case)
     wrong = _wrong(case, lambda point: point.measure.key.tensor in others)
     if not wrong:
@@ -202,7 +202,7 @@ _NO_EPOCH = "The epoch was not seen"
 
 
 def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
-    """Where of the reports of a kind only what Keras logs within an epoch differs: what it is, and what to do.
+    """Return what differs and the fix, if only Keras's logs within an epoch differ.
 
     None where the epoch's, or what it would be if it ended where the run was held, was seen to differ too; and where neither
     was seen, but that it is a number of times what it should be, or one replica's.

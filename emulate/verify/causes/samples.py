@@ -1,4 +1,4 @@
-"""Rows that are lost, seen too often, or seen in another order."""
+"""Detect examples that are lost, repeated, or seen in another order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BY_NUMBER = "If the step takes its examples itself"
 
 
 def _apart(case: Case) -> Ledger | None:
-    """The ledger where rows differ; not where the program's data do not even repeat, nor where hosts number words otherwise."""
+    """Return the ledger if examples differ; None if the program's data do not repeat, or hosts number words differently."""
     ledger = case.ledger
     unusable = ledger is None or ledger.grows or ledger.first_apart is None or tables_apart(case)
     return None if unusable or case.has("unseeded-randomness") or case.has("replicas-missing") else ledger
@@ -48,7 +48,7 @@ def _search_batches(case: Case) -> Sign | None:
 
 
 def _divided(case: Case, ledger: Ledger) -> Sign:
-    """A batch that is divided by the program, and again by the strategy: an epoch has that many times the steps."""
+    """Report a batch that the program divides, and the strategy divides again: an epoch has that many times the steps."""
     case.explain_aside(lambda point: point.measure.key.tensor.startswith(("batch/", "epoch/")))
     seen, expected = ledger.sizes(0)
     return Sign(
@@ -97,7 +97,7 @@ _ONE_ORDER = "If each host has its own order"
 
 
 def _alike(case: Case) -> Sign | None:
-    """Rows that are no input of the step are not seen; replicas that compute bit for bit the same have the same."""
+    """Check for equal examples on all replicas that are no inputs of the step: the results are equal bit by bit."""
     first = case.base.first_step("gradient")
     if first is None or case.has("unseeded-randomness") or not any(k == first for _, k in case.explanation.unexplained):
         return None
@@ -117,7 +117,7 @@ def _alike(case: Case) -> Sign | None:
 
 
 def _is_alike(step: StepOfAll) -> bool:
-    """Whether all of several replicas have one loss, which is not 0, and the same gradients."""
+    """Return whether several replicas have one loss, which is not 0, and the same gradients."""
     losses = {one.objective for one in step.values()}
     if len(step) < 2 or len(losses) != 1 or None in losses or 0 in losses:
         return False
@@ -238,7 +238,7 @@ _OF_ALL_REPLICAS = "If the step chooses its examples"
 
 
 def _seen(ledger: Ledger) -> str:
-    """The four numbers, and why they need not add up."""
+    """Return the four numbers, and why they need not add up."""
     beyond = f"; {ledger.foreign} examples come from later steps than one device recorded" if ledger.foreign else ""
     cut = "; the last step is inside an epoch, so some examples came once more than others, on one device too"
     return _four_numbers(ledger) + (cut if ledger.is_cut_within_an_epoch else beyond)

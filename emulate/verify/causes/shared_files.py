@@ -1,4 +1,4 @@
-"""Files that the runs of a verification take from each other."""
+"""Detect files through which the runs of a verification affect each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_one_device(case: Case) -> Sign | None:
-    """Runs on one device that should be the same are not."""
+    """Check whether runs on one device differ that should be equal."""
     met = Met.together(case.met_alone)
     if case.repeat is None:
         return _sign(met.read, "the second run on one device did not reach its end")
@@ -39,7 +39,7 @@ def _of_one_device(case: Case) -> Sign | None:
 
 
 def _of_the_topology(case: Case) -> Sign | None:
-    """The topology's run differs from those on one device in what a file decides: where it begins, or what it ends with."""
+    """Check whether the topology's run differs in what a file decides: its start, or its result."""
     first, harmless = case.comparison.first, _harmless(case)
     found, read = ([path for path in paths if path not in harmless] for paths in (case.met.found, case.met.read))
     if first is not None and first.kind == "initial-weight":
@@ -53,7 +53,7 @@ def _of_the_topology(case: Case) -> Sign | None:
 
 
 def _harmless(case: Case) -> set[str]:
-    """What one of two runs on one device found and the other did not, though they agree."""
+    """Return paths that only one of two equal runs on one device found."""
     first, again = (set(met.found) for met in (*case.met_alone, Met(), Met())[:2])
     return first ^ again
 
@@ -71,7 +71,7 @@ def _met_with_faults(case: Case) -> Sequence[str]:
 
 
 def _of_an_end(case: Case) -> Sign | None:
-    """The program raised over a file, or hung with hosts that began with what different runs had left."""
+    """Check whether the program raised over a file, or hung with hosts that started from different runs' files."""
     failure = case.outcome.failure or ""
     if failure:
         named = [path for path in case.met.paths if os.path.basename(path) in failure]

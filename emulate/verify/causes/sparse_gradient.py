@@ -1,4 +1,4 @@
-"""An optimizer that sees a row of a table once for each replica that looked it up, not the sum of what they say of it."""
+"""Detect an optimizer that gets a table's row once for each replica that looked it up, instead of the sum."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from emulate.verify.measure import complete
 
 
 def _search(case: Case) -> Sign | None:
-    """Gradients agree, and of the weights only those whose gradients are sparse do not, from their first step on."""
+    """Check whether gradients agree, and only weights with sparse gradients differ, from their first step on."""
     apart, before = case.base.first_step("weight"), case.base.first_step("gradient")
     if apart is None or (before is not None and before <= apart):
         return None

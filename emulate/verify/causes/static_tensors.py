@@ -1,4 +1,4 @@
-"""What should be the same for every row: split over the replicas, built into the graph, or drawn once and kept."""
+"""Detect tensors that should be equal for every example, but are split over the replicas, built into the graph or cached."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _search_split(case: Case) -> Sign | None:
 
 
 def _search_split_of_batch(case: Case) -> Sign | None:
-    """One as long as the batch looks like rows of it: it is looked for where each replica's rows by themselves explain all."""
+    """Check for a static tensor with the length of the batch, if each replica's examples alone explain everything."""
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
         static = _static_of_batch(arrays)
@@ -43,7 +43,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
 
 
 def possible_split(case: Case) -> str:
-    """The same where an argument may as well be of the rows: which, in words; empty where there is none."""
+    """Return which argument may instead hold examples; empty if none."""
     for alone, ours in _steps(case):
         static = _static_of_batch(_arrays(alone))
         if split := _split(static, ours):
@@ -56,7 +56,7 @@ def possible_split(case: Case) -> str:
 
 
 def _steps(case: Case) -> Iterator[tuple[list[Step], list[StepOfAll]]]:
-    """The first steps of each optimizer, on one device and on several replicas."""
+    """Yield the first steps of each optimizer, on one device and on several replicas."""
     for name in case.reference.optimizers:
         ours, theirs = complete(case.untouched, name)[:_STEPS], complete(case.plain, name)[:_STEPS]
         if len(ours) < 2 or len(theirs) < 2 or len(ours[0]) < 2 or case.has("replicas-missing"):
@@ -89,7 +89,7 @@ def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
 
 
 def _static_inputs(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
-    """Arguments that no step changes, of other lengths than those that change: labels may well be alike in every batch."""
+    """Return arguments that no step changes, with other lengths than those that change: labels may be constant, too."""
     same = _same(arrays)
     batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
     return {at: array for at, array in same.items() if batch and len(array) not in batch}
@@ -100,32 +100,32 @@ def _same(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
 
 
 def _static_of_batch(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
-    """Arguments that no step changes, as long as those that change, or with a column for each row; labels are none of them."""
+    """Return constant arguments as long as the batch, or with a column for each example, but no labels."""
     same = _same(arrays)
     batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
     return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
 
 
 def _is_sure(array: Array, arrays: Mapping[int, list[Array]]) -> bool:
-    """Whether it cannot be one row for each of the batch's: it relates them to each other, or others come in another order."""
+    """Return whether it cannot hold one row per example: it relates examples, or the others are permuted."""
     same = _same(arrays)
     changing = [of_steps for at, of_steps in arrays.items() if at not in same and len(of_steps[0]) == len(array)]
     return _relates_rows(array) or any(map(_is_permuted, changing))
 
 
 def _is_permuted(arrays: list[Array]) -> bool:
-    """Whether every step has the same rows, none of them twice."""
+    """Return whether every step has the same examples, each once."""
     rows = [row_names([{"dense": array}]) for array in arrays]
     return all(len(set(one)) == len(one) and set(one) == set(rows[0]) for one in rows)
 
 
 def _is_table(array: Array) -> bool:
-    """Whether it has rows of numbers, each another one."""
+    """Return whether it has distinct rows of numbers."""
     return array.ndim > 1 and array.dtype.kind == "f" and len(set(row_names([{"dense": array}]))) == len(array)
 
 
 def _relates_rows(array: Array) -> bool:
-    """Whether it is an adjacency, a similarity or a distance: symmetric, or normalized by row or column.
+    """Return whether it is an adjacency, a similarity or a distance: symmetric, or normalized by row or column.
 
     A mask that is the same for all rows is none, and neither are one-hot rows.
     """
@@ -144,7 +144,7 @@ def _whole(step: Step, at: int) -> Array | None:
 
 
 def _shares(tensor: Array, at: int, steps: list[StepOfAll]) -> list[int]:
-    """How many rows of a static tensor each replica has, empty unless together they are the tensor."""
+    """Return how many rows of a static tensor each replica has; empty unless together they are the tensor."""
     parts = [_whole(one, at) for _, one in sorted(steps[0].items())]
     known = [part for part in parts if part is not None and part.shape[1:] == tensor.shape[1:]]
     if len(known) < len(parts) or not np.array_equal(np.concatenate(known), tensor):

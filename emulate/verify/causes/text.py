@@ -1,4 +1,4 @@
-"""The text of a cause: one Markdown file in `texts/`, which the command and the documentation both read."""
+"""Read the text of a cause: one Markdown file in `texts/`, which the command and the documentation share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LINK = re.compile(r"\[([^\]]+)\]\((https?://[^)]+)\)")
 
 @dataclass(frozen=True)
 class CauseText:
-    """What the file of a cause says, in Markdown; `plain` turns it into text for a terminal.
+    """Hold the text of a cause in Markdown; `plain` turns it into text for a terminal.
 
     Attributes:
         title: A few words.

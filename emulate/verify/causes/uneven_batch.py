@@ -1,4 +1,4 @@
-"""Replicas with fewer rows (or fewer that count) weigh as much as the others."""
+"""Detect replicas with fewer examples (or fewer that count) but the same weight as the others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _fix(case: Case) -> Sequence[str] | None:
 
 
 def _behind(case: Case) -> Sign | None:
-    """A part of the loss, where no other part reaches: in a tensor's gradient that a weight for each replica makes right."""
+    """Check for a part of the loss where no other part reaches: a tensor whose gradient needs a weight for each replica."""
     parts = {name: fit for name, fit in case.parts.items() if _is_apart(fit) and case.are_counts(fit)}
     if not parts:
         return None
@@ -105,7 +105,7 @@ def _behind(case: Case) -> Sign | None:
 
 
 def _is_apart(fit: Fit) -> bool:
-    """Whether replicas have weights of their own: one weight for all is that of something else (a norm of all gradients)."""
+    """Return whether replicas have different weights: one weight for all has another cause (a norm of all gradients)."""
     return bool(fit.shares) and max(fit.shares.values()) - min(fit.shares.values()) > _APART
 
 

@@ -1,4 +1,4 @@
-"""A difference that no cause explains."""
+"""Report a difference that no cause explains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _assigned(case: Case, step: int) -> list[str]:
-    """Variables that the step assigns itself, and that differ in the same step."""
+    """Return variables that the step assigns itself and that differ in the same step."""
     points = (point for point in case.base.exceeding if point.step == step and is_assigned(case, point))
     return list(dict.fromkeys(point.measure.key.tensor for point in points))
 
@@ -47,7 +47,7 @@ def _assigned_too(case: Case, step: int) -> str:
 
 
 def _fix(case: Case, first: Point) -> str | None:
-    """Where to look; None for what suits most."""
+    """Return where to look; None for the general advice."""
     if first.measure.key.kind == "gradient" and _assigned(case, first.step):
         return _OF_ASSIGNED
     key, before = first.measure.key, case.base.first_step("gradient")
@@ -62,7 +62,7 @@ _OF_GATHERED = "If the step gathers over the replicas"
 
 
 def _rows(case: Case) -> Sign | None:
-    """Rows differ in a way that no cause knows."""
+    """Check for examples that differ in a way that no cause explains."""
     ledger = case.ledger
     if ledger is None or ledger.grows or ledger.first_apart is None:
         return None

@@ -1,4 +1,4 @@
-"""Hosts that must draw the same random numbers, and that nothing seeds alike."""
+"""Detect hosts that must draw the same random numbers without a common seed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def ends_otherwise(run: RunResult, where: str, without: str) -> Sign:
-    """A run in which hosts differ on purpose ends with an error, or does not end.
+    """Report that a run with different hosts ends with an error, or does not end.
 
     Args:
         run: That run.
@@ -76,7 +76,7 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
 
 
 def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | None:
-    """Other numbers from the same rows in a run in which hosts differ on purpose.
+    """Check for other numbers from the same examples in a run with different hosts.
 
     Args:
         case: Whose topology's run it is compared with.

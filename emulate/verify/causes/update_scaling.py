@@ -1,4 +1,4 @@
-"""An update that is larger or smaller by one factor: a learning rate that follows the size of the cluster."""
+"""Detect an update that is larger or smaller by one factor: a learning rate that depends on the cluster's size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_weights(case: Case) -> Sign | None:
-    """Gradients agree and weights do not: by what factor the update is another, or how else the optimizer is set."""
+    """Check whether gradients agree and weights do not: by which factor, or by which other setting."""
     first = next(iter(case.left()), None)
     before = case.base.first_step("gradient", "variable")
     if first is None or first.measure.key.kind != "weight" or (before is not None and before <= first.measure.step):
@@ -50,7 +50,7 @@ def _of_weights(case: Case) -> Sign | None:
 
 
 def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
-    """The optimizer is another one in something that makes no factor: a momentum, the steps of a schedule."""
+    """Report an optimizer that differs in a setting without a factor: a momentum, the steps of a schedule."""
     step = first.step
     case.cut(step + 1, f"in step {step} the same gradients give another update")
     case.explain(lambda point: point.step == step and point.measure.key.kind == "weight")
@@ -59,7 +59,7 @@ def _of_settings(case: Case, first: Point, apart: list[str], what: str) -> Sign:
 
 
 def _of_a_larger_batch(case: Case) -> Sign | None:
-    """Where one device was told the number of replicas, so that it computes with their rate: other than it would by itself."""
+    """Check a run in which one device read the number of replicas, and so computes with their rate."""
     growth = case.ledger.growth if case.ledger else 1
     for optimizer in case.topology.optimizers if growth > 1 else ():
         ours, theirs = (_known(trace, optimizer) for trace in (case.topology, case.plain))
@@ -79,7 +79,7 @@ def _of_a_larger_batch(case: Case) -> Sign | None:
 
 
 def _set_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """What of an optimizer's settings is not the same in both runs, in words."""
+    """Return an optimizer's settings that differ between the runs, in words."""
     rates = _rates(ours, theirs)
     of_step = " of its second step" if ours.get("scheduled") else ""
     found = []
@@ -90,13 +90,13 @@ def _set_otherwise(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[s
 
 
 def _rates(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The learning rates that an optimizer starts with, where both are known."""
+    """Return an optimizer's initial learning rates, if both are known."""
     one, other = ours.get("learning_rate"), theirs.get("learning_rate")
     return None if one is None or other is None else (float(one), float(other))
 
 
 def _differing(ours: Mapping[str, float], theirs: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """Settings of an optimizer that both runs have, and not with the same number."""
+    """Return an optimizer's settings that both runs have with different values."""
     return {n: (ours[n], theirs[n]) for n in ours if n in theirs and _is_other(1 + abs(ours[n] - theirs[n]))}
 
 
@@ -120,7 +120,7 @@ def _enlarge_the_reference(case: Case, first: Point, factor: float) -> list[str]
 
 
 def _exact(factor: float) -> float:
-    """The number that is meant: a fraction of small ones or its root, where the factor is one but for rounding."""
+    """Return the intended number: a small fraction or its root, if the factor is one up to rounding."""
     for number, root in ((factor, lambda x: x), (factor**2, math.sqrt)):
         near = float(root(Fraction(number).limit_denominator(_LARGEST_PART)))
         if abs(near - factor) < _IS_MEANT * factor:
@@ -129,13 +129,13 @@ def _exact(factor: float) -> float:
 
 
 def _known(trace: Trace, optimizer: str) -> Mapping[str, Any]:
-    """What the probe learnt of an optimizer."""
+    """Return what the probe learned about an optimizer."""
     known = (event.get("optimizers", {}).get(optimizer) for _, event in trace.of("program"))
     return next((one for one in known if one), {})
 
 
 def _factor(case: Case, optimizer: str, k: int) -> float | None:
-    """The one factor between the updates of a step, None where there is none."""
+    """Return the one factor between the updates of a step, or None."""
     runs = case.base.runs
     ours, theirs = (complete(trace, optimizer)[k] for trace in (runs.topology, runs.reference))
     return factor_of_updates(

@@ -1,4 +1,4 @@
-"""Variables that every replica assigns in its step: what comes of it is not what one device assigns."""
+"""Detect variables that every replica assigns in its step, with another result than on one device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _search(case: Case) -> Sign | None:
 
 
 def _of_values(case: Case, points: list[Point]) -> Sign | None:
-    """Values that are not what one device assigns, before gradients differ or without."""
+    """Check for values that differ from those of one device, before gradients differ or without that."""
     step = min(point.step for point in points)
     first = [point for point in points if point.step == step]
     trained = [point for point in case.base.exceeding if point.measure.key.kind in _TRAINED and not is_assigned(case, point)]
@@ -57,7 +57,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
 
 
 def _of_shared(case: Case, points: list[Point]) -> Sign:
-    """What an update is made of is kept in a variable that all replicas share: each of them moves it on."""
+    """Check for a shared variable that the update uses and each replica advances."""
     out = [point for point in points if point.measure.key.tensor in case.facts.shared]
     step, m = out[0].step, out[0].measure
     name = names_in_words([point.measure.key.tensor for point in out])
@@ -77,7 +77,7 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
 
 
 def _of_first(case: Case) -> Sign | None:
-    """A number that is the first replica's, where what is made of it later differs, and in no way that another cause has."""
+    """Check for the first replica's value if something computed from it differs later, without another cause."""
     onset = case.base.first_step("gradient", "weight") or 0
     out = [point for point in case.base.of_first if point.exceeds and point.step < onset]
     if not out or case.base.first_step("loss", "initial-weight") in range(onset):
@@ -102,7 +102,7 @@ def _of_first(case: Case) -> Sign | None:
 
 
 def _of_copies(case: Case) -> Sign | None:
-    """Copies that are not the same on all replicas, where gradients differ later and nothing else explains it."""
+    """Check for copies that differ between replicas if gradients differ later and nothing else explains it."""
     onset = case.base.first_step("gradient", "weight")
     if onset is None or not any(step == onset for _, step in case.explanation.unexplained):
         return None
@@ -132,7 +132,7 @@ _TRAINED = ("initial-weight", "gradient", "weight")
 
 
 def is_assigned(case: Case, point: Point) -> bool:
-    """Whether it is of a variable that the step assigns: one of the program's own, or a layer's that no gradient trains."""
+    """Return whether a point belongs to a variable that the step assigns: the program's, or an untrained one of a layer."""
     key = point.measure.key
     if key.kind != "weight":
         return key.kind == "variable"
@@ -156,7 +156,7 @@ def _counts(case: Case, point: Point) -> bool:
 
 
 def _factor(case: Case, points: list[Point]) -> float | None:
-    """The one factor between what the variables change by in a step and on one device, None where there is none."""
+    """Return the one factor between the changes of variables in a step and on one device, or None."""
     runs = case.base.runs
     changes: list[tuple[Floats, Floats]] = []
     for point in points:

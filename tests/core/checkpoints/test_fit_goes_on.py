@@ -97,7 +97,7 @@ def test_data_without_a_position_go_on_as_if_fit_had_not_been_interrupted(
         assert {kind for kind, (_, said) in found.items() if not said} == {"fixed", "shuffled"}, "these are not read over"
         for _, said in found.values():
             assert all(text.startswith("gpudist reads data without a position again, up to where step-") for text in said)
-            assert all(text.endswith("give fit a gd.Pipeline, which goes there at once.") for text in said)
+            assert all(text.endswith("pass fit a gd.Pipeline, which continues there at once.") for text in said)
 
 
 def left_to_chance(folder: str) -> list[str]:
@@ -135,7 +135,7 @@ def test_data_that_cannot_be_brought_to_where_they_were_are_named(on_hosts: OnHo
     assert of_chance == (
         "If an epoch has a part of the data, the order must have a seed to continue with the rest. Received: "
         "checkpoint='step-00000002', steps_per_epoch=2, shuffle='without a seed'. The data start again: some examples come "
-        "twice, of later. Pass fit a gd.Pipeline, or give the shuffle a seed."
+        "twice, others later. Pass fit a gd.Pipeline, or give the shuffle a seed."
     )
     assert of_keras == (
         "Only the fit of a gd.distributed model continues its data where they were. Received: checkpoint='step-00000002', "

@@ -62,7 +62,7 @@ def test_nodes_are_read_in_every_form_that_slurm_writes(text: str, nodes: list[s
 
 @pytest.mark.parametrize("text", ["", ",", "n1,", "n[1", "n1]", "n[]", "n[a]", "n[1-]", "n 1", "n[1-2,[3]]"])
 def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no list of"):
+    with pytest.raises(ValueError, match="is not a list of"):
         nodes_of(text)
 
 
@@ -126,8 +126,8 @@ def test_outside_slurm_and_in_a_step_of_one_task_it_says_nothing(monkeypatch: py
         (
             {"SLURMD_NODENAME": "n2"},
             (
-                "Task 2 of the step must run on node n10. Received: SLURMD_NODENAME='n2'. Use srun --distribution=block, or "
-                "pass the cluster: make_strategy(cluster=...)."
+                "With tasks numbered node by node, task 2 of the step must run on node n10. Received: SLURMD_NODENAME='n2'. "
+                "Use srun --distribution=block, or pass the cluster: make_strategy(cluster=...)."
             ),
         ),
     ],
@@ -149,7 +149,9 @@ def test_tasks_that_see_all_gpus_of_their_node_share_them(monkeypatch: pytest.Mo
     assert own_gpus(["a"]) == ["a"], "Slurm shows this task its own already"
     for number in ("2", "x"):
         monkeypatch.setenv("SLURM_LOCALID", number)
-        with pytest.raises(UsageError, match=f"SLURM_LOCALID counts the 2 tasks of its node from 0. .*LOCALID='{number}'"):
+        with pytest.raises(
+            UsageError, match=f"SLURM_LOCALID must be a number from 0 to 1: the node has 2 tasks. .*LOCALID='{number}'"
+        ):
             own_gpus(gpus)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "3")
     with pytest.raises(UsageError) as raised:

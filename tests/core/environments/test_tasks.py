@@ -80,7 +80,7 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
             _config(_TWO, index=-1),
             (
                 "The task index of TF_CONFIG must be the number of a task of its job, counted from 0. Received: index=-1. "
-                "The job worker has 2: worker 0 to worker 1."
+                "The job worker has tasks worker 0 to worker 1."
             ),
         ),
         (_config(_TWO, index="x"), "The task index of TF_CONFIG must be an integer. Received: index='x'. Count from 0."),

@@ -96,7 +96,7 @@ def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_
     [found] = on_hosts("1x2", on_host.coupled)
     muon = ["Muon"] if "Muon" in found else []
     for name in ("Lamb", "Adafactor", *muon):
-        assert found.pop(name).startswith(f"{rule}'{name}', variable='table/embeddings'. Take Adam, Adagrad or SGD; ")
+        assert found.pop(name).startswith(f"{rule}'{name}', variable='table/embeddings'. Use Adam, Adagrad or SGD. ")
     assert found == {"Adam": "", **({"Muon, AdamW for embeddings": ""} if muon else {})}
     [alone] = on_hosts("1x1", on_host.coupled)
     assert set(alone.values()) == {""}
@@ -139,16 +139,15 @@ _NOT_HELD = f"{_OF_ITS_DTYPE}dtype='int64', values='float64'. Give dtype=... whe
 REFUSALS = {
     "axis": r"UsageError: axis must be an axis of the tensor. Received: axis=2, shape=(11, 6). Axes count from 0.",
     "axis in letters": "UsageError: axis must be an axis of the tensor. Received: axis='0', shape=(11, 6). Axes count from 0.",
-    "half a row to update": "UsageError: Rows to update must be examples of the tensor. Received: start=1.5, values=(2, 6), "
-    "shape=",
+    "half a row to update": "UsageError: Rows to update must be rows of the tensor. Received: start=1.5, values=(2, 6), shape=",
     "no state": "UsageError: state must be a result of Replicated.state(). Received: state={'x': 1}.",
     "two sources": "UsageError: A table needs either a tensor or an initializer. Received: tensor='ndarray', initializer=<func",
     "an initializer by name": "UsageError: A table's initializer must be a function of (start, (count, ...)) that returns "
     "those rows and depends on their numbers only, so that each device can make its own slice. Received: "
-    "initializer='uniform'. Take gpudist_core.",
+    "initializer='uniform'. Use gpudist_core.",
     "an initializer of Keras": "UsageError: A table's initializer must be a function of (start, (count, ...)) that returns "
     "those rows and depends on their numbers only, so that each device can make its own slice. Received: "
-    "initializer='Zeros'. Take gpudist_core.",
+    "initializer='Zeros'. Use gpudist_core.",
     "inside": "UsageError: A table must be made once, for all replicas. Received: inside='Strategy.run'. Make it before "
     "Strategy.run.",
     "a copy inside": "UsageError: A replicated tensor must be made once, for all replicas. Received: inside='Strategy.run'. "
@@ -171,11 +170,11 @@ REFUSALS = {
     "no rows": "UsageError: A table must have at least one row to split. Received: shape=(0, 6), axis=0. Pass a table with "
     "rows.",
     "outside": "UsageError: ShardedTable.gather needs all replicas of the table's own strategy at once. Received: strategy=",
-    "a tensor": "UsageError: A sharded table cannot be converted to one tensor. Received: table='sharded'. In a step take "
+    "a tensor": "UsageError: A sharded table cannot be converted to one tensor. Received: table='sharded'. In a step, use "
     "lookup, gather or",
     "other strategy": "UsageError: A replicated tensor must be used in steps of its own strategy. Received: strategy=",
-    "rows": "UsageError: Rows to assign must be examples of the table. Received: start=10, values=(2, 6), table=(11, 6). Mend",
-    "update": "UsageError: Rows to update must be examples of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",
+    "rows": "UsageError: Rows to assign must be rows of the table. Received: start=10, values=(2, 6), table=(11, 6). Fix",
+    "update": "UsageError: Rows to update must be rows of the tensor. Received: start=-1, values=(2, 6), shape=(11, 6).",
     "large": "Unavailable: A static tensor must fit into the memory of its device. Received: needed=281474976710656 bytes (",
     "large copy": "Unavailable: A static tensor must fit into the memory of its device. Received: needed=562949953421312 bytes",
     "id": "InvalidArgumentError: ",
@@ -184,12 +183,12 @@ REFUSALS = {
     "rows of another dtype": _NOT_HELD,
     "complex values": f"{_OF_ITS_DTYPE}dtype='float64', values='complex128'. Give dtype=... where",
     "values of another dtype": _NOT_HELD,
-    "ragged ids": "UsageError: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values (ragged: "
-    "tf.ragged.",
+    "ragged ids": "UsageError: Ids must be a dense tensor. Received: ids='RaggedTensor'. Look up ids.values. For ragged "
+    "ids, tf.ragged.",
     "x": "UsageError: x @ table needs x of shape (..., rows). Received: x=3, table=(11, 6). Fix the shapes.",
     "in a loop": "UsageError: ShardedTable.gather must be called directly in the function that Strategy.run gets. Received: "
     "inside='a function within it'. Move the call out of the inner tf.function, loop (tf.while_loop, a Keras RNN) or",
-    "in a function": "UsageError: ShardedTable.matmul is called where all replicas meet, in the function that Strategy.run is ",
+    "in a function": "UsageError: ShardedTable.matmul must be called directly in the function that Strategy.run gets",
     "not a strategy": "UsageError: gd.replicate needs a tf.distribute.Strategy. Received: strategy='GPU:0'. gd.make_strategy()",
 }
 

@@ -55,8 +55,8 @@ def test_several_hosts_train_one_model(on_hosts: OnHosts, topology: str, source:
             (
                 "UsageError",
                 (
-                    f"In a cluster of 2 tasks, all tasks must train one model ({says}). Received: kind='mirrored'. Leave kind out, or, for a model of "
-                    "its own on each host, unset TF_CONFIG (in Slurm, SLURM_STEP_NUM_TASKS)."
+                    f"In a cluster of 2 tasks, all tasks must train one model ({says}). Received: kind='mirrored'. Leave kind out. For a "
+                    "separate model on each host, unset TF_CONFIG (in Slurm: SLURM_STEP_NUM_TASKS)."
                 ),
             ),
             (
@@ -98,7 +98,7 @@ def test_a_host_that_never_starts_is_an_error_that_names_it(on_hosts: OnHosts) -
     for address, kind, text in alive:
         assert kind == "Unavailable"
         assert (
-            f"of 2 of 1 other tasks never answered: worker 2 at {address} (Connection refused). Start the program there too"
+            f"1 of 2 other tasks never answered: worker 2 at {address} (Connection refused). Start the program there too"
             in text
         )
 
@@ -168,8 +168,8 @@ def test_a_step_that_waits_for_a_host_is_an_error_that_names_it(on_hosts: OnHost
     told, away = on_hosts("2x1", lazy)
     assert away == "stayed away"
     expected = {
-        "fit": "All hosts must make the same steps, each within the time limit. Received: timeout_seconds=4, host=0, host 1 not in",
-        "step": "no word of host 1 for ",  # it does not even begin to iterate
+        "fit": "All hosts must make the same steps, each within the time limit. Received: timeout_seconds=4, host=0, host 1 is not in",
+        "step": "no answer from host 1 for ",  # it does not even begin to iterate
     }
     assert expected[how] in told
 

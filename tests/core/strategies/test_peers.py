@@ -51,7 +51,7 @@ def test_who_never_answers_is_named(addresses: list[str], server: str) -> None:
         peers.wait_for(others, addresses[0], None, 0.2)
     text = str(raised.value)
     assert text.startswith(
-        "Every task of a cluster must start within timeout_seconds. Received: timeout_seconds=0.2, and 3 of 2"
+        "Every task of a cluster must start within timeout_seconds. Received: timeout_seconds=0.2, and 2 of 3 other tasks"
     )
     assert f"worker 1 at {addresses[1]} (Connection refused), ps 0 at no-such-host.invalid:1 (" in text
     assert "worker 2" not in text
@@ -71,6 +71,6 @@ def test_a_port_that_is_taken_is_named(server: str) -> None:
     with pytest.raises(Unavailable) as raised:
         peers.wait_for({}, server, None, 0.1)
     assert str(raised.value) == (
-        f"This task's port must be free. Received: address='{server}', Address already in use. End the program that uses it, "
-        "one left over from an earlier run perhaps, or give this task another port."
+        f"This task's port must be free. Received: address='{server}', Address already in use. Stop the program that uses it "
+        "(perhaps left over from an earlier run), or give this task another port."
     )

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from emulate.cluster import Cluster, Preload
-from emulate.errors import Hung, ProgramFailed, WrongUse
+from emulate.errors import Hung, ProgramFailed, UsageError
 from tests.emulate.cluster.helpers import is_running, start_python
 
 
@@ -177,7 +177,7 @@ def test_a_function_that_cannot_be_sent_is_refused(two: Cluster) -> None:
     import threading
 
     lock = threading.Lock()
-    with pytest.raises(WrongUse, match="A callable and its arguments must be sendable to another process"):
+    with pytest.raises(UsageError, match="A callable and its arguments must be sendable to another process"):
         two.run(lambda: lock)
 
 
@@ -194,7 +194,7 @@ def test_a_function_that_cannot_be_sent_is_refused(two: Cluster) -> None:
     ],
 )
 def test_wrong_use_says_what_is_possible(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(WrongUse, match=message):
+    with pytest.raises(UsageError, match=message):
         Cluster(**{"topology": "1x1", **options})
 
 
@@ -211,7 +211,7 @@ def test_wrong_use_says_what_is_possible(options: dict[str, Any], message: str) 
 def test_a_call_that_cannot_be_meant_is_refused_before_it_starts(
     two: Cluster, function: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(WrongUse, match=message):
+    with pytest.raises(UsageError, match=message):
         two.run(function, **options)
 
 
@@ -247,7 +247,7 @@ def test_arguments_that_cannot_be_made_again_on_a_host_are_not_the_functions_fau
 def test_a_cluster_that_was_left_says_so(preload: Preload) -> None:
     with Cluster("1x1", preload=preload) as cluster:
         pass
-    with pytest.raises(WrongUse, match=r"inside its `with` only\. Received: topology='1x1', left\. Make a new one\."):
+    with pytest.raises(UsageError, match=r"inside its `with` only\. Received: topology='1x1', left\. Make a new one\."):
         cluster.run(os.getpid)
 
 

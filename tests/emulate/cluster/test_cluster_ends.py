@@ -279,7 +279,7 @@ def test_an_orphan_that_holds_the_supervisors_sockets_does_not_keep_a_cluster_al
 FORKED = """
 import os, sys
 from emulate import Cluster, Pool
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 if sys.argv[1] == "cluster":
     owned = Cluster("2x1")
@@ -298,7 +298,7 @@ with owned:
     if os.fork() == 0:
         try:
             use()
-        except WrongUse as error:
+        except UsageError as error:
             print(error, flush=True)
         sys.exit(0)  # it leaves the `with`, and what is called at the exit of a process is called
     _, status = os.wait()
@@ -320,12 +320,12 @@ def test_a_forked_process_cannot_use_what_its_parent_made_and_leaves_it_as_it_is
 IN_A_DELETED_FOLDER = """
 import os, sys, tempfile
 import emulate
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 
 def told(make):
     try:
         make()
-    except WrongUse as error:
+    except UsageError as error:
         print(error)
 
 with emulate.Cluster("1x1") as cluster, emulate.Pool() as pool, pool.lease("1x1") as lease:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from emulate import Cluster, verify
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from tests.emulate.devices.made_gpus import gpus
 
 PROGRAM = str(Path(__file__).parents[3] / "fixtures" / "programs" / "eager_loop.py")
@@ -40,7 +40,7 @@ def test_a_command_ends_with_5_and_says_what_is_lacking(arguments: tuple[str, ..
 def test_python_raises_the_same(use: Callable[[str], Any]) -> None:
     with pytest.raises(Unavailable, match=r"Received: device='gpu' for 1x[24] \([24] devices\), and "):
         use("gpu")
-    with pytest.raises(WrongUse, match=r"What computes is one of cpu, gpu, auto\. Received: device='tpu'"):
+    with pytest.raises(UsageError, match=r"What computes is one of cpu, gpu, auto\. Received: device='tpu'"):
         use("tpu")
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from emulate.devices import DeviceChoice, GpuLease, Inventory, choose_device
 from emulate.devices.choice import decide
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, gpus, inventory
 
@@ -26,7 +26,7 @@ def test_the_cpu_is_taken_without_asking_for_gpus() -> None:
 
 
 def test_another_word_is_wrong_use() -> None:
-    with pytest.raises(WrongUse, match=r"one of cpu, gpu, auto\. Received: device='tpu'\. Choose one of them\."):
+    with pytest.raises(UsageError, match=r"one of cpu, gpu, auto\. Received: device='tpu'\. Choose one of them\."):
         choose_device("tpu", [ONE])
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.faults import EXAMPLES, KINDS, PHASES, Fault, Fired, Kill, Link, Stop, check_fired, check_for, parse, parse_all
 from emulate.topology import Topology
 
@@ -90,7 +90,7 @@ def test_faults_come_as_texts_or_values_one_or_several() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         parse(text)
     assert str(caught.value).startswith(said)
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
     ],
 )
 def test_a_value_of_another_kind_is_refused_in_words(kind: type[Fault], values: dict[str, Any], said: str) -> None:
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         kind(**values)
     assert str(caught.value).startswith(said)
 
@@ -139,7 +139,7 @@ def test_a_value_of_another_kind_is_refused_in_words(kind: type[Fault], values: 
     ],
 )
 def test_a_fault_that_a_topology_cannot_have_is_refused_in_words(text: str, topology: str, said: str) -> None:
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         check_for([parse(text)], Topology.parse(topology))
     assert str(caught.value).startswith(said)
 
@@ -147,7 +147,7 @@ def test_a_fault_that_a_topology_cannot_have_is_refused_in_words(text: str, topo
 def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
     kill = Kill(host=1, step=50)
     check_fired([kill], [Fired(0, kill, 50)])
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         check_fired([kill], [])
     assert str(caught.value) == (
         "A fault must come to pass. Received: fault='kill:host=1,step=50', which never did: the program ended before "

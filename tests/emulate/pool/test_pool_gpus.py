@@ -13,7 +13,7 @@ import pytest
 from emulate.cluster import roles_of
 from emulate.cluster.gpus import GpuHold
 from emulate.devices import DeviceChoice
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.pool import Pool
 from emulate.topology import Topology
 from tests.emulate.devices.made_gpus import gpu, inventory
@@ -158,5 +158,5 @@ def test_clusters_on_the_cpu_are_left_alone(gpus: Gpus) -> None:
 
 
 def test_another_kind_of_device_is_wrong_use() -> None:
-    with pytest.raises(WrongUse, match=r"device must be one of cpu, gpu, auto\. Received: device='tpu'"):
+    with pytest.raises(UsageError, match=r"device must be one of cpu, gpu, auto\. Received: device='tpu'"):
         pool_on("tpu")

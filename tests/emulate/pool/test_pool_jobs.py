@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from emulate.cluster import HostContext
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pool import HostResult, Lease, Pool
 
 LIMIT = 60.0
@@ -255,7 +255,7 @@ def begin_late(context: HostContext) -> int:
 
 def test_a_job_from_the_events_of_another_is_refused(pool: Pool) -> None:
     said = r"^A lease runs one job at a time\. Received: topology='1x1', a job from the `on_event` of another\."
-    with pool.lease("1x1") as lease, pytest.raises(WrongUse, match=said):
+    with pool.lease("1x1") as lease, pytest.raises(UsageError, match=said):
         lease.run(begin_late, on_event=lambda host, event: lease.run(pid))
 
 
@@ -263,10 +263,10 @@ def test_a_job_from_the_events_of_another_is_refused(pool: Pool) -> None:
 def test_a_job_and_its_time_limit_must_be_such(pool: Pool, timeout: Any) -> None:
     with pool.lease("1x1") as lease:
         with pytest.raises(
-            WrongUse, match=rf"A time limit must be a positive number\. Received: timeout={timeout!r}\. Use None"
+            UsageError, match=rf"A time limit must be a positive number\. Received: timeout={timeout!r}\. Use None"
         ):
             lease.run(pid, timeout=timeout)
-        with pytest.raises(WrongUse, match=r"What hosts run must be callable\. Received: function=None\. Give a function;"):
+        with pytest.raises(UsageError, match=r"What hosts run must be callable\. Received: function=None\. Give a function;"):
             lease.run(None)  # type: ignore[arg-type]
 
 
@@ -299,7 +299,7 @@ def test_an_event_that_does_not_say_what_it_is_is_refused(pool: Pool) -> None:
 
 def test_what_cannot_be_sent_is_said(pool: Pool) -> None:
     with pool.lease("1x1") as lease:
-        with pytest.raises(WrongUse, match=r"must be sendable to another process\. Received: function='pid'"):
+        with pytest.raises(UsageError, match=r"must be sendable to another process\. Received: function='pid'"):
             lease.run(pid, sys._getframe())
         [result] = lease.run(lambda context: sys._getframe())
     assert result.error is not None
@@ -309,10 +309,10 @@ def test_what_cannot_be_sent_is_said(pool: Pool) -> None:
 def test_a_lease_and_a_pool_that_were_left_say_so(pool: Pool) -> None:
     with pool.lease("1x1") as lease:
         pass
-    with pytest.raises(WrongUse, match=r"inside its `with` only. Received: topology='1x1', left\."):
+    with pytest.raises(UsageError, match=r"inside its `with` only. Received: topology='1x1', left\."):
         lease.run(pid)
     pool.close()
-    with pytest.raises(WrongUse, match=r"until it is closed\. Received: a closed pool\."):
+    with pytest.raises(UsageError, match=r"until it is closed\. Received: a closed pool\."):
         pool.lease("1x1")
 
 

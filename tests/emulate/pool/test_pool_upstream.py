@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from emulate.cluster import HostContext
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.pool import HostResult, Pool
 
 
@@ -199,5 +199,5 @@ def test_a_collective_that_failed_in_silence_is_found(preload: Any) -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused(preload: Any, options: dict[str, Any], text: str) -> None:
-    with pytest.raises(WrongUse, match=text):
+    with pytest.raises(UsageError, match=text):
         Pool(preload=preload, **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import Program
 from tests.emulate.program.test_program_start import start
 
@@ -82,7 +82,7 @@ def test_a_cell_that_cannot_run_is_refused_before_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     notebook(tmp_path, cell)
-    with pytest.raises(WrongUse) as error:
+    with pytest.raises(UsageError) as error:
         Program.find("train.ipynb")
     assert str(error.value).startswith(said)
 
@@ -91,9 +91,9 @@ def test_another_language_and_a_function_of_a_notebook_are_refused(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     about = {"cells": [], "metadata": {"kernelspec": {"language": "R"}}}
     (tmp_path / "r.ipynb").write_text(json.dumps(about))
-    with pytest.raises(WrongUse, match="whose language is 'R'"):
+    with pytest.raises(UsageError, match="whose language is 'R'"):
         Program.find("r.ipynb")
-    with pytest.raises(WrongUse, match="A notebook is run as a whole"):
+    with pytest.raises(UsageError, match="A notebook is run as a whole"):
         Program.find("train.ipynb:main")
 
 

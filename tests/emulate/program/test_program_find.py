@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.program import Program
 
 
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def wrong(target, *args):
-    with pytest.raises(WrongUse) as caught:
+    with pytest.raises(UsageError) as caught:
         Program.find(target, *args)
     return str(caught.value)
 

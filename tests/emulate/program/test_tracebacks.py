@@ -35,8 +35,8 @@ def test_a_message_that_quotes_a_traceback_is_trimmed_too():
 
 
 def test_a_traceback_of_ours_alone_leaves_the_error():
-    text = f'Traceback (most recent call last):\n  File "{OURS}/a.py", line 2, in f\n    y\nWrongUse: what\n'
-    assert trim_traceback(text) == "WrongUse: what"
+    text = f'Traceback (most recent call last):\n  File "{OURS}/a.py", line 2, in f\n    y\nUsageError: what\n'
+    assert trim_traceback(text) == "UsageError: what"
 
 
 def test_text_without_a_traceback_stays_as_it_is():

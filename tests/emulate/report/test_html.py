@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.report import check_libraries, check_writable, write_html
 from emulate.report.html import pictures
 from emulate.verify.verdict import Farthest, FaultReport, Reference, Run, url_of
@@ -171,7 +171,7 @@ def test_every_ledger_has_a_picture(rows):
 def test_without_its_libraries_it_is_refused_before_the_work(monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "matplotlib" else real(name, *rest))
-    with pytest.raises(WrongUse) as refused:
+    with pytest.raises(UsageError) as refused:
         check_libraries()
     assert str(refused.value) == (
         "--html needs jinja2 and matplotlib. Received: matplotlib not installed. "
@@ -205,7 +205,7 @@ def test_a_failure_that_does_not_say_what_to_install_is_followed_by_that(made, t
 
 def test_a_folder_is_refused_by_the_name_of_the_option(tmp_path):
     with pytest.raises(
-        WrongUse, match=r"--html must name a file\. Received: --html '.*', which is a folder\. Name a file in it\."
+        UsageError, match=r"--html must name a file\. Received: --html '.*', which is a folder\. Name a file in it\."
     ):
         check_writable(tmp_path, "--html")
 

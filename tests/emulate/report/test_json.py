@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.errors import Unavailable, WrongUse
+from emulate.errors import Unavailable, UsageError
 from emulate.report import check_writable, write_json
 from emulate.verify.verdict import Difference, Reference
 
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_report_is_not_written_over(tmp_path, text):
     path = tmp_path / "mine"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(
-        WrongUse, match=r"--json must name a new file or an earlier report\. Received: --json '.*mine', which has"
+        UsageError, match=r"--json must name a new file or an earlier report\. Received: --json '.*mine', which has"
     ):
         check_writable(path, "--json")
     assert path.read_text(encoding="latin-1") == text
@@ -163,5 +163,5 @@ def test_checking_leaves_nothing_behind(tmp_path):
 )
 def test_a_file_that_cannot_be_written_is_known_before(tmp_path, name, message):
     (tmp_path / "file").touch()
-    with pytest.raises(WrongUse, match=message):
+    with pytest.raises(UsageError, match=message):
         check_writable(tmp_path / name, "--json")

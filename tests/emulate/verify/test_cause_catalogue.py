@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.report import Page
 from emulate.verify import causes
 from emulate.verify.causes.text import FOLDER, GENERAL, parse, plain
@@ -63,7 +63,7 @@ def test_a_text_with_other_sections_is_refused(markdown: str, said: str) -> None
 
 def test_a_cause_that_is_unknown_is_refused_with_the_nearest_one() -> None:
     assert causes.get("loss-scaling").code == "loss-scaling"
-    with pytest.raises(WrongUse) as refused:
+    with pytest.raises(UsageError) as refused:
         causes.get("loss-scalling")
     assert str(refused.value) == (
         "A cause must be one of the catalogue. Received: code='loss-scalling'. "

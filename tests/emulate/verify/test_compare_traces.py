@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from emulate.verify import compare_traces
 from tests.emulate.verify.made_traces import Made
 from tests.emulate.verify.simulation import Problem, train
@@ -47,7 +47,7 @@ def test_a_trace_whose_arrays_were_cut_off_is_refused(tmp_path: Path) -> None:
     reference, topology = recorded(tmp_path / "one", 1, "steps"), recorded(tmp_path / "two", 2, "steps")
     with (topology / "host-0" / "arrays.bin").open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(WrongUse, match=r"A trace's arrays must be complete\. Received: .* Copy it again"):
+    with pytest.raises(UsageError, match=r"A trace's arrays must be complete\. Received: .* Copy it again"):
         compare_traces(reference, topology)
 
 
@@ -93,7 +93,7 @@ def test_a_damaged_trace_is_named_with_what_is_wrong_and_what_to_do(tmp_path: Pa
     inflict, told = DAMAGES[damage]
     folder = next(tmp_path.glob(f"{damaged}*"))
     inflict(folder)
-    with pytest.raises(WrongUse) as refused:
+    with pytest.raises(UsageError) as refused:
         compare_traces(reference, topology)
     text = str(refused.value)
     assert text.startswith(f"A trace must be as it was recorded. Received: trace='{folder}', which is not (")
@@ -105,6 +105,6 @@ def test_a_trace_without_its_arrays_is_refused(tmp_path: Path) -> None:
     reference, topology = recorded(tmp_path / "one", 1, "steps"), recorded(tmp_path / "two", 2, "steps")
     (topology / "host-0" / "arrays.bin").unlink()
     with pytest.raises(
-        WrongUse, match=r"A trace's arrays must be readable\. Received: .*/arrays\.bin .* Copy the whole folder"
+        UsageError, match=r"A trace's arrays must be readable\. Received: .*/arrays\.bin .* Copy the whole folder"
     ):
         compare_traces(reference, topology)
