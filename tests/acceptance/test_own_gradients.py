@@ -135,7 +135,7 @@ def step(x, y):
 
 def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run, str]:
     (folder / "train.py").write_text(program)
-    verdict = emulate.verify(folder / "train.py", "1x2", preload=preload)
+    verdict = emulate.verify(folder / "train.py", "1x2", steps=4, preload=preload)
     return verdict.runs[0], render(verdict)
 
 

@@ -94,10 +94,18 @@ CLIP = "gradients, _ = tf.clip_by_global_norm(gradients, 0.01)"
 
 @pytest.fixture
 def judged(tmp_path: Path, preload: Preload) -> Callable[..., Run]:
-    def verify(loss: str, *, batch: str = "12", clip: str = "pass", report: str = "SUM", allow: tuple[str, ...] = ()) -> Run:
+    def verify(
+        loss: str,
+        *,
+        batch: str = "12",
+        clip: str = "pass",
+        report: str = "SUM",
+        allow: tuple[str, ...] = (),
+        steps: int | None = 20,
+    ) -> Run:
         path = tmp_path / "train.py"
         path.write_text(PROGRAM.format(loss=loss, batch=batch, clip=clip, report=report))
-        verdict = emulate.verify(path, "1x2", allow=allow, preload=preload)
+        verdict = emulate.verify(path, "1x2", steps=steps, allow=allow, preload=preload)
         print(render(verdict))
         return verdict.runs[0]
 
@@ -109,7 +117,7 @@ def codes(run: Run) -> list[str]:
 
 
 def test_a_count_of_a_replicas_own_rows_is_found_out_in_a_batch_that_grows(judged: Callable[..., Run]) -> None:
-    run = judged(OF_ITS_OWN_COUNT, batch=GROWS)
+    run = judged(OF_ITS_OWN_COUNT, batch=GROWS, steps=3)
     assert (run.verdict, codes(run)) == ("divergent", ["local-normalization"])
 
 
@@ -199,7 +207,7 @@ def test_a_root_of_a_replicas_own_loss_is_told_from_a_count(judged: Callable[...
 
 
 def test_what_a_step_without_a_name_reports_is_compared(judged: Callable[..., Run]) -> None:
-    run = judged(OF_ALL, report="MEAN")
+    run = judged(OF_ALL, report="MEAN", steps=4)
     assert (run.verdict, codes(run)) == ("divergent", ["loss-report"])
 
 
@@ -211,13 +219,13 @@ def test_noise_that_is_drawn_for_a_weight_belongs_to_no_row_though_it_has_as_man
 
 def test_noise_that_is_drawn_for_rows_belongs_to_them_though_a_weight_has_as_many(judged: Callable[..., Run]) -> None:
     drawn = "tf.reduce_sum(squares * (1 + 0.1 * tf.random.normal((tf.shape(x)[0], 1)))) / (5 * BATCH)"
-    run = judged(drawn, batch="16")  # 8 rows on each of two replicas, and a weight of shape (8, 1)
+    run = judged(drawn, batch="16", steps=4)  # 8 rows on each of two replicas, and a weight of shape (8, 1)
     assert (run.verdict, codes(run)) == ("equivalent", [])
 
 
 def test_a_mean_over_what_is_masked_is_told_from_clipping_where_all_losses_are_alike(judged: Callable[..., Run]) -> None:
     """At the start each token of a language model has the same loss, whatever it is divided by."""
-    run = judged("tf.reduce_sum(squares - tf.stop_gradient(squares - mask)) / tf.reduce_sum(mask) / N")
+    run = judged("tf.reduce_sum(squares - tf.stop_gradient(squares - mask)) / tf.reduce_sum(mask) / N", steps=4)
     assert (run.verdict, codes(run)[0]) == ("divergent", "local-normalization")
 
 
@@ -283,7 +291,8 @@ SCALED = "tf.nn.scale_regularization_loss(tf.add_n(model.losses))"
 @pytest.mark.parametrize(
     ("norm", "regularization", "share", "verdict", "found"),
     [
-        pytest.param("", SCALED, "N", "equivalent", [], id="right"),
+        # test_correct_programs.py has scales_batch_with_replicas.
+        pytest.param("", SCALED, "N", "equivalent", [], id="right", marks=pytest.mark.slow),
         pytest.param(
             "keras.layers.BatchNormalization(), ",
             SCALED,

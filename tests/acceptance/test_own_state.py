@@ -94,7 +94,7 @@ model.fit(tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch
 def test_variables_without_names_are_told_apart_in_every_run(tmp_path: Path, preload: Preload) -> None:
     """A run that starts from another's weights gives them to variables by name."""
     (tmp_path / "train.py").write_text(UNNAMED)
-    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", steps=4, preload=preload)
     assert verdict.runs[0].verdict == "equivalent", render(verdict)
 
 
@@ -109,7 +109,7 @@ def test_a_variable_that_replicas_share_is_what_the_last_of_them_leaves(
     tmp_path: Path, preload: Preload, added: str, used: str, codes: list[str]
 ) -> None:
     (tmp_path / "train.py").write_text(OUTSIDE.format(added=added, used=used))
-    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", steps=4, preload=preload)
     assert [cause.code for cause in verdict.runs[0].causes] == codes, render(verdict)
 
 

@@ -63,5 +63,5 @@ def test_a_term_that_the_first_replica_adds_for_all_is_equivalent(tmp_path: Path
 
 def judged(folder: Path, preload: Preload, loss: str, targets: str) -> tuple[emulate.Run, str]:
     (folder / "train.py").write_text(PROGRAM.format(loss=loss, targets=targets))
-    verdict = emulate.verify(folder / "train.py", "1x2", preload=preload)
+    verdict = emulate.verify(folder / "train.py", "1x2", steps=4, preload=preload)
     return verdict.runs[0], render(verdict)

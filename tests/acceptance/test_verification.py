@@ -68,7 +68,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 def test_the_ring_gives_bitwise_equal_weights_on_every_shape_of_four_replicas(preload: Preload, tmp_path: Path) -> None:
     fixture = next(one for one in PROGRAMS if one.name == "multiworker_loop")
     topologies = ("1x4", "2x2", "4x1")
-    verdict = emulate.verify(fixture.path, topologies, all_reduce="ring", traces=tmp_path, preload=preload)
+    verdict = emulate.verify(fixture.path, topologies, steps=8, all_reduce="ring", traces=tmp_path, preload=preload)
     assert verdict.is_equivalent, render(verdict)
     finals = []
     for topology in topologies:

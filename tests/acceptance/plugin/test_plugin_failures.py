@@ -220,8 +220,10 @@ def test_is_not_reached(strategy): pass
 
 @pytest.mark.parametrize(
     ("exit_", "reason", "code"),
-    [("pytest.exit('enough', 7)", "enough", 7), ("raise KeyboardInterrupt", "KeyboardInterrupt", 2)],
-    ids=["pytest.exit", "KeyboardInterrupt"],
+    [
+        pytest.param("pytest.exit('enough', 7)", "enough", 7, id="pytest.exit"),
+        pytest.param("raise KeyboardInterrupt", "KeyboardInterrupt", 2, id="KeyboardInterrupt", marks=pytest.mark.slow),
+    ],
 )
 def test_a_host_that_ends_the_run_ends_the_others_too(run: Run, exit_: str, reason: str, code: int) -> None:
     result = run(EXITS.replace("EXIT", exit_), "--gpudist-deadline=250", "-o", "gpudist_patience=200")

@@ -56,7 +56,9 @@ def test_an_outcome_that_pytest_does_not_know_is_no_success(run: Run, suite: pyt
     )
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["one process", "a worker"])
+@pytest.mark.parametrize(
+    "options", [pytest.param([], id="one process"), pytest.param(["-n", "1"], id="a worker", marks=pytest.mark.slow)]
+)
 def test_what_plugins_tell_the_workers_of_xdist_reaches_hosts(run: Run, suite: pytest.Pytester, options: list[str]) -> None:
     suite.makeconftest(
         """
@@ -88,7 +90,7 @@ def test_a_hook_for_workers_that_asks_for_more_than_hosts_have_is_named(run: Run
     )
 
 
-@pytest.mark.parametrize("option", ["timeout_func_only=false", "timeout_func_only=true"])
+@pytest.mark.parametrize("option", ["timeout_func_only=false", pytest.param("timeout_func_only=true", marks=pytest.mark.slow)])
 def test_the_limit_of_pytest_timeout_is_a_deadline_on_hosts(run: Run, option: str) -> None:
     source = """
 import time
@@ -212,7 +214,13 @@ def nobody_calls():
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "1", "--cov-branch", "--cov-context=test"]], ids=["one process", "a worker"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="one process"),
+        pytest.param(["-n", "1", "--cov-branch", "--cov-context=test"], id="a worker", marks=pytest.mark.slow),
+    ],
+)
 def test_pytest_cov_measures_what_runs_on_hosts(run: Run, suite: pytest.Pytester, options: list[str]) -> None:
     """The first host returns the one number, the second the other, and a warm one runs the second test."""
     (Path(suite.path) / "measured.py").write_text(SIGN)

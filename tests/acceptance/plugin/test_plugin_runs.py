@@ -148,7 +148,7 @@ def test_hangs(cluster, devices):
     [
         pytest.param(signal.SIGINT, [], id="SIGINT"),
         pytest.param(signal.SIGKILL, [], id="SIGKILL"),
-        pytest.param(signal.SIGKILL, ["-n", "2"], id="SIGKILL, workers of pytest-xdist"),
+        pytest.param(signal.SIGKILL, ["-n", "2"], id="SIGKILL, workers of pytest-xdist", marks=pytest.mark.slow),
     ],
 )
 def test_an_interrupted_pytest_leaves_nothing(

@@ -79,7 +79,7 @@ def through_datasets(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, (make, steps) in kinds.items():
         whole = run(make, steps, 5, None)
-        for epochs in (2, 4, 5):  # it is interrupted twice
+        for epochs in (2, 4, 5) if kind in ("shuffled", "parts") else (2, 5):  # interrupted twice, or once
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 again = run(make, steps, epochs, f"{folder}/{kind}")
@@ -142,6 +142,9 @@ def test_data_that_cannot_be_brought_to_where_they_were_are_named(on_hosts: OnHo
         "epoch=1. The data start again: a shuffle repeats the order of the first epoch, and data shared between epochs "
         "(steps_per_epoch) start at the first example. Train gd.distributed(model)."
     )
+
+
+CALLBACKS = ("plateau", "early", "best", "own", "two")
 
 
 def with_callbacks(folder: str, epochs: int, make: str, distributed: bool = True) -> dict[str, Any]:
@@ -210,8 +213,14 @@ def with_callbacks(folder: str, epochs: int, make: str, distributed: bool = True
     }
 
 
-@pytest.mark.parametrize("make", ["plateau", "early", "best", "own", "two"])
-@pytest.mark.parametrize("topology", ["1x2", "2x1"])
+# On two hosts one callback that Keras brings is enough: the others keep their state in the same way.
+@pytest.mark.parametrize(
+    ("topology", "make"),
+    [
+        *[("1x2", make) for make in CALLBACKS],
+        *[pytest.param("2x1", make, marks=() if make == "early" else pytest.mark.slow) for make in CALLBACKS],
+    ],
+)
 def test_callbacks_go_on_as_if_fit_had_not_been_interrupted(
     on_hosts: OnHosts, tmp_path: Path, topology: str, make: str
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulate.cluster import Cluster, Preload
 from gpudist_core.static.info import ShardInfo
 from tests.core.conftest import OnHosts
 from tests.core.static import on_host
 
 
+@pytest.fixture(scope="module")
+def sharded(preload: Preload) -> Callable[[str, int], list[Any]]:
+    """sharded("2x2", axis): what each host saw of a table in slices, from one run for all tests that look at it."""
+
+    @functools.cache
+    def run(topology: str, axis: int) -> list[Any]:
+        with Cluster(topology, preload=preload, timeout=120) as cluster:
+            return cluster.run(on_host.sharded, axis)
+
+    return run
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("topology", ["1x1", "1x4", "2x2"])
-def test_a_sharded_table_computes_what_the_whole_one_does(on_hosts: OnHosts, topology: str, axis: int) -> None:
-    hosts = on_hosts(topology, on_host.sharded, axis)
+def test_a_sharded_table_computes_what_the_whole_one_does(
+    on_hosts: OnHosts, sharded: Callable[[str, int], list[Any]], topology: str, axis: int
+) -> None:
+    hosts = sharded(topology, axis)
     by_replica = {r: values for host in hosts for r, values in host["results"].items()}
     [one] = on_hosts("1x1", on_host.expected, len(by_replica))
     for r, (*found, gradient, of_x) in by_replica.items():
@@ -103,10 +120,12 @@ def test_an_optimizer_that_looks_at_a_whole_variable_is_refused_where_there_are_
 
 
 @pytest.mark.parametrize("topology", ["1x4", "2x2"])
-def test_each_device_has_one_slice_and_every_host_can_read_the_table(on_hosts: OnHosts, topology: str) -> None:
+def test_each_device_has_one_slice_and_every_host_can_read_the_table(
+    sharded: Callable[[str, int], list[Any]], topology: str
+) -> None:
     changed = on_host.TABLE.copy()
     changed[[4, 5]] += 1
-    hosts = on_hosts(topology, on_host.sharded, 0)
+    hosts = sharded(topology, 0)
     for host in hosts:
         np.testing.assert_array_equal(host["table"], changed)
         assert list(host["bytes"]) == host["devices"]

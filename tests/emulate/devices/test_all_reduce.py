@@ -90,7 +90,13 @@ IN_A_BRANCH, INT32, BFLOAT16 = "called in a condition or a loop", "datatype DT_I
 
 
 @pytest.mark.parametrize(
-    ("build", "steps_per_call", "told"), [(True, 1, []), (True, 4, []), (False, 1, [IN_A_BRANCH]), (False, 4, [IN_A_BRANCH])]
+    ("build", "steps_per_call", "told"),
+    [
+        (True, 1, []),
+        pytest.param(True, 4, [], marks=pytest.mark.slow),  # test_an_optimizer_and_a_loop_inside_a_traced_function_work
+        pytest.param(False, 1, [IN_A_BRANCH], marks=pytest.mark.slow),
+        (False, 4, [IN_A_BRANCH]),
+    ],
 )
 @pytest.mark.parametrize(("name", "hosts"), [("MirroredStrategy", 0), ("MultiWorkerMirroredStrategy", 2)])
 def test_a_sum_that_collectives_would_lose_in_a_branch_is_told(
