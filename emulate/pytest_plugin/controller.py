@@ -45,7 +45,7 @@ def expect_tests(config: pytest.Config) -> None:
     if HOST not in config.stash and CONTROLLER not in config.stash:
         controller = controller_of(config)
         if not config.getoption("collectonly"):
-            with contextlib.suppress(Unavailable, WrongUse):  # said of each test that lacks it
+            with contextlib.suppress(Unavailable, UsageError):  # said of each test that lacks it
                 controller.clusters.warm_up()
 
 
