@@ -55,6 +55,9 @@ def _copy(folder: Path) -> int:
 
 
 def _show() -> int:
+    from emulate.devices import check_tensorflow
+
+    check_tensorflow()
     right, wrong = (_from_here(examples_folder() / name) for name in (_RIGHT, _WRONG))
     print(
         "gpudist runs a training program on several emulated GPUs and compares it, step\n"

@@ -54,6 +54,12 @@ def test_a_verdict_that_the_demo_does_not_expect_fails_it(answers, folder, word,
     assert "Received: exit code" in done.stderr
 
 
+def test_without_tensorflow_the_demo_says_at_once_what_to_install(answers, monkeypatch):
+    monkeypatch.setattr("emulate.devices.framework.unsupported", lambda: "TensorFlow must be installed")
+    done = demo()
+    assert (done.exit_code, done.stdout, done.stderr) == (2, "", "gpudist: TensorFlow must be installed\n")
+
+
 def test_the_copied_examples_are_complete_and_a_folder_that_exists_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "examples/bugs/loss_scaling_multiworker.py" in demo("--copy", "examples").stdout
