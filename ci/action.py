@@ -89,7 +89,9 @@ def _annotation(level: str, title: str, message: str, location: dict[str, Any] |
     place = {}
     if location:
         root = os.environ.get("GITHUB_WORKSPACE", ".")
-        place = {"file": os.path.relpath(location["file"], root), "line": str(location["line"])}
+        place = {"file": os.path.relpath(location["file"], root)}
+        if location.get("cell") is None:  # a notebook's line is that of its cell, not of its file
+            place["line"] = str(location["line"])
     fields = {**place, "title": f"gpudist: {title}"}
     return f"::{level} " + ",".join(f"{name}={_escape(text, ':,')}" for name, text in fields.items()) + f"::{_escape(message)}"
 

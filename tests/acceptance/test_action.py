@@ -146,6 +146,14 @@ def test_the_level_of_an_annotation_says_whether_it_fails_the_job(
     assert [line.partition(" ")[0] for line in step.annotations] == [f"::{level}"]
 
 
+def test_a_cause_in_a_notebook_is_annotated_at_the_file(stand_in: Callable[[str], Path]) -> None:
+    folder = stand_in("gpudist")
+    run = Run("1x4", "divergent", causes=(SCALING,))
+    verdict = verdict_of(run, file=str(folder / "train.ipynb"), line=3, cell=2)
+    step = run_step("Verify", folder, {"program": "train.ipynb"}, VERDICT=verdict, CODE="1")
+    assert step.annotations[0].startswith("::error file=train.ipynb,title=")
+
+
 def test_no_verdict_is_an_error(stand_in: Callable[[str], Path]) -> None:
     step = run_step("Verify", stand_in("gpudist"), {"program": "no.py"}, CODE="2")
     assert step.done.returncode == 2
