@@ -61,6 +61,9 @@ def epoch_item(first: int, last: int, batches: Iterator[Any]) -> tuple[Any, ...]
         first: The number of the call's first step.
         last: That of its last one.
         batches: The iterator of the epoch's batches.
+
+    Returns:
+        The numbers that this version of Keras unpacks, and the iterator.
     """
     from keras.src.trainers.epoch_iterator import EpochIterator
 
