@@ -214,13 +214,21 @@ def test_program(gpudist):
 @pytest.mark.topology("1x2")
 def test_wrong_program(gpudist):
     gpudist.assert_equivalent({wrong!r}, steps=2)
+
+
+@pytest.mark.topology("1x2")
+def test_dropout(gpudist):
+    with pytest.warns(UserWarning, match="only by design of tf.distribute: identical-dropout on 1x2"):
+        gpudist.assert_equivalent({dropout!r}, steps=2)
 """
 
 
-def test_programs_are_verified_with_the_settings_of_the_run(run: Run) -> None:
+def test_programs_are_verified_with_the_settings_of_the_run(run: Run, suite: pytest.Pytester) -> None:
     fixtures = Path(__file__).parents[3] / "fixtures"
-    source = PROGRAM.format(correct=str(fixtures / "programs/custom_loop_cnn.py"), wrong=str(fixtures / "bugs/loss_scaling.py"))
-    result = run(source, "--junitxml=junit.xml")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*loss-scaling*", "gpudist: 2 tests ran on emulated devices (1x2: 2), 0 on real devices"])
+    paths = ("programs/custom_loop_cnn.py", "bugs/loss_scaling.py", "bugs/identical_dropout.py")
+    correct, wrong, dropout = (str(fixtures / path) for path in paths)
+    result = run(PROGRAM.format(correct=correct, wrong=wrong, dropout=dropout), "--junitxml=junit.xml")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["*loss-scaling*", "gpudist: 3 tests ran on emulated devices (1x2: 3), 0 on real devices"])
     assert "emulate/pytest_plugin/" not in result.stdout.str()
+    assert '<property name="gpudist_verdict" value="by-design" />' in (Path(suite.path) / "junit.xml").read_text()
