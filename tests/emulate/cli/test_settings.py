@@ -94,7 +94,7 @@ def test_the_command_line_wins(verify: Verify) -> None:
         (
             "steps = 0",
             (
-                "--steps must be a positive whole number or 'all'. Received: --steps '0'. Try --steps 20. "
+                "--steps must be a positive whole number, 'all' or 'auto'. Received: --steps '0'. Try --steps 20. "
                 "(steps of [tool.gpudist] in {file})"
             ),
         ),
