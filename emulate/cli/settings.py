@@ -39,8 +39,8 @@ def _allow(value: Any) -> list[str]:
 
 
 def _steps(value: Any) -> str:
-    if value != "all" and type(value) is not int:
-        raise UsageError('must be a whole number or "all"')
+    if value not in ("all", "auto") and type(value) is not int:
+        raise UsageError('must be a whole number, "all" or "auto"')
     options.number_of_steps(str(value))
     return str(value)
 

@@ -129,7 +129,7 @@ def _finite(cardinality: int) -> int | None:
 def _see_pipelines(probe: Probe) -> None:
     import sys
 
-    cls = sys.modules[_PIPELINES].DistributedPipeline
+    cls = sys.modules[_PIPELINES].Distributed
     _after_iter(cls, lambda pipeline: probe.epochs.begins(Epoch(pipeline.num_batches)))
 
 

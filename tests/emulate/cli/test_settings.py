@@ -89,12 +89,12 @@ def test_the_command_line_wins(verify: Verify) -> None:
         ("strict = 1", "strict must be true or false. Received: strict = 1. (strict of [tool.gpudist] in {file})"),
         (
             'steps = "few"',
-            "steps must be a whole number or \"all\". Received: steps = 'few'. (steps of [tool.gpudist] in {file})",
+            'steps must be a whole number, "all" or "auto". Received: steps = \'few\'. (steps of [tool.gpudist] in {file})',
         ),
         (
             "steps = 0",
             (
-                "--steps must be a positive whole number or 'all'. Received: --steps '0'. Try --steps 20. "
+                "--steps must be a positive whole number, 'all' or 'auto'. Received: --steps '0'. Try --steps 20. "
                 "(steps of [tool.gpudist] in {file})"
             ),
         ),

@@ -54,7 +54,11 @@ def loop(kind: str) -> None:
         weights = tf.Variable(tf.zeros([6, 1]))
         optimizer = tf.keras.optimizers.SGD(0.1)
         optimizer.build([weights])
-    if kind == "function":
+    if kind == "pipeline":
+        import gpudist_core as gd
+
+        data = gd.Pipeline.from_arrays(arrays()[0], global_batch_size=20).distribute(strategy)
+    elif kind == "function":
         data = strategy.distribute_datasets_from_function(lambda context: rows.batch(10))
     else:
         data = strategy.experimental_distribute_dataset(rows.batch(20))
@@ -78,12 +82,13 @@ def loop(kind: str) -> None:
     ("program", "batches", "last"),
     [
         (lambda: fit("arrays"), 5, 16),
+        (lambda: loop("pipeline"), 5, None),
         (lambda: fit("endless"), 11, None),
         (lambda: loop("dataset"), 5, 16),
         (lambda: loop("graph"), 5, 16),
         (lambda: loop("function"), 5, None),
     ],
-    ids=["fit", "fit endless", "loop", "loop in a graph", "loop from a function"],
+    ids=["fit", "loop over a pipeline", "fit endless", "loop", "loop in a graph", "loop from a function"],
 )
 def test_an_epoch_is_that_of_the_data_that_trains(recorded: Recorded, program: Any, batches: int, last: int | None) -> None:
     events = [event for _, event in recorded(program, steps=2).of("epoch")]
