@@ -30,7 +30,7 @@ def test_a_program_that_takes_as_many_steps_of_a_larger_batch_is_told_how_many_r
     told = longer(trained(folder, 1, 6), trained(folder, 2, 6))
     assert told is not None
     assert told.startswith("To its end it trains on 48 examples in 6 steps, one device on 24 in 6: ")
-    assert "a batch 2 times as large takes 2 times fewer steps" in told
+    assert "a batch 2x as large needs 2x fewer steps" in told
 
 
 @pytest.mark.parametrize(("steps", "reason"), [(3, "returned"), (6, "reached")])

@@ -85,5 +85,5 @@ def test_an_evaluation_in_larger_batches_is_judged_as_a_whole(folder: Folder, th
     alone = (1.0, 2.0, 2.0, 3.0, 4.0, 5.0)
     found = judged(folder, {"train/reduce": LOSS, "validate/reduce": (alone, there)})
     assert found.verdict == verdict
-    said = "validate/reduce (in other batches, and as much on the whole)"
+    said = "validate/reduce (in other batches, with the same total)"
     assert (said in found.not_compared) == (verdict == "equivalent")

@@ -55,9 +55,9 @@ def first_failure(folder: Folder, failure: str, switch: str) -> str | None:
         (
             "replicas-summed",
             PROGRAMS,
-            " told 4', on one device that is told of 4 replicas, where the program itself raises: Val",
+            " told 4', on one device that gets 4 as the number of replicas, where the program itself raises an error: Val",
         ),
-        ("replay", PROGRAMS, "', where the program itself raises: ValueError: need an array"),
+        ("replay", PROGRAMS, "', where the program itself raises an error: ValueError: need an array"),
         ("replay", OURS, "': TypeError: no rows"),
     ],
 )
