@@ -29,6 +29,7 @@ extensions = [
 exclude_patterns = ["_build", "compat_table.md", "outputs"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
+smartquotes = False  # "--steps" keeps its hyphens
 # Links to functions, pages and headings must exist. Annotations also name classes that are not public, or not ours.
 nitpicky = True
 suppress_warnings = ["ref.python"]  # both packages have an error UsageError and an error Unavailable
