@@ -25,7 +25,7 @@ def installed_version(module: str) -> str | None:
     """Return the version of the module that `import` finds, whichever distribution it came with.
 
     Args:
-        module: The name of a top-level module, `tensorflow` say.
+        module: The name of a top-level module, for example `tensorflow`.
 
     Returns:
         Its version; None where no such module is installed.

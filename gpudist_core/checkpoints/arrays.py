@@ -1,7 +1,8 @@
 """Store arrays in a data file: raw little-endian values in C order, with a checksum for each block.
 
-Blocks of 4 MiB are counted from where an array begins, so that some rows of a large table can be read and checked without the
-rest. `numpy.memmap(file, dtype, "r", offset, shape)` reads one without this module; bfloat16 is the upper half of a float32.
+Blocks of 4 MiB are counted from the start of an array, so that some rows of a large table can be read and checked without the
+rest. `numpy.memmap(file, dtype, "r", offset, shape)` reads an array without this module. bfloat16 is the upper half of a
+float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Save the random states of this process that belong to no model: Python's, NumPy's, TensorFlow's and Keras's.
 
-What a stateful operation inside a tf.function has drawn (`tf.random.uniform` there) cannot be read from TensorFlow: use a
-`tf.random.Generator` or stateless draws where a restored run must go on with the same numbers.
+TensorFlow does not tell what a stateful operation inside a tf.function has drawn (`tf.random.uniform` there). Use a
+`tf.random.Generator` or stateless draws if a restored run must continue with the same numbers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Support `gradient_accumulation_steps` of Keras's optimizers: decide while tracing which application makes an update.
 
-As in Keras on one device, every `apply` counts in the schedule of the rate, every k-th one makes the update with the mean of
-the k gradients, and `optimizer.iterations` counts updates. Keras decides inside a `cond`, where replicas cannot meet. Here the
-applications of a step are counted as it is traced, and a step is traced once for each place of the update among them: twice
-where it applies once. A batch that a loss scale skips is none of the k; that it did is known after its step alone, so with a
-loss scale each batch waits for the one before.
+As in Keras on one device, the learning rate schedule counts every `apply`. Every k-th one makes an update with the mean of the
+k gradients. `optimizer.iterations` counts updates. Keras decides inside a `cond`, where collectives do not work. So the
+applications of a step are counted here while it is traced. A step is traced once for each possible place of the update among
+them: twice if it applies once. A batch that a loss scale skips does not count. That is known only after its step, so with a
+loss scale each batch waits for the previous one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw random numbers as a function of their purpose: the same in every process, on every machine, in every version.
 
-NumPy may change what its generators draw from one version to the next, and a run that is restored must go on in the order in
-which it began. So order and augmentation come from a hash (splitmix64) of the seed, the epoch and the row.
+NumPy may change the draws of its generators between versions, and a restored run must continue in the order of its start. So
+order and augmentation come from a hash (splitmix64) of the seed, the epoch and the example.
 """
 
 from __future__ import annotations

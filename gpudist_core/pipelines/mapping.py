@@ -1,7 +1,7 @@
 """Call the user's functions once for each example, with many examples in one call of a compiled function.
 
-A `tf.data` map dispatches every row on its own (about 30 us); here the rows of a host's share go through one `tf.map_fn`, two
-to three times as many a second, and the function is traced once, not once an epoch.
+A `tf.data` map dispatches every example separately (about 30 us). Here the examples of a host's share go through one
+`tf.map_fn`, which is two to three times faster. The function is traced once, not in each epoch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Check once, before the first batch, that all hosts were given the same data.
 
-A host that was given a part of the data would take its part of that, and the other rows would be nobody's.
+A host that was given a part of the data would take only its share of that part, and no host would take the other examples.
 """
 
 from __future__ import annotations

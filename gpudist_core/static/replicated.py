@@ -1,14 +1,14 @@
 """Keep one resident copy of a tensor on each device.
 
-Each copy is a plain `tf.Variable` of its own on its device, and steps capture it by reference: nothing of it is in the graph,
-nothing is copied per step. A mirrored variable costs the same per step (64 MB on 1x4: both 0.2 ms); but it is not made under
-CentralStorageStrategy, is broadcast between hosts when it is made, and cannot be read in a `tf.data` map on the host.
+Each copy is a plain `tf.Variable` on its device, and steps capture it by reference: nothing of it is in the graph, and nothing
+is copied in a step. A mirrored variable costs the same in a step (64 MB on 1x4: both 0.2 ms). But it is not made under
+CentralStorageStrategy, it is broadcast between hosts when it is made, and a `tf.data` map on the host cannot read it.
 
-On a GPU that holds of floating numbers, of int64 and bool. TensorFlow keeps variables of int32 in the host's memory there, and
-gathers unsigned integers and those of 8 and 16 bits there: they are copied in each step, and better replicated as int64.
+On a GPU this holds for floats, int64 and bool. TensorFlow keeps int32 variables in the host's memory, and gathers unsigned,
+8-bit and 16-bit integers there: they are copied in each step. Replicate such values as int64.
 
-Rows are gathered from the tensor, not from the variable: once a variable's own sparse read has been used, every whole read of
-it is a copy (TensorFlow 2.21, 256 MB: 0.3 ms before, 50 ms after).
+Rows are gathered from the tensor, not from the variable: after the first sparse read of a variable, every whole read of it is a
+copy (TensorFlow 2.21, 256 MB: 0.3 ms before, 50 ms after).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Keep one slice of a table on each device, for tables larger than a device.
 
-The slices are the components of one mirrored variable of a slice's shape, each given other values, and collectives in replica
-context bring together what a step needs of them. So the table works with every loop, optimizer and gradient tape that works
-with tf.distribute, on one host and across hosts; its optimizer slots are sliced with it; and a lookup's gradient is
-`tf.IndexedSlices` of the rows that this slice was asked for. DTensor, the alternative, has dense gradients only, does not mix
-with tf.distribute in one step, and Keras 3 does not know it (`keras.distribution` does nothing on TensorFlow).
+The slices are the components of one mirrored variable of a slice's shape, with different values. Collectives in replica context
+combine what a step needs of them. So the table works with every loop, optimizer and gradient tape that works with
+tf.distribute, on one host and on several. The slots of its optimizer are sliced, too. The gradient of a lookup is
+`tf.IndexedSlices` of the rows that this slice was asked for. The alternative, DTensor, has dense gradients only and does not
+mix with tf.distribute in one step, and Keras 3 does not support it (`keras.distribution` does nothing on TensorFlow).
 
-CentralStorageStrategy keeps every variable in the host's memory, once for all devices. So a table lies there in one piece, an
-ordinary variable of the strategy, and the same program runs.
+CentralStorageStrategy keeps every variable in the host's memory, once for all devices. There a table is in one piece, as a
+plain variable of the strategy, and the same program runs.
 """
 
 from __future__ import annotations

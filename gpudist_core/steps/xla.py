@@ -1,7 +1,8 @@
 """Compile a replica's forward and backward pass with XLA.
 
-XLA refuses a function that reads variables of another device than the first, and has no collectives of tf.distribute: so the
-values of the variables go in as arguments, what changes of them comes out, and the sum over the replicas stays outside.
+XLA refuses a function that reads variables of another device than the first, and does not support the collectives of
+tf.distribute. So the values of the variables are arguments, their changes are results, and the sum over the replicas stays
+outside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Limit how long a step may wait for other hosts.
 
-TensorFlow (2.21) finds out by itself about a host that is gone. For one that lives and stays away it has a time limit of each
-collective, but starts a thread for every one of them that sleeps as long as the limit, also where the sum is there at once: a
-training of ten minutes has tens of thousands. So a step is timed as a whole, by one thread that ends with it.
+TensorFlow 2.21 detects a host that is gone. For a host that is alive but does not come, it has a time limit of each collective.
+But it starts a thread for each collective, which sleeps as long as the limit even if the sum is there at once: tens of
+thousands of threads in a training of ten minutes. So a step is timed as a whole, by one thread that ends with it.
 """
 
 from __future__ import annotations

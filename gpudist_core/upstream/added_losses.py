@@ -1,11 +1,11 @@
 """Keep the losses that layers add in a call (`add_loss`, activity regularizers) apart for each replica.
 
-Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share: where one replica waits for the others
-in the middle of a step, the call of the next clears what it added, and it then reads the loss of another replica.
+Keras 3.15 keeps them in a list of the layer (`Layer._losses`), which all replicas share. If one replica waits for the others in
+the middle of a step, the next replica's call clears its losses, and it then reads the losses of another replica.
 
-Keras 3.12, the last for Python 3.10, adds up an activity regulariser over the rows of a batch, where 3.15 takes the mean. A
-step of ours takes all losses of inputs as means, so there such a sum becomes what has the right sum over the replicas. So do
-values by row, which Keras adds up.
+Keras 3.12, the last version for Python 3.10, sums an activity regularizer over the examples of a batch. Keras 3.15 takes the
+mean. A gpudist step treats all losses of inputs as means, so such a sum is scaled to the right sum over the replicas. So are
+values by example, which Keras sums.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Make what a custom step assigns to trained variables depend on the gradients of all replicas.
 
-A step that makes the weights of gradients itself (`w.assign_sub(rate * gradient)`, the ascent of sharpness-aware minimisation)
-has a replica's part of them, and would give each replica other weights. What it assigns is made once more of the gradients of
-all replicas. What is not made of gradients (weights that are clipped, averages of weights) stays as it is.
+A custom step may compute weights from gradients itself (`w.assign_sub(rate * gradient)`, the ascent of sharpness-aware
+minimization). It has a replica's part of them, and would give each replica other weights. So the assigned value is recomputed
+from the gradients of all replicas. Values that do not depend on gradients (clipped weights, averages of weights) are unchanged.
 """
 
 from __future__ import annotations

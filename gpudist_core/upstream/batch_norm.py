@@ -1,7 +1,8 @@
 """Compute the BatchNormalization of Keras 3 with the moments of the global batch.
 
-Keras 3.15 uses each replica's own rows. With `synchronized=True` the variance is a difference of two sums, which has few digits
-where the mean is large (TensorFlow's `_compute_moments_sync`), in three collectives; with a mask it takes its own rows.
+Keras 3.15 uses each replica's own examples. With `synchronized=True` it computes the variance as a difference of two sums,
+which has few digits if the mean is large (TensorFlow's `_compute_moments_sync`), in three collectives. With a mask it uses its
+own examples.
 """
 
 from __future__ import annotations

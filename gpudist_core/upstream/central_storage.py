@@ -1,8 +1,8 @@
 """Support variables under CentralStorageStrategy, where one variable serves all replicas.
 
-TensorFlow 2.21 aggregates what replicas assign to such a variable, as `AggregatingVariable` says; Keras 3.15 was written for
-strategies that give each replica a variable of its own. Metrics count by `total.assign(total + mine)`, which becomes N times
-what there was; BatchNormalization and Nadam assign without saying how to aggregate, which TensorFlow refuses.
+TensorFlow 2.21 aggregates the replicas' assignments to such a variable (`AggregatingVariable`). Keras 3.15 expects a variable
+for each replica. Metrics count with `total.assign(total + mine)`, which becomes N times the old total. BatchNormalization and
+Nadam assign without an aggregation, which TensorFlow refuses.
 """
 
 from __future__ import annotations

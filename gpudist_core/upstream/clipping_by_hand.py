@@ -1,9 +1,9 @@
 """Let clipping in a custom step clip the gradients of all replicas.
 
-A tape gives a replica its part of each gradient, and parts that are clipped do not add up to what is clipped as a whole. So
-`tf.clip_by_global_norm`, `tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` add up the parts they are given, as
-the tape made them, and hand back an equal part of the clipped whole to each replica: what follows (a factor, the optimizer's
-sum over the replicas) is as it would be without. All else they are given they take as it is.
+A tape gives a replica its part of each gradient. Clipped parts do not sum to the clipped whole. So `tf.clip_by_global_norm`,
+`tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` sum the parts that a tape made, and return an equal part of
+the clipped whole to each replica. Later operations (a factor, the optimizer's sum over the replicas) then work as before. All
+other arguments are passed through.
 """
 
 from __future__ import annotations

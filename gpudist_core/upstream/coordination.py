@@ -1,6 +1,7 @@
 """Support work that is sent to workers: seeds, and variables in parts (TensorFlow 2.21, Keras 3.15).
 
-A worker may die and its work be done again, and several work on one batch: so a random seed is read there, never advanced.
+A worker may die and its work be repeated, and several workers process one batch. So a random seed is only read there, and never
+advanced.
 """
 
 from __future__ import annotations

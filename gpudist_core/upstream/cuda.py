@@ -1,8 +1,8 @@
 """Open a CUDA library that TensorFlow 2.21's wheel needs and does not find: without it TensorFlow sees no GPU.
 
-`pip install tensorflow[and-cuda]` brings libcusolver, but the object that opens it (libtensorflow_framework.so.2) is told the
-folders of the others alone: "Cannot dlopen some GPU libraries. Skipping registering GPU devices". One that is open already is
-not looked for.
+`pip install tensorflow[and-cuda]` installs libcusolver. But the object that opens it (libtensorflow_framework.so.2) searches
+only the folders of the other libraries: "Cannot dlopen some GPU libraries. Skipping registering GPU devices". A library that is
+already open is not searched for.
 """
 
 from __future__ import annotations

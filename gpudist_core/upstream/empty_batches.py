@@ -1,15 +1,15 @@
 """Fix operations that fail on a replica without examples.
 
-- Convolutions: TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch. A shape that is wrong would
-  end the step in ReluGrad or in a collective.
+- Convolutions: TensorFlow 2.21's oneDNN kernels return the input as the output of an empty batch. The wrong shape would end the
+  step in ReluGrad or in a collective.
 - Maxima: oneDNN's gradient of max pooling ends the process on an empty batch (`int32 expected, got float`).
-- Padding by reflection (MelSpectrogram, generators of images), the gradient of patches, the CTC loss: TensorFlow refuses an
-  empty batch.
-- Recurrent layers on a GPU: cuDNN knows no batch of 0.
-- Sums: Keras 3.15 takes a second summand of shape (0, n) for a bias, as it looks for the one dimension larger than 1, and hands
-  it to BiasAdd, which refuses it. LSTM and every residual connection end so.
+- Padding by reflection (MelSpectrogram, image generators), the gradient of patches, the CTC loss: TensorFlow refuses an empty
+  batch.
+- Recurrent layers on a GPU: cuDNN does not support a batch of 0.
+- Sums: Keras 3.15 takes a second summand of shape (0, n) for a bias, because it looks for the one dimension larger than 1. It
+  calls BiasAdd, which refuses it. This affects LSTM and every residual connection.
 
-All but sums get one row of zeros then, which is cut off again; sums are TensorFlow's own.
+All but sums get one row of zeros, which is removed again. Sums use TensorFlow's own operation.
 """
 
 from __future__ import annotations

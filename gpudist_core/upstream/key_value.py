@@ -1,7 +1,6 @@
 """Use the key-value store of TensorFlow's coordination service, through which the hosts of a job exchange small texts.
 
-TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collective operation: a thread beside the training may
-use it.
+TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collective, so a thread beside the training may use it.
 """
 
 from __future__ import annotations

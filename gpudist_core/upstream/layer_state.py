@@ -1,12 +1,12 @@
 """Control what layers keep in variables: the initial value, and the updates in a step.
 
-Keras 3.15 lets each replica assign what its own rows say: a running mean is then another one on each, and not a number where a
-replica has no rows. What a replica computes in a step of ours is a mean over its rows, so what a layer assigns in its call
-becomes the mean of all replicas', weighted by their rows: for a running mean, and for what does not depend on rows, that is
-what one device assigns. Variables that say how they are aggregated (`sum`, `only_first_replica`), whole numbers, and the states
-of recurrent layers, which belong to rows, are left alone.
+In Keras 3.15 each replica assigns values from its own examples. So a running mean differs between replicas, and is NaN on a
+replica without examples. In a gpudist step, a replica's value is treated as a mean over its examples. So a value that a layer
+assigns in its call becomes the mean of all replicas' values, weighted by examples. For a running mean, and for values that do
+not depend on examples, that is what one device assigns. Variables with an aggregation (`sum`, `only_first_replica`), integers,
+and the states of recurrent layers, which belong to examples, are unchanged.
 
-Initializers draw by seeds as layers do: what is made in a step must start as it does outside one.
+Initializers draw by seeds as layers do: a variable that is made in a step must start as it does outside of one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compute losses of Keras 3 as this replica's share of the global loss: the shares sum to the loss of one device.
 
-Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`):
-right only where all replicas have equally many. Here the sum of this replica's values is divided by the number of all.
+Keras 3.15 takes the mean of each replica's own values and divides by the number of replicas (`losses.loss.reduce_values`). That
+is right only if all replicas have equally many values. Here the sum of this replica's values is divided by the number of all
+values.
 """
 
 from __future__ import annotations

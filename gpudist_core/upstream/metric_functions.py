@@ -1,7 +1,7 @@
 """Handle metrics that Keras 3 makes of a function that returns one number for a batch, not a value for each example.
 
-Keras counts such a number once for a batch. A replica's is taken for the mean over its rows, as a loss that is one number is; a
-root or a correlation over rows is no such mean, and the metric is then another than on one device.
+Keras counts such a number once for a batch. A replica's number is treated as the mean over its examples, as for a loss of one
+number. A root or a correlation over examples is no such mean, so the metric then differs from one device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Let optimizers of Keras 3 sum gradients over the replicas *before* they use them.
 
 Keras 3.15 checks, clips and accumulates each replica's own gradients and sums afterwards (`BaseOptimizer.apply`, then
-`TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`): clipping by each replica's own norm is not clipping,
-and `LossScaleOptimizer` asks the first replica alone whether all are finite. Here the sum comes first.
+`TFOptimizer._backend_apply_gradients`, then `_all_reduce_sum_gradients`). Clipping by each replica's own norm is wrong, and
+`LossScaleOptimizer` asks only the first replica whether all gradients are finite. Here the sum comes first.
 """
 
 from __future__ import annotations

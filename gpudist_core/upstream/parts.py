@@ -1,8 +1,8 @@
 """Track one replica's parts of gradients in a custom step, and everything that is computed from such parts.
 
-A tape gives a replica its part of the gradient of all rows; the optimizer adds up the parts. What is made of a part before
-that, and is no gradient for an optimizer (a norm, a step that the weights are to take), is another one on each replica. Here
-such a value is made once more, of the gradients of all replicas: the operations between the parts and the value are repeated.
+A tape gives a replica its part of the gradient over all examples, and the optimizer sums the parts. A value that is computed
+from a part before that, and is no gradient for an optimizer (a norm, a step of the weights), differs between replicas. Here
+such a value is recomputed from the gradients of all replicas: the operations between the parts and the value are repeated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw random numbers of Keras 3 layers in a step: differently on each replica, or by the example's index.
 
-Keras 3.15 keeps the same seed on all replicas, so a `Dropout` draws the same mask for the first row of each. The functions of
-`keras.src.backend.tensorflow.random` are what its layers draw with.
+Keras 3.15 keeps the same seed on all replicas, so a `Dropout` draws the same mask for the first example of each replica.
+Keras's layers draw with the functions of `keras.src.backend.tensorflow.random`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Treat the scalars that one replica computes as what they are on one device: means over examples.
 
-Inside `counting` every scalar that a replica computes is a mean over its rows: a Keras loss, a `reduce_mean`, a regulariser.
-Weighted by the replica's fraction of the rows such means sum to the mean over the global batch, so gradients are taken of them
-times the fraction, and metrics count them by it (`Mean.update_state` of Keras 3.15 counts a scalar once for each replica).
+Inside `counting`, every scalar that a replica computes is a mean over its examples: a Keras loss, a `reduce_mean`, a
+regularizer. Weighted by the replica's fraction of the examples, such means sum to the mean over the global batch. So gradients
+are taken of the mean times the fraction, and metrics use the fraction as weight (`Mean.update_state` of Keras 3.15 counts a
+scalar once for each replica).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Save the sums of `gradient_accumulation_steps` among an optimizer's variables, where Keras numbers them.
 
-Keras 3.12 and 3.15 number the iterations, the rate where it is a variable, the averages, the sums, and what the optimizer
-itself keeps. An exact optimizer keeps its sums elsewhere, over replicas; in a file they stand where Keras looks for them.
+Keras 3.12 and 3.15 number the iterations, the learning rate if it is a variable, the averages, the sums, and the optimizer's
+own variables. An exact optimizer keeps its sums elsewhere, over replicas. In a file they are where Keras looks for them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 import gpudist_core
 from emulate.cluster import Preload
-from emulate.errors import WrongUse
+from emulate.errors import UsageError
 from gpudist_core.errors import Unavailable
 from gpudist_core.installed import installed_version, release, unsupported
 
@@ -73,11 +73,11 @@ def test_a_file_of_the_user_or_what_an_uninstall_left_is_no_tensorflow(site: Pat
 def test_what_must_be_installed_is_said_before_anything_starts(site: Path, versions: dict[str, str], message: str) -> None:
     for module, version in versions.items():
         install(site, module, version, f"{module}-{version}")
-    with pytest.raises(WrongUse, match=message):
+    with pytest.raises(UsageError, match=message):
         Preload()
     with pytest.raises(Unavailable, match=message):
         gpudist_core.__getattr__("make_strategy")
-    assert gpudist_core.__getattr__("WrongUse")
+    assert gpudist_core.__getattr__("UsageError")
 
 
 @pytest.mark.parametrize(("version", "numbers"), [("2.22.0-dev20261120", (2, 22)), ("3.10.1", (3, 10)), ("head", (0, 0))])

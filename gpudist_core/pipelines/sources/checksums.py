@@ -1,8 +1,8 @@
 """Compute CRC-32C, the checksum of TFRecord lengths and data, for many records at once.
 
 TensorFlow exports no checksum, and its reader of single records reads a whole buffer for each (186 us for 1 KB). The checksum
-is linear over bits, so NumPy can take it in blocks: each byte contributes a word that depends on its value and its distance
-from the end of the block, and the words of two neighbours combine by shifting the left one past the right one.
+is linear over bits, so NumPy can compute it in blocks. Each byte contributes a word that depends on its value and its distance
+from the end of the block. The words of two neighbors combine by shifting the left one past the right one.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _config(cluster: Any, role: Any = "worker", index: Any = 0) -> dict[str, Any
             _config(_TWO, index=2),
             (
                 "The task index of TF_CONFIG must be the number of a task of its job, counted from 0. Received: index=2. The "
-                "job worker has 2: worker 0 to worker 1."
+                "job worker has tasks worker 0 to worker 1."
             ),
         ),
         (

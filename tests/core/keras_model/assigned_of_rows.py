@@ -57,5 +57,5 @@ def assigned(kind: str) -> tuple[list[float], list[str]]:
         warnings.simplefilter("always")
         model.fit(x, x.sum(1, keepdims=True), batch_size=8, epochs=1, shuffle=False, verbose=0)
     copies = strategy.experimental_local_results(model.kept.value)
-    texts = [str(one.message) for one in caught if "assigns to a variable" in str(one.message)]
+    texts = [str(one.message) for one in caught if "must assign the same value to a variable" in str(one.message)]
     return [float(copy) for copy in copies], sorted(set(texts))

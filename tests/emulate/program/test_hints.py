@@ -43,7 +43,7 @@ def test_a_broken_assertion_of_gpudist_core_is_said_to_be_its_fault(file):
     said = "This is a fault of gpudist_core, not of the program. Please report it with this traceback."
     assert hint_for(failure(file, core, error="AssertionError")) == said
     assert hint_for(failure(core, file, error="AssertionError: mine")) == ""
-    assert hint_for(failure(file, core, error="gpudist_core.errors.WrongUse: Give it rows.")) == ""
+    assert hint_for(failure(file, core, error="gpudist_core.errors.UsageError: Give it rows.")) == ""
 
 
 def test_of_a_file_that_another_one_imported_nothing_is_said(file):
