@@ -13,6 +13,8 @@ FEW = ("1x4", "2x2")
 """Of one host and of several hosts one topology each: benchmarks/features has the others."""
 ONE_REPLICA_A_HOST = "K2"
 """Its batches are of plain tensors on `2x1`, as nowhere else."""
+STEPS = 20
+"""As many as show each cause, and the last, uneven batch of those that have one."""
 
 
 def _is_found_out_elsewhere(recipe: Recipe) -> bool:
@@ -31,7 +33,7 @@ def _few(topologies: tuple[str, ...]) -> list[str]:
 )
 def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe, preload: Preload) -> None:
     wanted = {_few(expected.topologies)[0]: expected for expected in recipe.expected}
-    verdict = emulate.verify(recipe.as_asked, list(wanted), timeout=60, preload=preload)
+    verdict = emulate.verify(recipe.as_asked, list(wanted), steps=STEPS, timeout=60, preload=preload)
     for run in verdict.runs:
         expected = wanted[run.topology]
         assert run.verdict in expected.verdicts, render(verdict)
@@ -59,7 +61,7 @@ def test_for_several_hosts_it_is_equivalent_on_one_too(program: Recipe | AlsoAsk
 
 def _check(program: Recipe | AlsoAsked, topologies: list[str], preload: Preload) -> None:
     path = program.as_it_should_be if isinstance(program, Recipe) else program.path
-    verdict = emulate.verify(path, topologies, timeout=60, preload=preload)
+    verdict = emulate.verify(path, topologies, steps=STEPS, timeout=60, preload=preload)
     for run in verdict.runs:
         assert (run.verdict, run.causes) == ("equivalent", ()), render(verdict)
         assert run.samples.reference == run.samples.seen > 0

@@ -49,7 +49,7 @@ def _first_of_its_cause(fixture: Fixture) -> bool:
 )
 def test_a_wrong_program_is_found_out_with_its_own_cause_first(fixture: Fixture, preload: Preload) -> None:
     shows_early = fixture.verdicts == ("divergent",) and fixture.name not in LATE
-    _check(fixture, _topologies(fixture, "2x2", "1x2")[:1], preload, FEW if shows_early else 20)
+    _check(fixture, _topologies(fixture, "2x2", "1x2")[:1], preload, steps=FEW if shows_early else 20)
 
 
 @pytest.mark.slow
@@ -58,9 +58,9 @@ def test_a_wrong_program_is_found_out_with_the_default_steps_and_on_one_host_too
     _check(fixture, _topologies(fixture, "2x2", "1x4"), preload)
 
 
-def _check(fixture: Fixture, topologies: tuple[str, ...], preload: Preload, steps: int = 20) -> None:
+def _check(fixture: Fixture, topologies: tuple[str, ...], preload: Preload, **steps: int) -> None:
     timeout = 15 if fixture.verdicts == ("hung",) else 60  # the first is waited for to its end
-    verdict = emulate.verify(fixture.path, topologies, steps=steps, timeout=timeout, preload=preload)
+    verdict = emulate.verify(fixture.path, topologies, timeout=timeout, preload=preload, **steps)
     for run in verdict.runs:
         assert run.verdict in fixture.verdicts, render(verdict)
         if fixture.cause is not None:
