@@ -41,8 +41,8 @@ def _check(fixture: Fixture, topologies: list[str], preload: Preload) -> None:
     assert verdict.reference.repeatable
     for run in verdict.runs:
         epoch = run.steps_run.epoch_batches or 0
-        longest = epoch if 20 < epoch <= 50 else 20
-        assert run.steps == longest if run.steps_run.stopped else 20 <= run.steps <= longest
+        whole = epoch if 20 < epoch <= 50 else 20
+        assert run.steps == whole if run.steps_run.stopped else 20 <= run.steps <= whole
         assert run.first_divergence is None
         assert run.samples.missing == run.samples.repeated == 0
         assert run.samples.reference == run.samples.seen > 0
