@@ -325,7 +325,6 @@ class Runner:
                 self._stopping,
                 self._progress,
                 limit=self.limit,
-                is_reference=plan.reference,
             )
             watch.follow(seconds)
         with self._lock:

@@ -26,12 +26,10 @@ class Ask:
     Attributes:
         epoch: The number of batches of the first epoch, None where it is unknown.
         seconds: How long a step takes.
-        is_reference: Whether the run is on one device.
     """
 
     epoch: int | None
     seconds: float
-    is_reference: bool
 
 
 @dataclass
@@ -97,12 +95,11 @@ class StepLimit:
         if self._decided is not None or len(self._joined) < self.voters or not set(self._joined) <= self._asked.keys():
             return
         asked = [one for one in self._asked.values() if one is not None]
-        # The reference tells the length of the epoch. A run with a larger batch has a shorter one of its own.
-        epoch = next((one.epoch for one in sorted(asked, key=lambda one: not one.is_reference) if one.epoch), None)
-        is_left = len(asked) < len(self._joined)  # one of them ended, or failed, before step 20
-        self._decided = DEFAULT_STEPS if is_left or epoch is None else self._extended(epoch, max(one.seconds for one in asked))
+        has_left = len(asked) < len(self._joined)  # one of them ended, or failed, before step 20
+        self._decided = DEFAULT_STEPS if has_left else self._end_of_epochs(asked)
 
-    def _extended(self, epoch: int, seconds: float) -> int:
-        rounds = -(-self.num_runs // self.voters)
-        is_cheap = (epoch - DEFAULT_STEPS) * seconds * rounds <= MOST_SECONDS
-        return epoch if DEFAULT_STEPS < epoch <= LONGEST_EPOCH and is_cheap else DEFAULT_STEPS
+    def _end_of_epochs(self, asked: list[Ask]) -> int:
+        """Return the step where the runs have made their first epochs: a run with a larger batch has a shorter one."""
+        seconds = max(one.seconds for one in asked) * -(-self.num_runs // self.voters)
+        epochs = [one.epoch for one in asked if one.epoch is not None and DEFAULT_STEPS < one.epoch <= LONGEST_EPOCH]
+        return max((one for one in epochs if (one - DEFAULT_STEPS) * seconds <= MOST_SECONDS), default=DEFAULT_STEPS)

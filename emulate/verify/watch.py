@@ -54,7 +54,6 @@ class Watch:
         stopping: Set when the verification is interrupted.
         progress: Told of every step.
         limit: Knows the last step, where the hosts ask for it.
-        is_reference: Whether it is the reference that runs.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Watch:
         progress: Progress,
         *,
         limit: StepLimit | None = None,
-        is_reference: bool = False,
     ) -> None:
         self._cluster = cluster
         self._result = result
@@ -74,7 +72,6 @@ class Watch:
         self._stopping = stopping
         self._progress = progress
         self._limit = limit
-        self._is_reference = is_reference
         self._asking: dict[int, int | None] = {}
         self._asked_at: float | None = None
         self._steps: list[tuple[int, float]] = []
@@ -117,7 +114,7 @@ class Watch:
         if self._asked_at is None:
             self._asked_at = time.monotonic()
             epoch = next((epoch for _, epoch in sorted(self._asking.items()) if epoch is not None), None)
-            self._limit.ask(self._result.label, Ask(epoch, self._seconds_of_a_step(), self._is_reference))
+            self._limit.ask(self._result.label, Ask(epoch, self._seconds_of_a_step()))
         if (decided := self._limit.decided) is None:
             return 0.0
         for host in self._asking:

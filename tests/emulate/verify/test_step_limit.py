@@ -25,27 +25,20 @@ def decided(reference: Ask | None, topology: Ask | None, *, num_runs: int = 6) -
     return limit.decided
 
 
-def on_one_device(epoch: int | None, seconds: float = 0.1) -> Ask:
-    return Ask(epoch, seconds, is_reference=True)
-
-
-def on_several(epoch: int | None, seconds: float = 0.1) -> Ask:
-    return Ask(epoch, seconds, is_reference=False)
-
-
 @pytest.mark.parametrize(
     ("reference", "topology", "steps"),
     [
-        (on_one_device(29), on_several(29), 29),
-        (on_one_device(50), on_several(50), 50),
-        (on_one_device(51), on_several(51), 20),
-        (on_one_device(12), on_several(12), 20),
-        (on_one_device(None), on_several(None), 20),
-        (on_one_device(None), on_several(29), 29),  # a plain loop on one device
-        (on_one_device(29), on_several(8), 29),  # a batch that grows with the replicas
-        (on_one_device(10), on_several(40), 20),  # each replica has all of the data: the first epoch of one device was run
-        (None, on_several(29), 20),
-        (on_one_device(29), None, 20),
+        (Ask(29, 0.1), Ask(29, 0.1), 29),
+        (Ask(50, 0.1), Ask(50, 0.1), 50),
+        (Ask(51, 0.1), Ask(51, 0.1), 20),
+        (Ask(12, 0.1), Ask(12, 0.1), 20),
+        (Ask(None, 0.1), Ask(None, 0.1), 20),
+        (Ask(None, 0.1), Ask(29, 0.1), 29),  # a plain loop on one device
+        (Ask(29, 0.1), Ask(8, 0.1), 29),  # a batch that grows with the replicas
+        (Ask(112, 0.1), Ask(37, 0.1), 37),
+        (Ask(10, 0.1), Ask(40, 0.1), 40),
+        (None, Ask(29, 0.1), 20),
+        (Ask(29, 0.1), None, 20),
         (None, None, 20),
     ],
 )
@@ -57,8 +50,8 @@ def test_the_end_of_the_first_epoch_is_run_where_it_has_at_most_50_batches(
 
 @pytest.mark.parametrize(("seconds", "steps"), [(2.0, 30), (2.1, 20)])
 def test_an_epoch_that_costs_more_than_about_a_minute_more_is_not_run_whole(seconds: float, steps: int) -> None:
-    assert decided(on_one_device(30, 0.1), on_several(30, seconds)) == steps  # 10 steps more, 6 runs, two at a time
-    assert decided(on_one_device(30, seconds), on_several(30, 0.1)) == steps
+    assert decided(Ask(30, 0.1), Ask(30, seconds)) == steps  # 10 steps more, 6 runs, two at a time
+    assert decided(Ask(30, seconds), Ask(30, 0.1)) == steps
 
 
 @pytest.mark.parametrize("steps", [7, 100, None])
@@ -72,7 +65,7 @@ def test_a_number_of_steps_that_the_user_names_is_kept(steps: int | None) -> Non
 def test_where_one_run_goes_on_at_a_time_the_first_one_decides() -> None:
     limit = StepLimit(AUTO, voters=1)
     assert limit.join("1x4")
-    limit.ask("1x4", on_several(29))
+    limit.ask("1x4", Ask(29, 0.1))
     assert limit.decided == 29
     assert not limit.join("reference")
     assert (limit.steps, limit.looks_from) == (29, 20)
