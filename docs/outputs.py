@@ -23,6 +23,7 @@ class Output:
         name: The file in docs/outputs, without `.txt`.
         program: The script, from the root of the repository.
         topologies: The topologies of `--topology`.
+        verdict: What the program gets on each topology.
         shown_as: The name of the script on the page; the script's own by default.
         options: Other arguments of `emulate.verify`.
     """
@@ -30,6 +31,7 @@ class Output:
     name: str
     program: str
     topologies: tuple[str, ...]
+    verdict: str = "divergent"
     shown_as: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -42,7 +44,10 @@ class Output:
         """Verify the program. The current folder must be the repository's root."""
         import emulate
 
-        return emulate.verify(self.program, list(self.topologies), **self.options, **more)
+        verdict = emulate.verify(self.program, list(self.topologies), **self.options, **more)
+        if {run.verdict for run in verdict.runs} != {self.verdict}:
+            raise AssertionError(f"{self.program} must be {self.verdict}. Received:\n{self.render(verdict)}")
+        return verdict
 
     def render(self, verdict: Verdict) -> str:
         """Return what `gpudist verify` prints."""
@@ -54,8 +59,8 @@ class Output:
 
 KILL = {"faults": ["kill:host=1,step=8,phase=all-reduce"]}
 OUTPUTS = (
-    Output("tutorial", "fixtures/tutorial/train.py", ("1x4",), "train.py"),
-    Output("tutorial_fixed", "fixtures/tutorial/train_fixed.py", ("1x4",), "train.py"),
+    Output("tutorial", "fixtures/tutorial/train.py", ("1x4",), shown_as="train.py"),
+    Output("tutorial_fixed", "fixtures/tutorial/train_fixed.py", ("1x4",), "equivalent", "train.py"),
     Output("loss_scaling", "fixtures/bugs/loss_scaling_multiworker.py", ("1x4", "2x2")),
     Output("recovery", "fixtures/recoveries/loses_the_optimizer.py", ("2x1",), options=KILL),
     Output("collaborative_filtering", "fixtures/gallery/collaborative_filtering.py", ("1x4",)),
@@ -70,6 +75,17 @@ def comparable(text: str) -> list[str]:
     return [re.sub(r"\d[\d.e+-]*", "N", line) for line in kept]
 
 
+def write(output: Output, text: str) -> None:
+    """Write the file, and README's excerpt of it: everything before the evidence of the first cause."""
+    output.file.write_text(text)
+    readme = ROOT / "README.md"
+    mark = f"<!-- from: {output.file.relative_to(ROOT)} -->\n```text\n"
+    head, found, rest = readme.read_text().partition(mark)
+    if found:
+        excerpt = text.partition("     evidence")[0]
+        readme.write_text(f"{head}{mark}{excerpt}...\n```{rest.partition('```')[2]}")
+
+
 def main() -> int:
     """Write the outputs that the command line names, or all."""
     from emulate.cluster import Preload
@@ -78,7 +94,7 @@ def main() -> int:
     with Preload(modules=("emulate.verify",)) as preload:
         for output in OUTPUTS:
             if output.name in wanted:
-                output.file.write_text(output.render(output.verify(preload=preload)))
+                write(output, output.render(output.verify(preload=preload)))
                 print(output.file, flush=True)
     return 0
 

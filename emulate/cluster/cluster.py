@@ -120,9 +120,8 @@ class Cluster:
             **kwargs: Its keyword arguments.
 
         Returns:
-            One result per host in host order: the workers, or with parameter servers the chief, the workers, the servers. Hosts
-                that
-            still serve when the chief has finished are ended, and their result is None.
+            One result per host in host order: the workers, or with parameter servers the chief, the workers, the servers.
+            Hosts that still serve when the chief has finished are ended, and their result is None.
 
         Raises:
             ProgramFailed: If a host raised or ended by itself, with the host's name and its traceback. The exception itself is

@@ -20,7 +20,7 @@ def test_what_the_documentation_shows_is_printed(output: Output, preload: Preloa
     assert comparable(output.file.read_text()) == comparable(output.render(verdict))
     if output.program in WRONG:
         (run,) = verdict.runs
-        assert (run.verdict, run.causes[0].code) == ("divergent", WRONG[output.program].cause)
+        assert run.causes[0].code == WRONG[output.program].cause
 
 
 def test_the_documentation_shows_what_gpudist_says_of_each_program_of_the_gallery() -> None:
