@@ -59,6 +59,8 @@ def _count(result: Mapping[str, Any], is_program: bool) -> str:
 
 
 def _exceptions(pair: Pair, result: Mapping[str, Any]) -> Iterator[str]:
+    if pair.is_legacy:
+        yield f"- {pair.name}: the programs run with `import tf_keras as keras`; those of gpudist_core need Keras 3."
     if missing := result["collected"] - len(result["tests"]):
         yield f"- {pair.name}: {missing} of {result['collected']} have not run."
     for name, one in result["tests"].items():

@@ -34,11 +34,20 @@ class Item:
         return str(self.path.relative_to(HERE).with_suffix(""))
 
 
+# With Keras 2 these are other programs, or none.
+NOT_IN_KERAS_2 = {
+    "programs/ragged_dictionary": "Embedding.build() without a shape is Keras 3's",
+    "programs/train_step_override": "Optimizer.apply is Keras 3's",
+    "bugs/batchnorm_local_statistics": "Optimizer.apply is Keras 3's",
+    "bugs/loss_report_train_step": "Optimizer.apply is Keras 3's",
+    "bugs/sparse_gradient": "keras.ops is Keras 3's",
+}
+
 ITEMS = (
     *(Item(one.path, one.topologies[0], one.verdicts, one.cause) for one in (*PROGRAMS, *BUGS)),
     *(Item(one.as_asked, said.topologies[0], said.verdicts, said.cause) for one in RECIPES for said in one.expected[:1]),
-    *(Item(one.as_it_should_be, one.topologies[0]) for one in RECIPES),
-    *(Item(one.path, one.topologies[0]) for one in ALSO_ASKED),
+    *(Item(one.as_it_should_be, one.topologies[0]) for one in RECIPES if not IS_LEGACY),  # gpudist_core works with Keras 3
+    *(Item(one.path, one.topologies[0]) for one in ALSO_ASKED if not IS_LEGACY),
 )
 
 
@@ -51,12 +60,15 @@ def parent() -> Iterator[Preload]:
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.name)
 def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Preload, tmp_path: Path) -> None:
+    if IS_LEGACY and item.name in NOT_IN_KERAS_2:
+        pytest.skip(NOT_IN_KERAS_2[item.name])
     path = _with_legacy_keras(item.path, tmp_path) if IS_LEGACY else item.path
     if item.verdicts == ("wrong-use",):
         with pytest.raises(UsageError):
             emulate.verify(path, item.topology, preload=parent)
         return
-    verdict = emulate.verify(path, item.topology, timeout=120, preload=parent)
+    timeout = 60 if item.verdicts == ("hung",) else 900  # the first is waited for to its end
+    verdict = emulate.verify(path, item.topology, timeout=timeout, preload=parent)
     (run,) = verdict.runs
     first = run.causes[0].code if run.causes else None
     assert run.verdict in item.verdicts, render(verdict)
