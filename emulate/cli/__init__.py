@@ -11,7 +11,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        args: The arguments; those of the process unless told.
+        args: The arguments. Default: those of the process.
 
     Returns:
         The exit code.

@@ -17,5 +17,5 @@ def faults() -> int:
     width = max(len(example) for example in FAULTS.values())
     for kind, fault in KINDS.items():
         print(f"{FAULTS[kind]:{width}}  {fault.meaning}")
-    print(f"\nphases of a step: {', '.join(PHASES)} (input unless told). Steps are counted from 1.")
+    print(f"\nphases of a step: {', '.join(PHASES)} (default: input). Steps count from 1.")
     return 0

@@ -108,7 +108,7 @@ FaultOption = Annotated[
     typer.Option(
         "--fault",
         metavar="FAULT",
-        help="What befalls a host: kill:host=1,step=5,phase=all-reduce; 'gpudist faults' lists all kinds. Repeatable.",
+        help="A fault of a host: kill:host=1,step=5,phase=all-reduce; 'gpudist faults' lists all kinds. Repeatable.",
     ),
 ]
 

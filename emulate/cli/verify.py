@@ -64,7 +64,7 @@ def verify(
             "--restarts",
             metavar="N",
             show_default=False,
-            help=f"With --fault: how often all hosts are started again; {options.DEFAULT_RESTARTS} unless told.",
+            help=f"With --fault: how often all hosts may be restarted. Default: {options.DEFAULT_RESTARTS}.",
         ),
     ] = None,
     reference_arg: Annotated[

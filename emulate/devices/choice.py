@@ -166,11 +166,11 @@ def why_blind(inventory: Inventory, ask: Callable[[], Mapping[str, Any]]) -> str
     number, parts = len(inventory.gpus), any(gpu.is_part for gpu in inventory.gpus)
     if len(answer["gpus"]) >= (1 if parts else number):
         return why_not_compiled(inventory.gpus, answer, inventory.driver)
-    cure = "install tensorflow[and-cuda]" if answer.get("with_cuda") else "this TensorFlow was built without CUDA"
+    advice = "install tensorflow[and-cuda]" if answer.get("with_cuda") else "this TensorFlow was built without CUDA"
     if answer.get("missing"):
         missing = ", ".join(answer["missing"])
-        cure = f"it cannot load {missing}: {cure}, or name in LD_LIBRARY_PATH the folders where these are"
-    seen = f"TensorFlow sees {len(answer['gpus'])} of them ({cure})"
+        advice = f"it cannot load {missing}: {advice}, or name in LD_LIBRARY_PATH the folders where these are"
+    seen = f"TensorFlow sees {len(answer['gpus'])} of them ({advice})"
     return f"the driver has {_count(number, 'GPU')} and {seen}{inventory.beside}"
 
 

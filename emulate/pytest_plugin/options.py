@@ -80,7 +80,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
         None,
         "HOSTS",
         "must be a number of hosts, 1 or more",
-        f"How many hosts stay warm between tests, {DEFAULT_POOL_SIZE} unless told; workers of pytest-xdist share them.",
+        f"How many hosts stay warm between tests. Workers of pytest-xdist share them. Default: {DEFAULT_POOL_SIZE}.",
     ),
     "seed": (
         _seed,
