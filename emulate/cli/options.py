@@ -170,7 +170,7 @@ def number_of_restarts(text: str | None, faults: Sequence[str]) -> int:
     if not faults:
         raise UsageError(
             f"--restarts goes with --fault. Received: --restarts {text!r} alone. "
-            "Say what befalls a host ('gpudist faults' lists it), or leave it out."
+            "Name a fault ('gpudist faults' lists them), or leave the option out."
         )
     return int(text)
 

@@ -125,7 +125,7 @@ def _watch(cluster: RunningCluster) -> int:
         if until == math.inf and first_cause(cluster.outcomes) is not None:
             until = time.monotonic() + _GRACE
     for fired in cluster.fired:
-        complain(f"A fault came to pass: {fired}.")
+        complain(f"A fault was injected: {fired}.")
     failed = first_cause(cluster.outcomes)
     if failed is not None and failed.error is not None and failed.error.kind == _WRONG_USE:
         raise UsageError(failed.error.message)

@@ -319,7 +319,7 @@ _ARRIVE = (
 
 def _expected(running: RunningCluster) -> str:
     """Return the message about the faults that have occurred."""
-    return "".join(f"A fault came to pass: {fired}. " for fired in running.fired)
+    return "".join(f"A fault was injected: {fired}. " for fired in running.fired)
 
 
 def _last_output(running: RunningCluster, host: int) -> str:

@@ -53,7 +53,7 @@ class Fault:
 
     def _must(self, holds: bool, rule: str) -> None:
         if not holds:
-            raise UsageError(f"{rule}. Received: fault={str(self)!r}. Mend it, as in {EXAMPLES[self.kind]!r}.")
+            raise UsageError(f"{rule}. Received: fault={str(self)!r}. Write it as in {EXAMPLES[self.kind]!r}.")
 
 
 def _short(name: str, value: object) -> str:

@@ -37,7 +37,7 @@ def find_file(text: str, name: str) -> Path:
     if path.is_symlink() and not path.exists():
         raise UsageError(
             f"A program's file must exist. Received: program={name!r}, a link to {os.readlink(path)!r}, which does not. "
-            "Mend the link, or name another file."
+            "Fix the link, or name another file."
         )
     if not path.exists():
         raise UsageError(f"A program's file must exist. Received: program={name!r}. {_offer(path.parent, path.name, text)}")
@@ -128,7 +128,7 @@ def parse(file: Path, name: str) -> ast.Module:
         where = f"{file.name}, line {error.lineno}" + (f": {line}" if line else "")
         raise UsageError(
             f"A program must be valid Python {sys.version_info[0]}.{sys.version_info[1]}. "
-            f"Received: program={name!r} with {error.msg} ({where}). Mend that line first."
+            f"Received: program={name!r} with {error.msg} ({where}). Fix that line first."
         ) from None
     except ValueError as error:
         raise UsageError(f"A program must be Python source. Received: program={name!r}, which is not text ({error}).") from None

@@ -71,7 +71,7 @@ def test_faults_come_as_texts_or_values_one_or_several() -> None:
             "A kill takes host, step, phase. Received: fault='kill:host=1,stp=5', 'stp=5' in it. Did you mean",
         ),
         ("kill:host=one", "A fault's host must be a whole number. Received: fault='kill:host=one', 'host=one' in it."),
-        ("kill:host=1,step=0", "Steps are counted from 1. Received: fault='kill:host=1,step=0'. Mend it, as in 'kill:"),
+        ("kill:host=1,step=0", "Steps are counted from 1. Received: fault='kill:host=1,step=0'. Write it as in 'kill:"),
         ("kill:host=1,phase=now", "A phase must be one of input, before-all-reduce, all-reduce, after-all-reduce, checkpoint."),
         ("kill:host=-1", "Hosts are counted from 0. Received: fault='kill:host=-1'."),
         ("slow:host=1", "A slow host needs seconds or a factor, one of them. Received: fault='slow:host=1'."),
@@ -98,7 +98,7 @@ def test_what_cannot_be_meant_is_refused_in_words(text: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "values", "said"),
     [
-        (Kill, {"host": "a"}, "A fault's host must be a whole number. Received: fault='kill:host=a'. Mend it, as in 'kill:"),
+        (Kill, {"host": "a"}, "A fault's host must be a whole number. Received: fault='kill:host=a'. Write it as in 'kill:"),
         (Kill, {"host": 1, "step": 1.5}, "A fault's step must be a whole number. Received: fault='kill:host=1,step=1.5'."),
         (Kill, {"host": 1, "phase": 3}, "A fault's phase must be a text. Received: fault='kill:host=1,phase=3'."),
         (Kill, {"host": None}, "A fault's host must be a whole number. Received: fault='kill:host=None'."),

@@ -188,7 +188,7 @@ def test_a_link_that_leads_nowhere_says_where(folder):
     (folder / "dangling.py").symlink_to("gone.py")
     assert wrong("dangling.py") == (
         "A program's file must exist. Received: program='dangling.py', a link to 'gone.py', which does not. "
-        "Mend the link, or name another file."
+        "Fix the link, or name another file."
     )
 
 
