@@ -49,7 +49,9 @@ def per_example_loss(y, y_pred):
 def train(model, strategy):
     import gpudist_core as gd
 
-    step = gd.TrainStep(model, keras.optimizers.SGD(0.1), per_example_loss, strategy=strategy)
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+    step = gd.TrainStep(model, optimizer, per_example_loss, strategy=strategy)
     data = gd.Pipeline.from_arrays((images, labels), global_batch_size=50)
     return [float(step(batch)) for batch in data.distribute(strategy)][-1]
 """

@@ -115,7 +115,7 @@ def test_updates_that_are_not_waited_for_are_compared_in_order_and_never_called_
     run = judged(EACH_ITS_OWN, tmp_path, preload)
     assert (run.verdict, run.steps, run.causes) == ("unverified", 8, ())
     assert [missing.split(":")[0] for missing in run.not_compared] == ["order", "data"]
-    assert "they are those of one worker on the same rows" in run.not_compared[0]
+    assert "they are those of one worker on the same examples" in run.not_compared[0]
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_a_program_that_the_option_alone_makes_fail_is_unverified_and_told_so(tm
     verdict = verified(tmp_path, preload, PROGRAM)
     assert ([run.verdict for run in verdict.runs], verdict.exit_code) == (["unverified"], 1), render(verdict)
     assert "float64" in (verdict.runs[0].failure or "")
-    assert any(note.startswith("--precision makes the program fail, which runs as it is") for note in verdict.notes)
+    assert any(note.startswith("--precision makes the program fail; without gpudist it runs") for note in verdict.notes)
 
 
 @pytest.mark.slow
