@@ -3,7 +3,7 @@
 A mark is an HTML comment on the line before the fence:
 
 - `<!-- from: FILE -->`: its lines stand in FILE in this order; `...` leaves lines out.
-- `<!-- diff: OLD NEW -->`: lines with `-` stand in OLD, lines with `+` in NEW.
+- `<!-- diff: OLD NEW -->`: lines with `-` stand in OLD, lines with `+` in NEW; `...` leaves lines out.
 - `<!-- printed by: FILE -->`: FILE is the test that makes pytest print this.
 - `<!-- needs: a GPU -->` (an account, a server, a package index, root, a script of its own): a test does not run it.
 - no mark: Python runs, on two emulated devices, with `PRELUDE` and the blocks before it on the page; commands are parsed by the

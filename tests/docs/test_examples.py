@@ -44,9 +44,9 @@ def test_a_piece_of_a_file_stands_in_it(block: Block) -> None:
 def test_a_difference_is_one_of_two_files(block: Block) -> None:
     old, new = (ROOT / name for name in block.mark.partition(": ")[2].split())
     lines = block.text.splitlines()
-    assert missing_lines([line[1:] for line in lines if line.startswith("-")], old) == []
-    assert missing_lines([line[1:] for line in lines if line.startswith("+")], new) == []
-    assert all(line[0] in "-+" for line in lines)
+    for sign, file in (("-", old), ("+", new)):
+        assert missing_lines([line.removeprefix(sign) for line in lines if line.startswith((sign, "..."))], file) == []
+    assert all(line[0] in "-+" or line == "..." for line in lines)
 
 
 @pytest.mark.parametrize("block", marked("printed by"))

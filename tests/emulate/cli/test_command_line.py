@@ -200,7 +200,7 @@ WRONG = [
         "--all-reduce must be one of auto, ring, hierarchical, one-device. Received: --all-reduce 'x'.",
     ),
     ("train.py --restarts x", "--restarts must be a whole number, 0 or more. Received: --restarts 'x'. Try --restarts 3."),
-    ("train.py --restarts 3", "--restarts goes with --fault. Received: --restarts '3' alone. Say what befalls a host"),
+    ("train.py --restarts 3", "--restarts goes with --fault. Received: --restarts '3' alone. Name a fault"),
     (
         "train.py --json train.py",
         "--json must name a file of its own. Received: --json 'train.py', which is the program itself.",
