@@ -49,9 +49,11 @@ class Page:
         self.labelled("", text, indent, indent, style)
 
     def labelled(self, label: str, text: str, indent: int, column: int, style: str = "", label_style: str = "") -> None:
-        """Add text that begins at a column, with a label in front of its first line."""
-        for number, part in enumerate(clean(text).splitlines() or [""]):
-            begins_left = number > 0 and is_code(part)  # so that it fits into 80 columns
+        """Add text at a column, with a label before its first line. Code that is too wide there begins further left."""
+        parts = clean(text).splitlines() or [""]
+        is_too_wide = column + max((len(part) for part in parts if is_code(part)), default=0) > self.width
+        for number, part in enumerate(parts):
+            begins_left = is_too_wide and number > 0 and is_code(part)
             for inner, wrapped in enumerate(self._wrap(part, column)):
                 first = number == inner == 0
                 front = (" " * indent + (label if first else "")).ljust(indent if begins_left else column)
