@@ -160,7 +160,7 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
         '(BatchNormalization by LayerNormalization, for example), or use CoordinatedTraining(schedule="asynchronous").'
     )
     assert wrong["outside"].startswith(
-        "The model must be made in the scope of the ParameterServerStrategy. Received: variable="
+        "model must be made in the scope of the ParameterServerStrategy. Received: variable="
     )
     assert wrong["batch"] == (
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
@@ -215,5 +215,5 @@ def test_without_servers_it_says_what_else_there_is(on_hosts: OnHosts) -> None:
     assert training.startswith(
         "CoordinatedTraining needs a model made in the scope of a ParameterServerStrategy. Received: strategy="
     )
-    assert training.endswith("use TrainStep with other strategies.")
+    assert training.endswith("Use TrainStep with other strategies.")
     assert table.startswith("A table needs the servers of a ParameterServerStrategy. Received: strategy=")

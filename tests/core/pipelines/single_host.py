@@ -76,7 +76,7 @@ MESSAGES = {
     "a map that is none": r"map needs a function of an example\. Received: function=3\.",
     "a map that draws": r"A map function must depend on the example only, so that it is the same on every topology\. Received: operations=\['RandomUniform'\]\. For a random function use map\(function, random=True\)\. .*",
     "a map that counts": r"A map function must .* Received: operations=\['AssignAddVariableOp'\]\. .*",
-    "a map with a large array": r"A map function must not use arrays above 16777216 bytes\. Received: function='use', nbytes=\{'table': 24000000\}\. Convert the array to a tensor once, before the map: tf\.constant\(array\)\.",
+    "a map with a large array": r"A map function must not use arrays above 16777216 bytes from outside\. Received: function='use', nbytes=\{'table': 24000000\}\. Convert the array to a tensor once, before the map: tf\.constant\(array\)\.",
     "a map to examples of many shapes": r"A map function must return examples of one shape\. .*",
     "a ragged map": r"A map function must return dense tensors\. .*",
     "a random map before the cache": r"A random map must come after cache\(\), which keeps its input for all epochs\. .* Call cache\(\) before the random map\.",
