@@ -13,6 +13,9 @@ FEW = ("1x4", "2x2")
 """Of one host and of several hosts one topology each: benchmarks/features has the others."""
 ONE_REPLICA_A_HOST = "K2"
 """Its batches are of plain tensors on `2x1`, as nowhere else."""
+ASKED = (*RECIPES, *ALSO_ASKED)
+LIKE_OTHERS = {"S2": "S1, with a smaller tensor", "O2": "D3, a loop of its own on the same hosts too"}
+"""Recipes that as they should be are what a fast one is, and which."""
 STEPS = 20
 """As many as show each cause, and the last, uneven batch of those that have one."""
 
@@ -43,7 +46,7 @@ def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe,
 
 @pytest.mark.parametrize(
     "program",
-    [*RECIPES, *(pytest.param(one, marks=pytest.mark.slow) for one in ALSO_ASKED)],
+    [pytest.param(one, marks=pytest.mark.slow if one in ALSO_ASKED or one.id in LIKE_OTHERS else ()) for one in ASKED],
     ids=lambda program: program.name,
 )
 def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe | AlsoAsked, preload: Preload) -> None:
@@ -52,9 +55,7 @@ def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", [one for one in (*RECIPES, *ALSO_ASKED) if _few(one.topologies)[1:]], ids=lambda program: program.name
-)
+@pytest.mark.parametrize("program", [one for one in ASKED if _few(one.topologies)[1:]], ids=lambda program: program.name)
 def test_for_several_hosts_it_is_equivalent_on_one_too(program: Recipe | AlsoAsked, preload: Preload) -> None:
     _check(program, _few(program.topologies)[:1], preload)
 
