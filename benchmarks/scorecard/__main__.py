@@ -13,24 +13,16 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.scorecard import table
-from benchmarks.scorecard.cells import Cell, judge_all
+from benchmarks.scorecard.cells import Job, judge_all
 from benchmarks.scorecard.corpus import corpus
 from benchmarks.scorecard.generated import drawn
 from benchmarks.scorecard.variants import variants
 
-GROUPS = ("corpus", "manifest", "generated", "variant")
 
-
-def cells(only: Sequence[str]) -> list[Cell]:
-    """Return the cells whose name contains one of the words, or all."""
-    entries = (*corpus(), *drawn())
-    every = [Cell(entry, topology) for entry in entries for topology in entry.topologies]
-    every += variants()
-    return [
-        cell
-        for cell in every
-        if not only or any(word in (*cell.name.split(), cell.entry.group) or word in cell.name for word in only)
-    ]
+def jobs(only: Sequence[str] = ()) -> list[Job]:
+    """Return the jobs of a group, or those whose name contains one of the words; without words all."""
+    every = [*(Job(entry) for entry in (*corpus(), *drawn())), *variants()]
+    return [job for job in every if not only or any(word == job.entry.group or word in job.entry.name for word in only)]
 
 
 def main() -> int:
@@ -44,11 +36,13 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.store and wanted.only:
         parser.error("--store writes a whole run. Received: --only. Leave one of them out.")
-    results = judge_all(cells(wanted.only), fresh=wanted.fresh)
+    results = judge_all(jobs(wanted.only), fresh=wanted.fresh)
     if not results:
         parser.error(f"--only must name programs of the scorecard. Received: --only {' '.join(wanted.only)}.")
     Console(width=160).print(Markdown(table.markdown(results)))
     worse = table.worse_than_stored(results)
+    if not table.STORED.exists():
+        print("There are no stored figures to compare with: store some with --store.", file=sys.stderr)
     for line in worse:
         print(f"WORSE than the stored figures: {line}", file=sys.stderr)
     if wanted.store:

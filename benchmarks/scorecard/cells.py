@@ -1,4 +1,7 @@
-"""Judge one program on one topology with the command `gpudist verify`, keep what it said, and set it against the answer."""
+"""Judge a program with the command `gpudist verify`, keep what it said, and set it against the answer, topology by topology.
+
+All topologies of a program are judged by one command, as users do it: they share the runs on one device.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +30,40 @@ TIME_LIMIT = 600.0
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One program on one topology, judged with these options.
+class Job:
+    """One program, judged with these options on all its topologies.
 
     Attributes:
         options: Further options of `gpudist verify`.
-        variant: What tells it from other cells of the program, in the scorecard's words.
+        variant: What distinguishes it from other jobs of the program.
     """
 
     entry: Entry
-    topology: str
     options: tuple[str, ...] = ()
     variant: str = ""
 
     @property
-    def name(self) -> str:
-        """Return its name, unique in the scorecard."""
-        return " ".join(filter(None, (self.entry.name, self.topology, self.variant)))
+    def names(self) -> dict[str, str]:
+        """Return for each topology the name of its cell, unique in the scorecard."""
+        entry, variant = self.entry, self.variant
+        return {topology: " ".join(filter(None, (entry.name, topology, variant))) for topology in entry.topologies}
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return the options of `gpudist verify`."""
+        topologies = [word for topology in self.entry.topologies for word in ("--topology", topology)]
+        return [*topologies, *self.options]
 
     @property
     def key(self) -> str:
-        """Return a digest of everything that its result depends on."""
-        parts = (
-            product(),
-            self.entry.path.read_bytes(),
-            *map(str.encode, (self.topology, *self.options, "--", *self.entry.args)),
-        )
+        """Return a digest of everything that its results depend on."""
+        parts = (product(), self.entry.path.read_bytes(), *map(str.encode, (*self.arguments, "--", *self.entry.args)))
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What gpudist said of a cell, set against the answer.
+    """What gpudist said of a program on one topology, set against the answer.
 
     Attributes:
         causes: The codes that decide, in their order.
@@ -69,8 +74,8 @@ class Result:
         false_alarm: Whether a right program is accused.
         undeserved: The causes that accuse a wrong program of what it does not do.
         mute: Whether something that decides is `unexplained`.
-        starts: How often the user's program was started; None where the version does not tell.
-        seconds: Seconds of the whole command; `plain` of the program alone.
+        starts: How often the program was started, for each topology of the command; None without a verdict.
+        seconds: Seconds of the command for each topology; `plain` of the program alone.
     """
 
     name: str
@@ -85,7 +90,7 @@ class Result:
     false_alarm: bool
     undeserved: tuple[str, ...]
     mute: bool
-    starts: int | None
+    starts: float | None
     seconds: float
     plain: float
 
@@ -101,59 +106,50 @@ class Result:
         return {key: value for key, value in asdict(self).items() if key not in ("seconds", "plain")}
 
 
-def judge_all(cells: Iterable[Cell], *, fresh: bool = False) -> list[Result]:
-    """Judge cells, two side by side, and keep each as soon as it is judged.
+def judge_all(jobs: Iterable[Job], *, fresh: bool = False) -> list[Result]:
+    """Judge programs, two side by side, and keep each answer as soon as it is there.
 
     Args:
-        cells: In the order in which they are judged.
+        jobs: In the order in which they are judged.
         fresh: Whether what an earlier call kept is left aside.
 
     Returns:
-        A result for each cell, in order.
+        A result for each topology of each job, in order.
     """
-    todo = list(cells)
     with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="scorecard") as pool:
-        return list(pool.map(lambda cell: _judge(cell, fresh), todo))
+        return [result for results in pool.map(lambda job: _judge(job, fresh), list(jobs)) for result in results]
 
 
-def _judge(cell: Cell, fresh: bool) -> Result:
+def _judge(job: Job, fresh: bool) -> list[Result]:
     KEPT.mkdir(exist_ok=True)
-    kept = KEPT / f"{cell.key}.json"
+    kept = KEPT / f"{job.key}.json"
     if fresh or not kept.exists():
-        seen = verify(cell)
+        seen = verify(job)
         kept.write_text(json.dumps(seen))
-        print(f"{cell.name}: {said(seen)} ({seen['seconds']:.0f} s)", file=sys.stderr, flush=True)
-    return assess(cell, json.loads(kept.read_text()))
+        for topology, name in job.names.items():
+            codes = " ".join(cause["code"] for cause in seen[topology]["causes"])
+            print(f"{name}: {seen[topology]['verdict']} {codes}".rstrip(), file=sys.stderr, flush=True)
+    return [assess(job, topology, seen) for topology, seen in json.loads(kept.read_text()).items()]
 
 
-def said(seen: dict[str, Any]) -> str:
-    """Return the verdict and the causes in a few words."""
-    return " ".join((seen["verdict"], *(cause["code"] for cause in seen["causes"])))
-
-
-def verify(cell: Cell) -> dict[str, Any]:
-    """Run `gpudist verify` in a fresh process, and the program alone beside it.
+def verify(job: Job) -> dict[str, dict[str, Any]]:
+    """Run `gpudist verify` in a fresh process, and the program alone after it.
 
     Returns:
-        The verdict on the topology as `--json` has it, with the seconds of both.
+        For each topology the run as `--json` has it, with the seconds of both.
     """
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "verdict.json")
-        command = [sys.executable, "-m", "emulate", "verify", str(cell.entry.path), "--topology", cell.topology]
-        command += [*cell.options, "--json", str(written), "--", *cell.entry.args]
-        seconds, error = _timed(command, folder)
-        if not written.exists():
-            return {
-                "verdict": "no verdict",
-                "causes": [],
-                "error": error[-2000:],
-                "seconds": seconds,
-                "plain": plain(cell.entry),
-            }
-        verdict = json.loads(written.read_text())
-    (run,) = verdict["runs"]
-    kept = {key: run[key] for key in ("verdict", "causes", "notes", "course", "worst", "steps")}
-    return {**kept, "starts": verdict.get("program_starts"), "seconds": seconds, "plain": plain(cell.entry)}
+        command = [sys.executable, "-m", "emulate", "verify", str(job.entry.path), *job.arguments, "--json", str(written)]
+        seconds, error = _timed([*command, "--", *job.entry.args], folder)
+        verdict = json.loads(written.read_text()) if written.exists() else None
+    number = len(job.entry.topologies)
+    about = {"seconds": seconds / number, "plain": plain(job.entry)}
+    if verdict is None:
+        return {one: {"verdict": "no verdict", "causes": [], "error": error[-2000:], **about} for one in job.entry.topologies}
+    kept = ("verdict", "causes", "notes", "course", "steps")
+    about["starts"] = verdict["program_starts"] / number
+    return {run["topology"]: {**{key: run[key] for key in kept}, **about} for run in verdict["runs"]}
 
 
 @cache
@@ -183,15 +179,15 @@ def _timed(command: list[str], folder: str, limit: float = TIME_LIMIT) -> tuple[
     return time.monotonic() - started, error
 
 
-def assess(cell: Cell, seen: dict[str, Any]) -> Result:
-    """Set what gpudist said against the right answer."""
-    answer = cell.entry.answer
+def assess(job: Job, topology: str, seen: dict[str, Any]) -> Result:
+    """Set what gpudist said of a topology against the right answer."""
+    answer = job.entry.answer
     deciding = [cause for cause in seen["causes"] if not (cause["allowed"] or cause.get("advice"))]
     codes = tuple(cause["code"] for cause in deciding)
     is_known = seen["verdict"] in answer.verdicts
     return Result(
-        name=cell.name,
-        group=cell.entry.group,
+        name=job.names[topology],
+        group=job.entry.group,
         is_right=answer.is_right,
         verdict=seen["verdict"],
         causes=codes,

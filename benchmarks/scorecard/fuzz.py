@@ -14,13 +14,13 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from benchmarks.scorecard.cells import KEPT, Cell, Result, judge_all
+from benchmarks.scorecard.cells import KEPT, Job, Result, judge_all
 from benchmarks.scorecard.generated import Spec, specs
 
 MOST_EXAMPLES = 10_000  # more than any time allows
 
 
-class Misjudged(AssertionError):  # noqa: N818 (a finding, not a fault of the fuzzer)
+class Misjudged(AssertionError):
     """A program that gpudist judges wrongly."""
 
     def __init__(self, spec: Spec, result: Result) -> None:
@@ -70,7 +70,7 @@ class Fuzzer:
             return  # what was judged before stays as it was, as hypothesis judges the smallest once more
         if spec.name not in self._results:
             self.judged += 1
-            (self._results[spec.name],) = judge_all([Cell(spec.entry(), spec.topology)])
+            (self._results[spec.name],) = judge_all([Job(spec.entry())])
         result = self._results[spec.name]
         if not result.is_well_judged and _kind(spec, result) not in self._known:
             raise Misjudged(spec, result)

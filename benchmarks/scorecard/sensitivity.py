@@ -13,7 +13,7 @@ from typing import Any
 
 import matplotlib as mpl
 
-from benchmarks.scorecard.cells import ROOT, Cell, verify
+from benchmarks.scorecard.cells import ROOT, Job, verify
 from benchmarks.scorecard.corpus import FOLDER, Answer, Entry
 
 PLACES = ("element", "example", "replica", "step")
@@ -43,7 +43,7 @@ def measure() -> dict[str, Any]:
 
 def _seen(place: str, size: float) -> dict[str, Any]:
     entry = Entry(f"sensitivity-{place}", FOLDER / "sensitivity.py", (TOPOLOGY,), Answer(("equivalent",)), (place, repr(size)))
-    return verify(Cell(entry, TOPOLOGY))
+    return verify(Job(entry))[TOPOLOGY]
 
 
 def draw(found: dict[str, Any]) -> None:
