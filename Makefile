@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+MINUTES ?= 30
 JOBS ?= 2
 
 # Packages installed without bytecode make every import of TensorFlow take 5 s instead of 2.
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check docs outputs dist bench compat features clean
+.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard sensitivity fuzz features clean
 
 help:  ## show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
@@ -67,6 +68,15 @@ bench: $(STAMP)  ## measure everything that is claimed; writes benchmarks/result
 
 compat: $(STAMP)  ## try each supported pair of TensorFlow and Keras in .compat; ARGS="--only tf2.18" tries one
 	$(BIN)/python -m benchmarks.compat $(ARGS)
+
+scorecard: $(STAMP)  ## judge the corpus; fails where it is worse than the stored figures. ARGS="--only WORD", "--fresh", "--store"
+	$(BIN)/python -m benchmarks.scorecard $(ARGS)
+
+sensitivity: $(STAMP)  ## plant errors of 1 to 1,000 times the noise floor; writes the chart of the docs
+	$(BIN)/python -m benchmarks.scorecard.sensitivity
+
+fuzz: $(STAMP)  ## compose programs for MINUTES and keep each that is judged wrongly, shrunk, in .scorecard/fuzz
+	$(BIN)/python -m benchmarks.scorecard.fuzz --minutes $(MINUTES) $(ARGS)
 
 features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes docs/features.md
 	$(BIN)/python -m benchmarks.features

@@ -125,7 +125,8 @@ def verify(
         notes += [*found.notes, *filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
-    return Verdict(found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes), strict=strict)
+    about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
+    return Verdict(*about, strict=strict, program_starts=runner.starts)
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:

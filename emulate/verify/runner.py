@@ -230,6 +230,12 @@ class Runner:
         with self._lock:
             self._results.append(result)
 
+    @property
+    def starts(self) -> int:
+        """Return how often the program was started so far; each restart after a fault counts."""
+        with self._lock:
+            return len(self._results)
+
     def notes(self) -> list[str]:
         """Return what the user should know about this machine, each once: refused isolation, shared GPUs."""
         with self._lock:

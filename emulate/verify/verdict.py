@@ -227,6 +227,7 @@ class Verdict:
 
     Attributes:
         strict: Whether the verdict `by-design` counts as a failure.
+        program_starts: How often gpudist started the program, however few steps it made; on several hosts it counts once.
     """
 
     program: str
@@ -237,6 +238,7 @@ class Verdict:
     runs: tuple[Run, ...]
     notes: tuple[str, ...] = ()
     strict: bool = False
+    program_starts: int = 0
 
     @property
     def is_equivalent(self) -> bool:
@@ -263,6 +265,7 @@ class Verdict:
             "seed": self.seed,
             "device": self.device,
             "strict": self.strict,
+            "program_starts": self.program_starts,
             "versions": dict(self.versions),
             "reference": _plain(self.reference),
             "runs": [_plain(run) for run in self.runs],

@@ -24,7 +24,7 @@ RUN = {
 }  # fmt: skip
 CONTRACT = {
     "schema": "gpudist.verdict/1", "program": "...", "seed": 0, "device": "cpu",
-    "versions": {"gpudist": "...", "tensorflow": "...", "keras": "..."},
+    "versions": {"gpudist": "...", "tensorflow": "...", "keras": "..."}, "program_starts": 3,
     "reference": {"status": "ok", "steps": 20, "repeatable": True}, "runs": [RUN],
 }  # fmt: skip
 

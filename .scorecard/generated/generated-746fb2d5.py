@@ -1,0 +1,37 @@
+"""Composed: eager, conv; right."""
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+n = strategy.num_replicas_in_sync
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(1); examples = 192
+x = rng.normal(size=(examples, 6, 6, 1)).astype("float32"); y = (np.abs(x[:, 0, 0, 0]) * 2).astype(int) % 4
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Conv2D(3, 3, activation="relu"), keras.layers.Flatten(), keras.layers.Dropout(0.3, seed=2), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+def train(batch):
+    def step(x, y):
+        context = tf.distribute.get_replica_context()
+        whole, half = (x, y), tf.shape(y)[0] // 2
+        parts, losses = [], []
+        for part in ([v[:half] for v in whole], [v[half:] for v in whole]):
+            x, y = part
+            with tf.GradientTape() as tape:
+                ce = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+                loss = tf.reduce_sum(ce) / 24
+            grads = tape.gradient(loss, model.trainable_variables)
+            parts.append(grads); losses.append(loss)
+        grads, loss = [a + b for a, b in zip(*parts)], losses[0] + losses[1]
+        grads, _ = tf.clip_by_global_norm(context.all_reduce("SUM", grads), 0.05)
+        grads = [g / n for g in grads]  # the optimizer sums them again
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        return loss
+    losses = strategy.run(step, args=batch)
+    return strategy.reduce("SUM", losses, axis=None)
+
+data = tf.data.Dataset.from_tensor_slices((x, y))
+data = strategy.experimental_distribute_dataset(data.batch(24))
+for batch in data:
+    loss = train(batch)
+    print(float(loss))

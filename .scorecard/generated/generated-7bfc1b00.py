@@ -1,0 +1,12 @@
+"""Composed: fit, conv; uneven-batch."""
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+n = strategy.num_replicas_in_sync
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(1); examples = 197
+x = rng.normal(size=(examples, 6, 6, 1)).astype("float32"); y = (np.abs(x[:, 0, 0, 0]) * 2).astype(int) % 4
+with strategy.scope():
+    model = keras.Sequential([keras.Input((6, 6, 1)), keras.layers.Conv2D(3, 3, activation="relu"), keras.layers.Flatten(), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(x, y, batch_size=24, epochs=1, shuffle=False, verbose=0)  # BUG

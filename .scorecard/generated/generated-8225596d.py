@@ -1,0 +1,34 @@
+"""Composed: eager, dense; right."""
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MirroredStrategy()
+n = strategy.num_replicas_in_sync
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(1); examples = 197
+x = rng.normal(size=(examples, 10)).astype("float32"); y = (np.abs(x[:, 0]) * 2).astype(int) % 4
+with strategy.scope():
+    model = keras.Sequential([keras.Input((10,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+
+def train(batch):
+    def step(x, y):
+        whole, half = (x, y), tf.shape(y)[0] // 2
+        parts, losses = [], []
+        for part in ([v[:half] for v in whole], [v[half:] for v in whole]):
+            x, y = part
+            with tf.GradientTape() as tape:
+                ce = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+                loss = tf.reduce_sum(ce) / 24
+            grads = tape.gradient(loss, model.trainable_variables)
+            parts.append(grads); losses.append(loss)
+        grads, loss = [a + b for a, b in zip(*parts)], losses[0] + losses[1]
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        return loss
+    losses = strategy.run(step, args=batch)
+    return strategy.reduce("SUM", losses, axis=None)
+
+data = tf.data.Dataset.from_tensor_slices((x, y))
+data = strategy.experimental_distribute_dataset(data.batch(24))
+for batch in data:
+    loss = train(batch)
+    print(float(loss))

@@ -1,0 +1,54 @@
+"""Judge the corpus, and say how many bugs gpudist finds, names and locates, and how many right programs it accuses.
+
+Goes on where it was stopped. Fails (exit code 1) where something that the stored figures have right is wrong now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from benchmarks.scorecard import table
+from benchmarks.scorecard.cells import Job, judge_all
+from benchmarks.scorecard.corpus import corpus
+from benchmarks.scorecard.generated import drawn
+from benchmarks.scorecard.variants import variants
+
+
+def jobs(only: Sequence[str] = ()) -> list[Job]:
+    """Return the jobs of a group, or those whose name contains one of the words; without words all."""
+    every = [*(Job(entry) for entry in (*corpus(), *drawn())), *variants()]
+    return [job for job in every if not only or any(word == job.entry.group or word in job.entry.name for word in only)]
+
+
+def main() -> int:
+    """Judge, print, write what `--store` asks for. Exit code 1 where it is worse than the stored figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="WORD", help="cells with this in their name; may be repeated"
+    )
+    parser.add_argument("--fresh", action="store_true", help="judge again what an earlier call has judged")
+    parser.add_argument("--store", action="store_true", help="write the stored figures and the table of the docs")
+    wanted = parser.parse_args()
+    if wanted.store and wanted.only:
+        parser.error("--store writes a whole run. Received: --only. Leave one of them out.")
+    results = judge_all(jobs(wanted.only), fresh=wanted.fresh)
+    if not results:
+        parser.error(f"--only must name programs of the scorecard. Received: --only {' '.join(wanted.only)}.")
+    Console(width=160).print(Markdown(table.markdown(results)))
+    worse = table.worse_than_stored(results)
+    if not table.STORED.exists():
+        print("There are no stored figures to compare with: store some with --store.", file=sys.stderr)
+    for line in worse:
+        print(f"WORSE than the stored figures: {line}", file=sys.stderr)
+    if wanted.store:
+        table.store(results)
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

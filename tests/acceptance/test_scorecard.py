@@ -1,0 +1,133 @@
+"""A sample of the scorecard is judged rightly, and the scorecard itself can fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scorecard import table
+from benchmarks.scorecard.__main__ import jobs
+from benchmarks.scorecard.cells import Job, Result, assess, judge_all
+from benchmarks.scorecard.corpus import Answer, Entry, corpus, marked_lines, read
+from benchmarks.scorecard.generated import LOOP_BUGS, Spec, drawn
+
+SAMPLE = (
+    "right_mlp_eager 1x3",
+    "right_attention 2x1",
+    "right_uneven_sum 1x4",
+    "right_clip_after_sum 1x2",
+    "wrong_mean_in_train_step 1x4",
+    "wrong_tokens_per_replica 1x4",
+    "wrong_clipnorm_fit 1x4",
+    "wrong_l2_per_replica 1x4",
+    "wrong_summed_twice_on_hosts 2x1",
+    "wrong_report_first_replica 1x2",
+    "wrong_not_sharded 2x1",
+    "wrong_sum_skipped 1x2",
+)
+PROGRAMS = [entry for entry in corpus() if entry.group == "corpus"]
+
+
+@pytest.fixture
+def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("benchmarks.scorecard.cells.KEPT", tmp_path)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_program_of_the_sample_is_judged_rightly(name: str, nothing_kept: None) -> None:
+    program, topology = name.split()
+    (entry,) = (one for one in PROGRAMS if one.name == program)
+    (result,) = judge_all([Job(replace(entry, topologies=(topology,)))])
+    assert result.is_well_judged, result
+    assert result.starts >= 2
+
+
+def test_the_corpus_has_the_programs_and_cells_that_the_docs_claim() -> None:
+    right, wrong = ([one for one in PROGRAMS if one.answer.is_right is is_right] for is_right in (True, False))
+    assert len({one.path for one in right}) >= 50
+    assert len({one.path for one in wrong}) >= 40
+    assert sum(len(one.topologies) for one in right) >= 160
+    assert all(one.source for one in wrong)
+    assert len(drawn()) == 100
+
+
+def test_every_wrong_program_marks_the_line_that_is_to_blame() -> None:
+    assert [one.name for one in PROGRAMS if not one.answer.is_right and not one.answer.lines] == []
+    assert [one.name for one in PROGRAMS if one.answer.is_right and one.answer.lines] == []
+
+
+def test_cells_have_names_of_their_own() -> None:
+    names = Counter(name for job in jobs() for name in job.names.values())
+    assert [name for name, times in names.items() if times > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("On: 1x4", "without ['Cause', 'Source']"),
+        ("Cause: loss-scaling\nSource: x", "without ['On']"),
+    ],
+)
+def test_a_wrong_program_that_does_not_tell_its_answer_is_refused(head: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong_it.py"
+    path.write_text(f'"""A program.\n\n{head}\n"""\n')
+    with pytest.raises(ValueError, match="must tell") as raised:
+        read(path)
+    assert message in str(raised.value)
+
+
+JOB = Job(Entry("it", Path(__file__), ("1x4",), Answer(("divergent",), ("loss-scaling",), (7,))))
+
+
+def _assessed(verdict: str, *codes: str, line: int | None = None, job: Job = JOB) -> Result:
+    location = None if line is None else {"line": line}
+    causes = [{"code": code, "allowed": False, "location": location} for code in codes]
+    return assess(job, "1x4", {"verdict": verdict, "causes": causes, "starts": 3, "seconds": 2.0, "plain": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("result", "is_well_judged", "line_right"),
+    [
+        (_assessed("divergent", "loss-scaling", line=7), True, True),
+        (_assessed("divergent", "loss-scaling", line=8), True, False),
+        (_assessed("divergent", "loss-scaling"), True, False),
+        (_assessed("equivalent"), False, False),
+        (_assessed("divergent", "unexplained"), False, False),
+        (_assessed("divergent", "uneven-batch", "loss-scaling"), False, False),
+        (_assessed("divergent", "loss-scaling", "uneven-batch"), False, False),
+        (_assessed("divergent", "loss-scaling", "identical-dropout"), True, False),
+    ],
+)
+def test_a_wrong_program_is_well_judged_where_it_is_found_named_and_accused_of_nothing_else(
+    result: Result, is_well_judged: bool, line_right: bool
+) -> None:
+    assert (result.is_well_judged, result.line_right) == (is_well_judged, line_right)
+
+
+@pytest.mark.parametrize(("verdict", "is_false_alarm"), [("equivalent", False), ("divergent", True), ("unverified", True)])
+def test_a_right_program_that_is_not_called_equivalent_is_a_false_alarm(verdict: str, is_false_alarm: bool) -> None:
+    right = replace(JOB, entry=replace(JOB.entry, answer=Answer(("equivalent",))))
+    assert _assessed(verdict, job=right).false_alarm is is_false_alarm
+
+
+def test_what_was_right_before_and_is_wrong_now_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(table, "STORED", tmp_path / "stored.json")
+    monkeypatch.setattr(table, "PAGE", tmp_path / "table.md")
+    table.store([_assessed("divergent", "loss-scaling", line=7)])
+    assert table.worse_than_stored([_assessed("divergent", "loss-scaling", line=7)]) == []
+    assert table.worse_than_stored([_assessed("divergent", "unexplained")]) == [
+        "it 1x4: well judged before, now divergent unexplained",
+        "it 1x4: line right before, now divergent unexplained",
+    ]
+    assert "1 of 1" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize("bug", LOOP_BUGS)
+def test_a_composed_program_marks_the_line_of_its_bug_and_is_python(bug: str) -> None:
+    spec = Spec(bugs=(bug,), weights=bug == "local-normalization", l2=True, clip=bug == "clip-before-reduce")
+    compile(spec.text, "composed", "exec")
+    assert len(marked_lines(spec.text)) == 1
+    assert marked_lines(replace(spec, bugs=()).text) == ()
