@@ -159,9 +159,7 @@ def test_counts_parts_and_wrong_use(on_hosts: OnHosts) -> None:
     assert wrong["writes"].endswith(
         '(BatchNormalization by LayerNormalization, for example), or use CoordinatedTraining(schedule="asynchronous").'
     )
-    assert wrong["outside"].startswith(
-        "model must be made in the scope of the ParameterServerStrategy. Received: variable="
-    )
+    assert wrong["outside"].startswith("model must be made in the scope of the ParameterServerStrategy. Received: variable=")
     assert wrong["batch"] == (
         "A batch must be (x, y) or (x, y, weight). Received: batch='ndarray'. Put several inputs into one nested x."
     )
