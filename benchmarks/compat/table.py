@@ -13,8 +13,8 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 TABLE = HERE.parents[1] / "docs" / "compat_table.md"
 _PROGRAMS = "tests/compat/programs.py"
-_HEAD = """<!-- Made by `make compat`: do not edit. -->
-| TensorFlow | Keras | Python | Programs as expected | Tests passed |
+_MARK = "<!-- Made by `make compat`: do not edit. -->\n"
+_HEAD = f"""{_MARK}| TensorFlow | Keras | Python | Programs as expected | Tests passed |
 |---|---|---|---|---|
 """
 
@@ -40,6 +40,8 @@ def read() -> dict[str, Any]:
 def text(results: Mapping[str, Any]) -> str:
     """Return the table, with what failed and what could not run below it."""
     tried = [(PAIRS[name], results[name]) for name in PAIRS if name in results]
+    if not tried:
+        return f"{_MARK}No pair was tried with this version yet: run `make compat`.\n"
     below = [line for pair, result in tried for line in _exceptions(pair, result)]
     return _HEAD + "".join(_row(*one) for one in tried) + ("\n" + "\n".join(below) + "\n" if below else "")
 
