@@ -289,8 +289,8 @@ def test_a_usage_error_of_the_parser_reads_as_any_other(verified, args, message)
 
 
 def test_a_shell_completes_options_topologies_and_causes():
-    def offered(words):
-        env = {**os.environ, "_GPUDIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    def offered(words, asks="complete_bash"):
+        env = {**os.environ, "_GPUDIST_COMPLETE": asks, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
         command = [sys.executable, "-c", "from emulate.cli import main; main()"]
         return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout.split()
 
@@ -299,7 +299,7 @@ def test_a_shell_completes_options_topologies_and_causes():
     assert offered("gpudist verify --topology 2x4") == ["2x4"]
     assert offered("gpudist causes loss-s") == ["loss-scaling"]
     assert offered("gpudist verify train.py --allow loss-r") == ["loss-report"]
-    assert "_GPUDIST_COMPLETE" in gpudist("--show-completion").output
+    assert "_GPUDIST_COMPLETE=complete_bash" in offered("", asks="source_bash")
 
 
 def test_a_run_refuses_a_second_topology(folder):
