@@ -19,7 +19,7 @@ from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import PredictFunction, StepFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.upstream import models, optimizers, trainer
+from gpudist_core.upstream import metric_variables, models, optimizers, trainer
 from gpudist_core.values import is_whole
 
 
@@ -271,6 +271,7 @@ class DistributedModel:
             # `compile` has not seen the variables that a layer makes when it is called for the first time.
             for optimizer in trainer.optimizers_of(self) or [None]:
                 models.check_scope(self._gpudist_place, self, optimizer)
+            metric_variables.make_local(self._gpudist_place, me.metrics)
             own = not trainer.is_default(type(self), "train_step")
             step = me.train_step if own else functools.partial(steps.train_step, self)
             me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=self._gpudist_step)
@@ -280,6 +281,7 @@ class DistributedModel:
         """Compile the evaluation step."""
         me: Any = self
         if me.test_function is None or force:
+            metric_variables.make_local(self._gpudist_place, me.metrics)
             own = not trainer.is_default(type(self), "test_step")
             step = me.test_step if own else functools.partial(steps.test_step, self)
             me.test_function = StepFunction(self, step, own=own, draws=self._gpudist_draws)

@@ -21,6 +21,7 @@ from gpudist_core.upstream import (
     batch_norm,
     central_storage,
     losses,
+    metric_variables,
     models,
     optimizers,
     randomness,
@@ -143,6 +144,7 @@ class TrainStep:
         self._variables = arguments.checked_variables(variables)
         self._compiled_pass = xla.CompiledPass(model, self._loss, synchronizes=synchronize_batch_norm) if jit_compile else None
         models.check_scope(self.strategy, model, optimizer, self.metrics, self._variables)
+        metric_variables.make_local(self.strategy, self.metrics)
         with self.strategy.scope():
             optimizer = models.scaled_where_needed(model, optimizer)
         self.optimizer = optimizers.exact_optimizer(optimizer, self.strategy)

@@ -316,5 +316,7 @@ def seed() -> int | None:
     """Return the last seed of `keras.utils.set_random_seed`, or None."""
     from keras.src.utils import rng_utils
 
-    told: int | None = rng_utils.get_random_seed()
+    # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
+    known = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
+    told: int | None = known()
     return told
