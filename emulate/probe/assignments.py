@@ -85,5 +85,5 @@ def _is_shared_number(variable: Any) -> bool:
     """Return whether each replica holds the same value, unlike a count of each replica (`ON_READ`, a metric)."""
     import tensorflow as tf
 
-    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ
+    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ or hasattr(variable, "_gpudist_of_metric")
     return bool(variable.dtype.name.startswith(_NUMBERS)) and not is_own

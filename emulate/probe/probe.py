@@ -106,6 +106,7 @@ class Probe:
             "compiled": False,
             "train_steps": False,
             "own_train_step": False,
+            "mirrored_metrics": False,
             "follows": plan.follow is not None,
         }
         self._facts_written: str = ""
@@ -419,6 +420,8 @@ def _is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
     import tensorflow as tf
 
+    if hasattr(upstream.tf_variable(variable), "_gpudist_of_metric"):
+        return True
     if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
         return False
     return bool(variable.aggregation == tf.VariableAggregation.SUM)

@@ -189,6 +189,23 @@ def install_keras(probe: Probe, package: str) -> None:
     for cls in upstream.metric_classes():
         if cls.__module__.startswith(package):
             _wrap_result(probe, cls)
+    if package == upstream.KERAS_3 and (mirrored := upstream.mirrored_metric_class()) is not None:
+        _mark_variables(probe, mirrored)
+
+
+def _mark_variables(probe: Probe, cls: Any) -> None:
+    """Mark the mirrored variables of metrics: they are no state of the step, and a wrong number of theirs is Keras's fault."""
+    original = cls.add_variable
+
+    @functools.wraps(original)
+    def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
+        variable = original(self, *args, **kwargs)
+        if (inner := upstream.tf_variable(variable)) is not None:  # one that is made within a tf.function comes later
+            inner._gpudist_of_metric = True
+        return variable
+
+    cls.add_variable = add_variable
+    probe.facts["mirrored_metrics"] = True
 
 
 def _wrap_logs(probe: Probe, cls: Any) -> None:

@@ -176,6 +176,12 @@ def metric_classes() -> list[Any]:
     return [load(name).Metric for name in names if name in sys.modules]
 
 
+def mirrored_metric_class() -> Any:
+    """Return Keras 3's Metric class if all replicas share a metric's variables (up to Keras 3.9), else None."""
+    shares = not hasattr(load("keras").Variable, "synchronization")
+    return load(f"{KERAS_3}.metrics.metric").Metric if shares else None
+
+
 def callback_list_classes() -> list[Any]:
     """Return the CallbackList classes of the imported Keras versions: every log of `fit` passes them."""
     names = (f"{KERAS_3}.callbacks.callback_list", f"{LEGACY_KERAS}.callbacks")

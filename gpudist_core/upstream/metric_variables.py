@@ -1,6 +1,6 @@
-"""Variables of metrics that each replica adds to for itself, as Keras has them since 3.9.
+"""Variables of metrics that each replica adds to for itself, as Keras has them since 3.10.
 
-Up to Keras 3.8 they are mirrored: `assign_add` assigns the old value plus the new one, and TensorFlow sums that over the
+Up to Keras 3.9 they are mirrored: `assign_add` assigns the old value plus the new one, and TensorFlow sums that over the
 replicas. So the old value counts once for each replica.
 """
 

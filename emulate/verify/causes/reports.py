@@ -97,14 +97,19 @@ def _reduced_in(reports: Sequence[Report]) -> str:
 
 def _of_logs(case: Case) -> str:
     """Return the text about Keras's logs in `fit`: of the program's own `train_step`, or of Keras's."""
-    if _has_central_storage(case):
-        return _OF_CENTRAL_STORAGE
+    if _has_central_storage(case) or _has_old_keras(case):
+        return _OF_CENTRAL_STORAGE if _has_central_storage(case) else _OF_OLD_KERAS
     told = [event["own_train_step"] for _, event in case.untouched.of("program") if "own_train_step" in event]
     return _OF_A_TRAIN_STEP if any(told) or not told else _OF_FIT
 
 
 def _has_central_storage(case: Case) -> bool:
     return any("CentralStorage" in str(event["name"]) for _, event in case.untouched.of("strategy"))
+
+
+def _has_old_keras(case: Case) -> bool:
+    """Return whether all replicas share the variables of each metric."""
+    return any(event.get("mirrored_metrics") for _, event in case.untouched.of("program"))
 
 
 def _place(point: Point) -> str:
@@ -121,6 +126,7 @@ _OF_MEANS = "If it is a mean of the replicas"
 _OF_A_TRAIN_STEP = "In your own train_step"
 _OF_FIT = "With Keras's own train_step"
 _OF_CENTRAL_STORAGE = "Under CentralStorageStrategy"
+_OF_OLD_KERAS = "With Keras up to 3.9"
 
 
 _ANY = "the factor differs each time"
@@ -170,8 +176,9 @@ def _search_metric(case: Case) -> Sign | None:
     if progress is not None:
         return Sign(f"The metric {m.key.tensor} {progress[0]}", told, progress[1], advice=True)
     is_of_strategy = _has_central_storage(case) and m.key.tensor.startswith(("batch/", "epoch"))
+    fix = _OF_CENTRAL_STORAGE if is_of_strategy else _OF_OLD_KERAS if _has_old_keras(case) else None
     summary = f"The metric {m.key.tensor} does not cover the examples of all replicas."
-    return Sign(summary, told, _OF_CENTRAL_STORAGE if is_of_strategy else None)
+    return Sign(summary, told, fix)
 
 
 def _search_number(case: Case) -> Sign | None:
