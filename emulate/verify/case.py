@@ -9,13 +9,14 @@ from functools import cached_property
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
-from emulate.verify.compare import Comparison, Point, compare
+from emulate.verify.compare import Comparison, Point, compare, compare_enough
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
 from emulate.verify.meetings import Met
-from emulate.verify.order import is_in_order
+from emulate.verify.order import is_in_order, is_wide_at_first
 from emulate.verify.recovery import Recovery
+from emulate.verify.repeats import differing
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
@@ -38,7 +39,7 @@ class Rerun:
 
     def compare(self) -> Comparison:
         """Compare both sides. Look again at gradients that may cancel over the batch."""
-        first = compare(self.reference, self.topology, self.noise)
+        first = compare_enough(self.reference, self.topology, self.noise)
         more = self.confirm() if first.cancels else ()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
 
@@ -89,6 +90,10 @@ def _not_made() -> RunResult | None:
     return None
 
 
+def _no_trace() -> Trace | None:
+    return None
+
+
 class Case:
     """Hold one topology's run with the reference and functions that repeat runs.
 
@@ -97,7 +102,7 @@ class Case:
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
         noise: Noise runs of the reference.
         plain: The reference run with the program's own randomness; `reference` unless given.
-        repeat: The same once more, to see whether it repeats.
+        repeat: Runs the same once more, to see whether it repeats; None where that did not end well.
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
@@ -128,7 +133,7 @@ class Case:
         noise: Sequence[Trace] = (),
         *,
         plain: Trace | None = None,
-        repeat: Trace | None = None,
+        repeat: Callable[[], Trace | None] = _no_trace,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
@@ -141,7 +146,7 @@ class Case:
         outcome: Outcome | None = None,
         recovery: Recovery | None = None,
         order_matters: bool = False,
-        met_alone: Sequence[Met] = (),
+        met_alone: Callable[[], Sequence[Met]] = tuple,
         met: Met | None = None,
     ) -> None:
         self._order_matters = order_matters
@@ -149,11 +154,11 @@ class Case:
         self.topology = topology
         self.noise = noise
         self.plain = plain or reference
-        self.repeat = repeat
+        self._repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
         self.recovery = recovery
-        self.met_alone, self.met = met_alone, met or Met()
+        self._met_alone, self.met = met_alone, met or Met()
         self.found: list[Finding] = []
         self.notes: list[str] = []
         self.unreachable: list[str] = []
@@ -175,7 +180,7 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        first = compare(self.reference, self.topology, self.noise)
+        first = compare_enough(self.reference, self.topology, self.noise)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
@@ -186,6 +191,27 @@ class Case:
     def parts(self) -> dict[str, Fit]:
         """Return the model of each tensor's gradient, for the original runs or with the found causes switched off."""
         return fit_parts(self._both_switched or self.comparison)
+
+    @cached_property
+    def repeat(self) -> Trace | None:
+        """Return the unchanged reference, run once more; None where that run did not end well."""
+        return self._repeat()
+
+    @cached_property
+    def seems_to_repeat(self) -> bool:
+        """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
+
+        The first noise run has the reference's first weights, examples and draws then, and in the first step the same loss and
+        gradient but for rounding. Where draws are keyed, no other run on one device has the program's own.
+        """
+        one = self.noise[:1]
+        is_same = bool(one) and self.plain is self.reference and differing(self.reference, one[0]) is None
+        return is_same and not is_wide_at_first(self.reference, one)
+
+    @cached_property
+    def met_alone(self) -> Sequence[Met]:
+        """Return where each run on one device met other runs: the reference, its repeat, then the others."""
+        return self._met_alone()
 
     @cached_property
     def with_own_seeds(self) -> RunResult | None:

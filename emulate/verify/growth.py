@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from emulate.probe import Replay, Trace
 from emulate.verify.arithmetic import ROUND, explain
-from emulate.verify.compare import compare
+from emulate.verify.compare import compare, compare_enough
 from emulate.verify.ledgers import has_ended, ledgers
 from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult
@@ -89,13 +89,13 @@ def _grouping_matters(yardsticks: Yardsticks, shares: Variation) -> bool:
     dealt = yardsticks.reference(replace(shares, replay=replace(shares.replay, regrouped=True))).traces()
     if traces is None or dealt is None:
         return False
-    return compare(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
+    return compare_enough(traces[0], dealt[0], traces[1]).first_step("gradient", "weight") is not None
 
 
 def _misfit(yardstick: Yardstick, topology: Trace) -> float:
     """Return how badly a reference explains a run: its largest error in units of the noise."""
     traces = yardstick.traces()
-    worst = compare(traces[0], topology, traces[1]).worst if traces is not None else None
+    worst = compare_enough(traces[0], topology, traces[1]).worst if traces is not None else None
     if worst is None:
         return float("inf")
     return worst.error / max(worst.noise, 1e-300)
@@ -104,7 +104,7 @@ def _misfit(yardstick: Yardstick, topology: Trace) -> float:
 def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
     """Return whether a reference has the gradients of a run, and only makes other weights from them."""
     traces = yardstick.traces()
-    found = compare(traces[0], topology, traces[1]) if traces is not None else None
+    found = compare_enough(traces[0], topology, traces[1]) if traces is not None else None
     if found is None:
         return False
     first, apart = found.first_step("gradient", "initial-weight", "variable"), found.first_step("weight")
@@ -114,7 +114,7 @@ def _differs_in_updates_alone(yardstick: Yardstick, topology: Trace) -> bool:
 def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
     """Return the relative error of the first sum of local objectives, which clipping does not hide."""
     traces = yardstick.traces()
-    first = next(iter(compare(traces[0], topology, traces[1]).objectives), None) if traces is not None else None
+    first = next(iter(compare(traces[0], topology).objectives), None) if traces is not None else None
     if first is None or not first.measure.reference_value:
         return float("inf")
     return first.measure.error / abs(first.measure.reference_value)
@@ -123,5 +123,5 @@ def _objective_off(yardstick: Yardstick, topology: Trace) -> float:
 def _is_larger(yardstick: Yardstick, topology: Trace, growth: int) -> bool:
     """Return whether every gradient is larger by the growth of the batch: examples are summed, not averaged."""
     traces = yardstick.traces()
-    fits = explain(compare(traces[0], topology, traces[1])).scaled if traces is not None else ()
+    fits = explain(compare_enough(traces[0], topology, traces[1])).scaled if traces is not None else ()
     return bool(fits) and all(abs(fit.scale / growth - 1) < ROUND for fit in fits)

@@ -27,10 +27,10 @@ from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run, StepsRun
-from emulate.verify.yardstick import NOISE_RUNS, Variation, Yardstick, Yardsticks, trace_of
+from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
-OTHER_RUNS = 2 + NOISE_RUNS
-"""The reference, its repeat and its noise runs."""
+OTHER_RUNS = 2
+"""The reference and its first noise run: as many as a program needs that trains the same model."""
 AS_IT_STANDS = Variation()
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
 """What TensorFlow counts in the names of its operations and functions, and where objects lie: otherwise in each process."""
@@ -142,37 +142,36 @@ class Session:
             if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
                 judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
             about += [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
-            return self._summary(reference, None), judged, about
+            return self._summary(reference), judged, about
         self._check_that_it_trains(reference, first.result())
         runs = [first]
         if self._lacks_replicas(first.result(), reference):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:]]
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
-                return self._summary(reference, None), judged, _unseen(reference)
+                return self._summary(reference), judged, _unseen(reference)
         reference = self._with_rows(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
-            return self._summary(reference, None), [self._without_order(run.result()) for run in runs], _unseen(reference)
+            return self._summary(reference), [self._without_order(run.result()) for run in runs], _unseen(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
         self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
         self._yardsticks.drawn = facts.drawn
-        repeat = self._yardsticks.again()
         notes = _unseen(reference)
         bases = self._bases(reference, notes, len(topologies))
-        yardsticks = [self._yardsticks.with_noise(base) for base in bases]
+        yardstick = self._yardsticks.with_noise(bases[0])
         runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
-        if self._order_matters(bases[0], yardsticks[0]):
+        if self._order_matters(bases[0], yardstick):
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
-            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference, repeat)
+            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference)
             for run, found in zip(runs, compared, strict=True)
         ]
-        return self._summary(reference, repeat), judged, notes
+        return self._summary(reference), judged, notes
 
     def _at_once(self, run: RunResult, reference: RunResult) -> Case:
         """Return what is known of a run without any other run than the reference."""
@@ -208,9 +207,15 @@ class Session:
         traces = yardstick.traces()
         if traces is None:
             return False
-        if order_matters(*traces, self._yardsticks.rounding_of(base).units):
+        reference, noise = traces
+        units = self._yardsticks.rounding_of(base).units
+        # All runs must show it, so that the first one, which is made in any case, often answers for all.
+        if order_matters(reference, noise[:1], units) and order_matters(reference, noise, units):
             return True
-        return is_wide(*traces) and order_widens(*traces, self._yardsticks.rounded_in_order(base, COARSE))
+        in_order = self._yardsticks.rounded_in_order(base, COARSE)
+        if not (is_wide(reference, noise[:1]) and order_widens(reference, noise[:1], in_order[:1])):
+            return False
+        return is_wide(reference, noise) and order_widens(reference, noise, in_order)
 
     def _bases(self, reference: RunResult, notes: list[str], num_topologies: int) -> list[Variation]:
         """Return what is compared: draws keyed by example, if any; for a 16-bit program first its layers in 32 bits."""
@@ -274,7 +279,6 @@ class Session:
         run: RunResult,
         made: Mapping[Variation, Future[RunResult] | None],
         reference: RunResult,
-        repeat: Future[RunResult],
     ) -> Run:
         if self._lacks_replicas(run, reference):
             return self._judge_at_once(run, reference)
@@ -285,7 +289,7 @@ class Session:
         for base, keyed in made.items():
             if IN_32_BITS in base.switches and trace_of(keyed) is None:
                 continue  # it failed, as the program does or because it is in 32 bits
-            judgements.append(self._judged(run, keyed, base, reference, repeat, recovery))
+            judgements.append(self._judged(run, keyed, base, reference, recovery))
             if judgements[-1].verdict != "equivalent":
                 break
         judgement = judgements[0]
@@ -302,7 +306,6 @@ class Session:
         keyed: Future[RunResult] | None,
         base: Variation,
         reference: RunResult,
-        repeat: Future[RunResult],
         recovery: Recovery | None,
     ) -> Judgement:
         """Judge a topology's run beside the reference, both in a variation."""
@@ -314,18 +317,18 @@ class Session:
         if run.status == "ok" and growth > 1:
             bases = explaining(self._yardsticks, run, base, compared, growth)
             run.notes += filter(None, [longer(reference.trace, compared)])
-        traces: tuple[Trace, list[Trace]] = (reference.trace, [])
+        traces: tuple[Trace, Sequence[Trace]] = (reference.trace, ())
 
         def judged_on(base: Variation) -> Judgement:
             yardstick = self._yardsticks.with_noise(base) if compared.num_steps else None
             used = (yardstick.traces() if yardstick else None) or traces
-            alone = [reference, repeat.result(), *(yardstick.results() if yardstick else [])]
+            others = yardstick.results() if yardstick else []
             case = Case(
                 used[0],
                 compared,
                 used[1],
                 plain=reference.trace,
-                repeat=trace_of(repeat),
+                repeat=lambda: trace_of(self._yardsticks.again()),
                 untouched=run.trace,
                 rerun=lambda *asked: self._reruns.make(asked, run, compared, base),
                 confirm=lambda: self._yardsticks.confirming(base, compared),
@@ -338,8 +341,8 @@ class Session:
                 outcome=_outcome(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
-                met_alone=[one.met for one in alone],
-                met=Met.together(one.met for one in (*alone, run, *([keyed.result()] if keyed else []))),
+                met_alone=lambda: [one.met for one in (reference, self._yardsticks.again().result(), *others)],
+                met=Met.together(one.met for one in (reference, *others, run, *([keyed.result()] if keyed else []))),
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
@@ -382,11 +385,11 @@ class Session:
         outcome = replace(_outcome(run, run), reference_failure=None)
         return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run, run))
 
-    def _summary(self, reference: RunResult, repeat: Future[RunResult] | None) -> Reference:
+    def _summary(self, reference: RunResult) -> Reference:
         place = str(self._reference)
         if reference.status != "ok" or reference.trace is None:
             return Reference(reference.status, 0, True, reference.failure, place)
-        again = trace_of(repeat)
+        again = trace_of(self._yardsticks.repeat)
         repeatable = again is None or _same_weights(reference.trace, again)
         return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
 
@@ -395,7 +398,7 @@ class Session:
         ends = "raises" if reference.status == "failed" else "does not end"
         is_well = run.status == "ok"
         if is_well:
-            where = self._summary(reference, None).where
+            where = self._summary(reference).where
             run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
             run.status, run.reason = reference.status, reference.reason
             run.failure, run.stacks = reference.failure, reference.stacks

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import final, overload
 
 from emulate.probe import IN_32_BITS, Follow, ProbePlan, Replay, Trace
 from emulate.topology import REFERENCE, Topology
@@ -85,21 +86,60 @@ class Variation:
         return replace(self, switches=self.switches | {switch})
 
 
+@final
+class NoiseRuns(Sequence[Trace]):
+    """Make the noise runs of one variation as they are asked for: `[:1]` makes the first, everything else all of them.
+
+    More runs only make the noise floor wider. So what agrees beside the first run agrees beside all of them (`compare_enough`).
+
+    Args:
+        start: Starts the run with this number, from 1.
+        number: How many there are in all.
+    """
+
+    def __init__(self, start: Callable[[int], Future[RunResult]], number: int = NOISE_RUNS) -> None:
+        self._start, self._number = start, number
+        self._runs: list[Future[RunResult]] = []
+
+    def start(self, number: int) -> None:
+        """Start this many runs, as far as they are not started yet."""
+        self._runs += [self._start(k + 1) for k in range(len(self._runs), number)]
+
+    def results(self) -> list[RunResult]:
+        """Return how each run went that was started so far."""
+        return [run.result() for run in self._runs]
+
+    def _traces(self, number: int) -> list[Trace]:
+        self.start(number)
+        return [trace for run in self._runs[:number] if (trace := trace_of(run)) is not None]
+
+    @overload
+    def __getitem__(self, index: int) -> Trace: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Trace]: ...
+    def __getitem__(self, index: int | slice) -> Trace | Sequence[Trace]:
+        is_first = isinstance(index, slice) and index == slice(None, 1)
+        return self._traces(1) if is_first else self._traces(self._number)[index]
+
+    def __len__(self) -> int:
+        return len(self._traces(self._number))
+
+
 @dataclass
 class Yardstick:
     """Hold the runs of one variation of the reference."""
 
     reference: Future[RunResult]
-    noise: list[Future[RunResult]] = field(default_factory=list)
+    noise: NoiseRuns | None = None
 
     def results(self) -> list[RunResult]:
         """Return how each of them went."""
-        return [run.result() for run in (self.reference, *self.noise)]
+        return [self.reference.result(), *(self.noise.results() if self.noise is not None else [])]
 
-    def traces(self) -> tuple[Trace, list[Trace]] | None:
+    def traces(self) -> tuple[Trace, Sequence[Trace]] | None:
         """Return the reference and its noise; None if the program raised or hung."""
         trace = trace_of(self.reference)
-        return None if trace is None else (trace, [noise for run in self.noise if (noise := trace_of(run)) is not None])
+        return None if trace is None else (trace, self.noise if self.noise is not None else ())
 
 
 def trace_of(run: Future[RunResult] | None) -> Trace | None:
@@ -125,6 +165,7 @@ class Yardsticks:
         drawn: How many rows the program's functions draw that get none.
         functions: Whether the reference makes its steps in a `tf.function` without `Strategy.run`.
         permutes: Whether noise runs have the rows of each batch in another order.
+        repeat: The unchanged reference, run once more; None as long as nobody has asked whether it repeats.
     """
 
     def __init__(self, runner: Runner, seed: int, reference: Topology = REFERENCE) -> None:
@@ -136,6 +177,7 @@ class Yardsticks:
         self.drawn: Mapping[str, int] = {}
         self.functions = False
         self.permutes = True
+        self.repeat: Future[RunResult] | None = None
         self._runner = runner
         self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
@@ -153,25 +195,29 @@ class Yardsticks:
         self._known[Variation()] = known
 
     def with_noise(self, variation: Variation) -> Yardstick:
-        """Return the reference and its noise runs."""
+        """Return the reference and its noise runs, of which the first is started."""
         yardstick = self.reference(variation)
-        if not yardstick.noise:
-            yardstick.noise = [self._noise(variation, k + 1, 1.0) for k in range(NOISE_RUNS)]
+        if yardstick.noise is None:
+            yardstick.noise = NoiseRuns(lambda number: self._noise(variation, number, 1.0))
+            yardstick.noise.start(1)
         return yardstick
 
     def leave_rows_in_order(self) -> None:
         """Let later noise runs differ by rounding alone: the order of the examples matters to this program."""
         self.permutes = False
         for yardstick in self._known.values():
-            yardstick.noise = []
+            yardstick.noise = None
 
     def rounding_of(self, variation: Variation) -> Rounding:
         """Return how a variation rounds."""
         return self.rounding_in_32_bits if IN_32_BITS in variation.switches else self.rounding
 
     def again(self) -> Future[RunResult]:
-        """Run the unchanged reference once more, to see whether it repeats."""
-        return self._start("reference again", Variation(), replace(Variation().plan(self.seed), functions=self.functions))
+        """Run the unchanged reference once more, once, to see whether it repeats."""
+        if self.repeat is None:
+            plan = replace(Variation().plan(self.seed), functions=self.functions)
+            self.repeat = self._start("reference again", Variation(), plan)
+        return self.repeat
 
     def by_functions(self) -> Future[RunResult]:
         """Run the unchanged reference with the inputs of its functions as examples, and do so from now on."""
@@ -194,18 +240,17 @@ class Yardsticks:
         runs = [self._noise(variation, number, CONFIRMING_ULPS, topology.directory) for number in numbers]
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
-    def rounded_in_order(self, variation: Variation, ulps: float) -> list[Trace]:
-        """Return runs with examples in order, changed by rounding of this many units.
+    def rounded_in_order(self, variation: Variation, ulps: float) -> NoiseRuns:
+        """Return runs with examples in order, changed by rounding of this many units; none is started yet.
 
         Args:
             variation: Of the reference.
             ulps: By how many units in the last place gradients are off.
 
         Returns:
-            The traces of those that ended well.
+            The traces of those that end well.
         """
-        runs = [self._noise(variation, number, ulps, permute=False) for number in range(1, ORDER_RUNS + 1)]
-        return [trace for run in runs if (trace := trace_of(run)) is not None]
+        return NoiseRuns(lambda number: self._noise(variation, number, ulps, permute=False), ORDER_RUNS)
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """Run the topology in this variation."""

@@ -145,6 +145,9 @@ def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = No
     nothing_else = bool(case.found) and not case.found[0].allowed and not case.has_ended_early
     for cause in (NOT_RECOVERED,) if nothing_else else _CAUSES[1:]:
         add(cause.look(case))
+    if case.has(UNEXPLAINED.code) and not case.has(UNSEEDED.code):
+        add(UNSEEDED.look(case))
+        case.found.sort(key=lambda finding: finding.code != UNSEEDED.code)
     if case.has(IN_BATCH_NEGATIVES.code):
         for cause in _CAUSES:
             add(cause.look_behind(case))

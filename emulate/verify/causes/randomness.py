@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.compare import compare
+from emulate.verify.compare import compare_enough
 from emulate.verify.gradients import StepOfAll
-from emulate.verify.ledgers import ledgers
 from emulate.verify.measure import complete
+from emulate.verify.repeats import differing
 
 _WITHOUT_DROPOUT = "Without dropout"
 
 
 def _search_unseeded(case: Case) -> Sign | None:
-    if case.repeat is None:
+    may_differ = case.has("unexplained") or not case.seems_to_repeat
+    if not may_differ or case.repeat is None:
         return None
     what = differing(case.plain, case.repeat) or drifted(case)
     if what is None:
@@ -28,36 +29,10 @@ def _search_unseeded(case: Case) -> Sign | None:
     )
 
 
-def differing(one: Trace, other: Trace) -> str | None:
-    """Return the first difference between two runs that should be equal, in the order of computation."""
-    if initial(one) != initial(other):
-        return "the initial weights"
-    pairs = ledgers(one, other).values()
-    apart = [ledger for ledger in pairs if ledger.is_known and ledger.first_apart is not None]
-    if apart:
-        same = apart[0].is_reordered
-        return f"the {'order' if same else 'choice or contents'} of the examples (from step {apart[0].first_apart} on)"
-    step = _first_draw(one, other)
-    return None if step is None else f"the random numbers drawn in step {step}"
-
-
-def initial(trace: Trace) -> list[dict[str, str]]:
-    """Return the bits of each replica's initial weights."""
-    return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
-
-
-def _first_draw(one: Trace, other: Trace) -> int | None:
-    for name in one.optimizers:
-        for k, (a, b) in enumerate(zip(complete(one, name), complete(other, name), strict=False)):
-            if [step.draws for step in a.values()] != [step.draws for step in b.values()]:
-                return k
-    return None
-
-
 def drifted(case: Case) -> str | None:
     """Return other numbers from the same examples, weights and draws, beyond the effect of threads."""
     assert case.repeat is not None
-    found = compare(case.plain, case.repeat, case.noise)
+    found = compare_enough(case.plain, case.repeat, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
     kinds = "losses" if found.first.kind == "loss" else f"{found.first.kind}s"

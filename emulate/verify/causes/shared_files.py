@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
-from emulate.verify.causes.randomness import differing, drifted, initial
+from emulate.verify.causes.randomness import drifted
 from emulate.verify.meetings import Met
+from emulate.verify.repeats import differing, initial
 
 _OF_HDF5 = re.compile(r"unable to (?:un)?lock file|unable to truncate a file which is already open", re.IGNORECASE)
 """What HDF5 says of a file that another process has open; it does not name it."""

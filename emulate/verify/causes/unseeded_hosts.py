@@ -5,7 +5,7 @@ from __future__ import annotations
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
-from emulate.verify.compare import compare
+from emulate.verify.compare import compare_enough
 from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.result import RunResult
 
@@ -87,7 +87,7 @@ def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | No
     Returns:
         The sign; None where the numbers agree.
     """
-    found = compare(case.topology, trace, case.noise)
+    found = compare_enough(case.topology, trace, case.noise)
     if found.is_equivalent_but_for_kinks or found.first is None:
         return None
     first = found.first

@@ -389,7 +389,7 @@ def test_a_reference_that_does_not_repeat_is_named_before_anything_else(folder: 
     def other(made: Made, k: int) -> None:
         made.step(k, {"w": LOCALS[k].sum(axis=0)}, {"w": weights_after(k)}, rows=ROWS[8 * k + 1 : 8 * k + 9], objective=1.0)
 
-    found = judge(hand_made(folder, right_topology, repeat=loop(folder.made(), other)))
+    found = judge(hand_made(folder, right_topology, repeat=lambda: loop(folder.made(), other)))
     assert codes(found) == ["unseeded-randomness"]
     assert "the choice or contents of the examples" in found.causes[0].summary
 

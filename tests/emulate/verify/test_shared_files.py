@@ -46,7 +46,9 @@ def test_where_runs_meet_is_what_both_use_and_who_was_first() -> None:
 
 
 def test_a_reference_that_begins_with_what_another_run_left_is_unverified(folder: Folder) -> None:
-    found = judge(hand_made(folder, right_topology, repeat=begun_elsewhere(folder), met_alone=[Met(), FOUND], met=FOUND))
+    found = judge(
+        hand_made(folder, right_topology, repeat=lambda: begun_elsewhere(folder), met_alone=lambda: [Met(), FOUND], met=FOUND)
+    )
     assert (found.verdict, codes(found), found.first_divergence) == ("unverified", ["shared-files"], None)
     assert PATH in found.causes[0].summary
     assert "two runs on one device with the same seed differ in the initial weights" in found.causes[0].evidence
@@ -56,13 +58,15 @@ def test_a_reference_that_begins_with_what_another_run_left_is_unverified(folder
 
 @pytest.mark.parametrize("met", [Met(), WRITTEN, READ_BACK])
 def test_what_is_only_written_or_read_back_explains_no_other_beginning(folder: Folder, met: Met) -> None:
-    found = judge(hand_made(folder, right_topology, repeat=begun_elsewhere(folder), met_alone=[met, met], met=FOUND))
+    found = judge(
+        hand_made(folder, right_topology, repeat=lambda: begun_elsewhere(folder), met_alone=lambda: [met] * 2, met=FOUND)
+    )
     assert (found.verdict, codes(found)[0]) == ("divergent", "unseeded-randomness")
 
 
 @pytest.mark.parametrize(("met", "code"), [(READ_BACK, "shared-files"), (WRITTEN, "unseeded-randomness")])
 def test_what_is_read_back_explains_what_comes_later(folder: Folder, met: Met, code: str) -> None:
-    found = judge(hand_made(folder, right_topology, repeat=drifted(folder), met_alone=[met, met], met=met))
+    found = judge(hand_made(folder, right_topology, repeat=lambda: drifted(folder), met_alone=lambda: [met] * 2, met=met))
     assert codes(found)[0] == code
 
 
@@ -70,7 +74,12 @@ def test_noise_runs_that_begin_with_what_another_run_left_are_no_yardstick(folde
     repeat = loop(folder.made(), right_reference)
     found = judge(
         hand_made(
-            folder, right_topology, repeat=repeat, noise=[begun_elsewhere(folder)], met_alone=[Met(), Met(), FOUND], met=FOUND
+            folder,
+            right_topology,
+            repeat=lambda: repeat,
+            noise=[begun_elsewhere(folder)],
+            met_alone=lambda: [Met(), Met(), FOUND],
+            met=FOUND,
         )
     )
     assert (found.verdict, codes(found)) == ("unverified", ["shared-files"])
@@ -80,9 +89,9 @@ def test_noise_runs_that_begin_with_what_another_run_left_are_no_yardstick(folde
 def test_a_topology_that_begins_with_what_another_run_left_is_unverified(folder: Folder, apart: str) -> None:
     repeat, reference = loop(folder.made(), right_reference), loop(folder.made(), right_reference)
     topology = begun_elsewhere(folder) if apart == "weights" else loop(folder.made("1x4"), right_topology, steps=1)
-    found = judge(Case(reference, topology, repeat=repeat, met=FOUND))
+    found = judge(Case(reference, topology, repeat=lambda: repeat, met=FOUND))
     assert (found.verdict, codes(found)) == ("unverified", ["shared-files"])
-    harmless = judge(Case(reference, topology, repeat=repeat, met_alone=[Met(), FOUND], met=FOUND))
+    harmless = judge(Case(reference, topology, repeat=lambda: repeat, met_alone=lambda: [Met(), FOUND], met=FOUND))
     assert "shared-files" not in codes(harmless)
 
 
@@ -93,14 +102,16 @@ def test_a_found_file_explains_no_wrong_gradient_where_all_runs_begin_alike(fold
             made.step(k, {"w": 4 * LOCALS[k, r]}, {"w": weights_after(k)}, replica=r, rows=rows, objective=1.0)
 
     repeat = loop(folder.made(), right_reference)
-    found = judge(hand_made(folder, wrong, repeat=repeat, met_alone=[Met(), FOUND], met=FOUND))
+    found = judge(hand_made(folder, wrong, repeat=lambda: repeat, met_alone=lambda: [Met(), FOUND], met=FOUND))
     assert (found.verdict, codes(found)[0]) == ("divergent", "loss-scaling")
-    right = judge(hand_made(folder, right_topology, repeat=repeat, met_alone=[Met(), FOUND], met=FOUND))
+    right = judge(hand_made(folder, right_topology, repeat=lambda: repeat, met_alone=lambda: [Met(), FOUND], met=FOUND))
     assert (right.verdict, codes(right)) == ("equivalent", [])
 
 
 def test_allowed_it_leaves_what_else_there_is_to_be_told(folder: Folder) -> None:
-    case = hand_made(folder, right_topology, repeat=begun_elsewhere(folder), met_alone=[Met(), FOUND], met=FOUND)
+    case = hand_made(
+        folder, right_topology, repeat=lambda: begun_elsewhere(folder), met_alone=lambda: [Met(), FOUND], met=FOUND
+    )
     found = judge(case, ["shared-files"])
     assert (found.verdict, codes(found)[:2]) == ("divergent", ["shared-files", "unseeded-randomness"])
 

@@ -1,0 +1,33 @@
+"""Compare two runs on one device that should be equal."""
+
+from __future__ import annotations
+
+from emulate.probe.trace import Trace
+from emulate.verify.ledgers import ledgers
+from emulate.verify.measure import complete
+
+
+def differing(one: Trace, other: Trace) -> str | None:
+    """Return the first difference between two runs that should be equal, in the order of computation."""
+    if initial(one) != initial(other):
+        return "the initial weights"
+    pairs = ledgers(one, other).values()
+    apart = [ledger for ledger in pairs if ledger.is_known and ledger.first_apart is not None]
+    if apart:
+        same = apart[0].is_reordered
+        return f"the {'order' if same else 'choice or contents'} of the examples (from step {apart[0].first_apart} on)"
+    step = _first_draw(one, other)
+    return None if step is None else f"the random numbers drawn in step {step}"
+
+
+def initial(trace: Trace) -> list[dict[str, str]]:
+    """Return the bits of each replica's initial weights."""
+    return [{name: v.digest for name, v in found.items()} for _, found in sorted(trace.variables("initial").items())]
+
+
+def _first_draw(one: Trace, other: Trace) -> int | None:
+    for name in one.optimizers:
+        for k, (a, b) in enumerate(zip(complete(one, name), complete(other, name), strict=False)):
+            if [step.draws for step in a.values()] != [step.draws for step in b.values()]:
+                return k
+    return None
