@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.conftest import OnHosts
+from tests.versions import since
 
 
 def _faults() -> dict[str, Any]:
@@ -157,3 +158,31 @@ def test_what_is_worked_round_in_fit_is_still_so(on_hosts: OnHosts) -> None:
     assert "merge_call" in found["averages"], "Keras overwrites with averages on replicas: upstream/optimizers.py"
     for told in on_hosts("2x1", _faults_of_fit):
         assert "Attempt to convert a value (PerReplica:" in told["hosts"], "Keras's fit runs on hosts: keras_model/model.py"
+
+
+def _counted() -> dict[str, float]:
+    """A mean over two replicas and three steps: what Keras counts, and what is counted once its variables are local."""
+    import keras
+    import tensorflow as tf
+
+    from gpudist_core.upstream import metric_variables
+
+    where = tf.distribute.MirroredStrategy()
+
+    def count(make_local: bool) -> float:
+        with where.scope():
+            metric = keras.metrics.Mean()
+        if make_local:
+            metric_variables.make_local(where, [metric])
+        step = tf.function(lambda: where.run(lambda: metric.update_state(tf.ones([])) and None), autograph=False)
+        for _ in range(3):
+            step()
+        return float(tf.convert_to_tensor(metric.count.value))
+
+    return {"keras": count(False), "local": count(True)}
+
+
+def test_a_metric_counts_each_example_once_since_keras_3_10(on_hosts: OnHosts) -> None:
+    (found,) = on_hosts("1x2", _counted)
+    assert (found["keras"] == 6) is since("keras", "3.10"), found
+    assert found["local"] == 6

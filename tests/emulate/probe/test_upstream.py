@@ -12,6 +12,7 @@ import pytest
 from emulate import graph_functions
 from emulate.cluster import Cluster, Preload
 from emulate.probe import Replay, graphs, rates, told, upstream
+from tests.versions import since
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,15 @@ def test_classes_of_both_keras_are_where_the_probe_looks(host: Any) -> None:
         return [[cls.__module__.partition(".")[0] for cls in finder()] for finder in finders]
 
     assert host(look) == [["keras", "tf_keras"]] * 4
+
+
+def test_replicas_share_the_variables_of_metrics_up_to_keras_3_9(host: Any) -> None:
+    def look() -> bool:
+        import keras  # noqa: F401
+
+        return upstream.mirrored_metric_class() is None
+
+    assert host(look) is since("keras", "3.10")
 
 
 def test_whether_a_tape_records_is_known(host: Any) -> None:

@@ -51,6 +51,13 @@ def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_
     assert _judged(folder, "loss", "loss", 0.7, own_train_step=own).causes[0].fix.startswith(cure)
 
 
+@pytest.mark.parametrize(("kind", "name"), [("metric", "auc"), ("loss", "loss")])
+def test_the_fix_of_a_log_is_a_newer_keras_if_all_replicas_share_the_variables_of_a_metric(
+    folder: Folder, kind: str, name: str
+) -> None:
+    assert "Install Keras 3.10 or newer" in _judged(folder, kind, name, 0.7, mirrored_metrics=True).causes[0].fix
+
+
 @pytest.mark.parametrize(
     ("how", "cure"),
     [("mean", "Sum over all replicas, count over all replicas"), (None, "Reduce in the way in which the loss")],
