@@ -12,6 +12,8 @@ from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult
 from emulate.verify.yardstick import Variation, Yardstick, Yardsticks
 
+_SAME_EXAMPLES = "The batch is {growth}x that of one device. gpudist gave one device the same examples in each step."
+
 
 def longer(reference: Trace, topology: Trace) -> str | None:
     """Return the text for a larger batch that does not make fewer steps: the program took more examples until its end.
@@ -39,9 +41,9 @@ def longer(reference: Trace, topology: Trace) -> str | None:
 def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology: Trace, growth: int) -> list[Variation]:
     """Return which explains the run better: the union of the replicas' examples, or one share after the other.
 
-    One share after the other has all that a replica does with its own rows alone. Where that matters, the union comes first, so
-    that it is looked for what the shares would hide: with the number of replicas in what makes the batch, and not in what makes
-    up for adding them up.
+    One share after the other has all that a replica does with its own rows alone. Where that does not matter and the shares
+    explain the run, nothing else need be tried. Where it matters, the union comes first, so that it is looked for what the
+    shares would hide: with the number of replicas in what makes the batch, and not in what makes up for adding them up.
 
     Args:
         yardsticks: Makes the reference in both ways.
@@ -55,20 +57,21 @@ def explaining(yardsticks: Yardsticks, run: RunResult, base: Variation, topology
     """
     union = replace(base, replay=Replay(topology.directory))
     shares = replace(base, replay=Replay(topology.directory, growth, taped="tape" in topology.optimizers))
+    if _misfit(yardsticks.with_noise(shares), topology) <= FACTOR and not _grouping_matters(yardsticks, shares):
+        run.notes.append(_SAME_EXAMPLES.format(growth=growth))
+        return [shares]
     made = {way: yardsticks.with_noise(way) for way in (union, shares)}
     misfits = {way: _misfit(made[way], topology) for way in made}
     if min(misfits.values()) == float("inf"):
         run.notes.append(f"The batch is {growth}x that of one device, and gpudist could not give one device the same examples.")
         return [base]
-    run.notes.append(f"The batch is {growth}x that of one device. gpudist gave one device the same examples in each step.")
+    run.notes.append(_SAME_EXAMPLES.format(growth=growth))
     is_larger = misfits[union] <= misfits[shares] and _is_larger(made[shares], topology, growth)
     if is_larger and not _grouping_matters(yardsticks, shares):
         run.notes.append("The loss is divided by a number that does not grow with the batch.")
         return [shares]
     if misfits[union] <= FACTOR:
         return [min(misfits, key=lambda way: misfits[way])]
-    if misfits[shares] <= FACTOR and not _grouping_matters(yardsticks, shares):
-        return [shares]
     number = len(topology.replicas)
     workers = 1 if topology.topology.num_ps else topology.topology.num_hosts
     whole = replace(base, replay=Replay(topology.directory, batch_of=number, workers=workers))
