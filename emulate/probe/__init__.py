@@ -2,7 +2,7 @@
 
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
-from emulate.probe.plan import IN_32_BITS, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
+from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variable, digest
@@ -11,6 +11,7 @@ from emulate.probe.trace_writer import TraceWriter
 __all__ = [
     "FORMAT",
     "IN_32_BITS",
+    "SAME_ON_ONE_DEVICE",
     "SWITCHES",
     "TAPES_JOINED",
     "Follow",

@@ -62,15 +62,14 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
             return original(*args, **kwargs)
         place = body.num_draws
         body.num_draws += 1
-        if not probe.plan.keyed_draws:
-            value = original(*args, **kwargs)
-            _count_rows(probe, body, value, place)
-            if body.is_here():
-                of_rows = distribution not in distributions.WHOLE and _is_of_rows(body, value, place)
-                body.draws.append(_sample(value, None if of_rows else body.replica))
-            return value
-        given = signature.bind(*args, **kwargs).arguments
         template = original(*args, **kwargs)
+        if body.is_here():  # the program's own, also where others take their place: two runs must make the same
+            of_rows = distribution not in distributions.WHOLE and _is_of_rows(body, template, place)
+            body.draws.append(_sample(template, None if of_rows else body.replica))
+        if not probe.plan.keyed_draws:
+            _count_rows(probe, body, template, place)
+            return template
+        given = signature.bind(*args, **kwargs).arguments
         if distribution == "categorical":
             return _categorical(probe, body, template, place, given)
         return _keyed(probe, body, template, place, distribution, given)
@@ -92,9 +91,9 @@ def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any
             return original(*args, **kwargs)
         place = body.num_draws
         body.num_draws += 1
+        if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
+            body.draws.append(tf.constant([body.replica], tf.int64))
         if not probe.plan.keyed_draws:
-            if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
-                body.draws.append(tf.constant([body.replica], tf.int64))
             return original(*args, **kwargs)
         return replace(probe, body, place, original, signature.bind(*args, **kwargs).arguments)
 

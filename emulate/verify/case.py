@@ -102,7 +102,8 @@ class Case:
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
         noise: Noise runs of the reference.
         plain: The reference run with the program's own randomness; `reference` unless given.
-        plain_noise: Noise runs of `plain`, empty where it has none; `noise` where that is `reference`.
+        alike: Another run on one device that begins as `plain` does, with the program's own examples and draws; the first noise
+            run where `plain` is `reference`.
         repeat: Runs `plain` once more, to see whether it repeats; None where that did not end well.
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
@@ -134,7 +135,7 @@ class Case:
         noise: Sequence[Trace] = (),
         *,
         plain: Trace | None = None,
-        plain_noise: Sequence[Trace] | None = None,
+        alike: Trace | None = None,
         repeat: Callable[[], Trace | None] = _no_trace,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
@@ -156,7 +157,7 @@ class Case:
         self.topology = topology
         self.noise = noise
         self.plain = plain or reference
-        self._plain_noise = plain_noise if plain_noise is not None else noise if self.plain is reference else ()
+        self._alike = alike
         self._repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
@@ -204,11 +205,13 @@ class Case:
     def seems_to_repeat(self) -> bool:
         """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
 
-        The first noise run has the program's first weights, examples and draws then, and in the first step the same loss and
-        gradient but for rounding. Without such a run, as where draws are keyed, it is not known.
+        Another run that begins alike has its first weights, examples and draws then, and noise changes the first step no more
+        than rounding does.
         """
-        one = self._plain_noise[:1]
-        return bool(one) and differing(self.plain, one[0]) is None and not is_wide_at_first(self.plain, one)
+        noise = self.noise[:1]
+        alike = next(iter(noise), None) if self._alike is None and self.plain is self.reference else self._alike
+        is_same = alike is not None and differing(self.plain, alike) is None
+        return is_same and bool(noise) and not is_wide_at_first(self.reference, noise)
 
     @cached_property
     def met_alone(self) -> Sequence[Met]:

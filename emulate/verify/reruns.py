@@ -10,13 +10,14 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from emulate.probe import Replay, Trace
+from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace
 from emulate.program import Program, is_ours
 from emulate.verify.case import RATE, Rerun
 from emulate.verify.causes.cause import error_line
+from emulate.verify.compare import compare_enough
 from emulate.verify.result import RunResult
 from emulate.verify.seeding import GENERATORS
-from emulate.verify.yardstick import Variation, Yardsticks, trace_of
+from emulate.verify.yardstick import Traces, Variation, Yardsticks, trace_of
 
 
 class Reruns:
@@ -60,12 +61,29 @@ class Reruns:
         if rate != 1:
             replay = variation.replay or Replay(topology.directory)
             variation = replace(variation, replay=replace(replay, rate=rate))
-        traces = self._yardsticks.with_noise(variation).traces()
+        traces = self._of_one_device(base, variation, topology) or self._yardsticks.with_noise(variation).traces()
         if traces is None:
             failed = self._yardsticks.reference(variation).reference.result()
             self._failed[failed.label] = _ending(failed, variation.replay)
             return None
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
+
+    def _of_one_device(self, base: Variation, variation: Variation, topology: Trace) -> Traces | None:
+        """Return the runs on one device that are there already, where the switches change nothing there but rounding.
+
+        Args:
+            base: What was run.
+            variation: What is asked for.
+            topology: The topology's run in it.
+
+        Returns:
+            The reference and its noise if the topology agrees with them; else the reference is to be run in the variation too.
+        """
+        if replace(variation, switches=base.switches) != base or not variation.switches - base.switches <= SAME_ON_ONE_DEVICE:
+            return None
+        traces = self._yardsticks.with_noise(base).traces()
+        agrees = traces is not None and compare_enough(traces[0], topology, traces[1]).is_equivalent
+        return traces if agrees else None
 
     def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
         """Return the topology's run with another seed on each host, unless the program seeds all of them itself.

@@ -323,13 +323,12 @@ class Session:
             yardstick = self._yardsticks.with_noise(base) if compared.num_steps else None
             used = (yardstick.traces() if yardstick else None) or traces
             others = yardstick.results() if yardstick else []
-            plain_noise = self._yardsticks.reference(AS_IT_STANDS).noise
             case = Case(
                 used[0],
                 compared,
                 used[1],
                 plain=reference.trace,
-                plain_noise=plain_noise if plain_noise is not None else (),
+                alike=self._yardsticks.alike(),
                 repeat=lambda: trace_of(self._yardsticks.again()),
                 untouched=run.trace,
                 rerun=lambda *asked: self._reruns.make(asked, run, compared, base),

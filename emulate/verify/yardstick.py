@@ -125,6 +125,10 @@ class NoiseRuns(Sequence[Trace]):
         return len(self._traces(self._number))
 
 
+Traces = tuple[Trace, Sequence[Trace]]
+"""A reference and its noise runs."""
+
+
 @dataclass
 class Yardstick:
     """Hold the runs of one variation of the reference."""
@@ -136,7 +140,7 @@ class Yardstick:
         """Return how each of them went."""
         return [self.reference.result(), *(self.noise.results() if self.noise is not None else [])]
 
-    def traces(self) -> tuple[Trace, Sequence[Trace]] | None:
+    def traces(self) -> Traces | None:
         """Return the reference and its noise; None if the program raised or hung."""
         trace = trace_of(self.reference)
         return None if trace is None else (trace, self.noise if self.noise is not None else ())
@@ -218,6 +222,12 @@ class Yardsticks:
             plan = replace(Variation().plan(self.seed), functions=self.functions)
             self.repeat = self._start("reference again", Variation(), plan)
         return self.repeat
+
+    def alike(self) -> Trace | None:
+        """Return a run that was made anyway, with the unchanged reference's examples and draws; None if there is none."""
+        noise = self._known[Variation()].noise
+        keyed = self._known.get(Variation(keyed_draws=True))
+        return next(iter(noise[:1]), None) if noise is not None else trace_of(keyed.reference) if keyed is not None else None
 
     def by_functions(self) -> Future[RunResult]:
         """Run the unchanged reference with the inputs of its functions as examples, and do so from now on."""
