@@ -138,7 +138,7 @@ class Recovery:
         if set(ends) != {"returned"} or getattr(fault, "step", 0) <= made:
             return never_fired(fault, self.lives.held)
         return (
-            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: the program has only {made} steps. "
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program has only {made} steps. "
             "Name one of them."
         )
 

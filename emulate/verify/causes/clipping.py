@@ -214,7 +214,7 @@ def _behind(case: Case) -> Sign | None:
         _SUMMARY,
         (
             f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
-            f"optimizer change by {most:.2%} (L2); one device, given the examples of one replica after the other, "
+            f"optimizer change by {most:.2%} (L2); one device that processes the replicas one after the other "
             "clips them too"
         ),
         _fix(case),

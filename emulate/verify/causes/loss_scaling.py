@@ -146,7 +146,7 @@ def _about(case: Case) -> Sign | None:
         ),
         (
             f"In step {first} the sum of the replicas' gradients has the direction of one device's gradient and is "
-            f"{factor:.2f}x as long; one device, given the examples of one replica after the other, has the same sum "
+            f"{factor:.2f}x as long; one device that processes the replicas one after the other has the same sum "
             "(the loss of one example depends on others)"
         ),
         _OF_ONE_NUMBER,

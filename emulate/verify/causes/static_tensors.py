@@ -38,7 +38,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
         static = _static_of_batch(arrays)
         split = sorted(_split(static, ours), key=lambda one: not _is_sure(static[one[0]], arrays))
         if split and _is_sure(static[split[0][0]], arrays):
-            return _sign(static, split, "; one device, given the parts of one replica after the other, has the same gradients")
+            return _sign(static, split, "; one device that processes the replicas one after the other has the same gradients")
     return None
 
 
