@@ -9,8 +9,8 @@ from typing import ClassVar
 from emulate.errors import UsageError
 
 PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
-"""The phases of a step: before its batch reaches the replicas; after the gradients are computed and before they are sent; after a
-peer has sent its own and waits; after the sum has arrived and before it is applied; during the first checkpoint after the step."""
+"""The phases of a step: before its batch reaches the replicas; with gradients that are not sent yet; after a peer has sent its
+gradients and waits; with a sum that is not applied yet; during the first checkpoint after the step."""
 
 
 _FORMS: dict[str, tuple[type, str]] = {

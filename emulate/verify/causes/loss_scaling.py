@@ -32,7 +32,7 @@ _ROUND_OF_16_BITS = 1e-2
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
-"""The weights hide a factor when they are less than this part of the step away."""
+"""Fraction of a step: below this distance the weights hide a factor."""
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:

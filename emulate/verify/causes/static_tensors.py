@@ -17,9 +17,9 @@ from emulate.verify.measure import complete
 
 Array = NDArray[Any]
 _STEPS = 3
-"""What is the same in so many steps is no batch."""
+"""Number of equal steps from which an argument is not a batch."""
 _CLOSE = 1e-4
-"""What was normalized in 32 bits is off by less."""
+"""Tolerance of values that were normalized in 32 bits."""
 
 
 def _search_split(case: Case) -> Sign | None:
@@ -82,7 +82,7 @@ def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]], besid
 
 
 def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
-    """By place the arguments that were kept in all steps, and have rows."""
+    """Return, by place, the arguments that were recorded in all steps and have rows."""
     arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
     known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
     return {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}

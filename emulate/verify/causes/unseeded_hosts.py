@@ -10,7 +10,7 @@ from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.result import RunResult
 
 _MOVED = 0.2
-"""Of shares that follow the seed at least half of the rows change their host; of fixed shares none but equal rows."""
+"""Fraction of rows that must change their host. At least half do if shares follow the seed, in fixed shares only equal rows."""
 _FEWEST = 4
 """Rows seen in both runs that it takes to tell."""
 
