@@ -23,7 +23,7 @@ def strategy_classes() -> list[Any]:
 
 
 def device(name: str) -> Any:
-    """`tf.device` as TensorFlow has it, whatever the emulator put in its place for programs."""
+    """Return TensorFlow's own `tf.device`, not the emulator's replacement for programs."""
     return load("tensorflow.python.framework.ops").device_v2(_here(name))
 
 
@@ -47,7 +47,7 @@ def on_cpu() -> Any:
 
 
 INITIALIZES = "_initialize_uninitialized_variables"
-"""The method that gives values to variables made in a trace, after it and before the function runs."""
+"""Name of the method that initializes variables created in a trace, before the function runs."""
 
 
 def is_function(candidate: object) -> bool:
@@ -63,7 +63,7 @@ def clone_function(function: Any, python_function: Callable[..., Any]) -> Any:
 
 
 def convert(function: Callable[..., Any], *, enabled: bool | None = None) -> Callable[..., Any]:
-    """Autograph as `Strategy.run` applies it: as in the calling context, or enabled, or not at all."""
+    """Apply AutoGraph as `Strategy.run` does: as in the calling context, or enabled, or not at all."""
     api = load("tensorflow.python.autograph.impl.api")
     ctx = load("tensorflow.python.autograph.core.ag_ctx")
     if enabled is False:

@@ -9,7 +9,7 @@ class Progress(Protocol):
     """Receive the calls of a verification, from any thread; several runs may be in progress."""
 
     def expect(self, runs: int) -> None:
-        """About so many runs are made in all; called again when more is known."""
+        """Set the estimated number of runs. It can be called again."""
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Report the start of a run. `steps` is the largest number of steps, None for all steps of the program."""
@@ -21,14 +21,14 @@ class Progress(Protocol):
         """Report the end of a run. `outcome` is a word or two."""
 
     def note(self, text: str) -> None:
-        """Something the user should know while waiting."""
+        """Show a message to the waiting user."""
 
 
 class Silent:
     """Report nothing."""
 
     def expect(self, runs: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def run_started(self, label: str, steps: int | None) -> None:
         """Do nothing."""

@@ -88,4 +88,4 @@ class Topology:
 
 REFERENCE = Topology(1, 1)
 REFERENCE_WITH_SERVERS = Topology(1, 1, 1)
-"""What a program with parameter servers is compared with: it cannot do with less than a worker and a server."""
+"""Reference topology of a program with parameter servers, which needs at least one worker and one server."""

@@ -77,10 +77,10 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def gpudist(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Check whether a TensorFlow program trains the same model on many devices as on one, on this machine."""
+    """Check on this machine whether a TensorFlow program trains the same model on many devices as on one."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -117,8 +117,8 @@ def _run(args: Sequence[str] | None) -> int:
             raise
         if isinstance(error, FileNotFoundError) and "No usable temporary directory" in str(error):
             complain(
-                "A temporary folder must be there and writable. "
-                f"Received: TMPDIR={os.environ.get('TMPDIR')!r} ({error.strerror}). Set TMPDIR to a folder that is."
+                "The temporary folder must exist and be writable. "
+                f"Received: TMPDIR={os.environ.get('TMPDIR')!r} ({error.strerror}). Set TMPDIR to another folder."
             )
             return Unavailable.exit_code
         return _own_fault()
@@ -135,7 +135,7 @@ def _open_closed_streams() -> None:
 def _no_room(error: OSError) -> int:
     where = error.filename or "standard output, or a file"
     try:
-        complain(f"What gpudist writes must find room. Received: {where} ({error.strerror}). Make room, or write elsewhere.")
+        complain(f"gpudist needs space for its output. Received: {where} ({error.strerror}). Free some, or use another disk.")
     except OSError:  # standard error lies on the same disk, and Python would end with 120 for what it still has for it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     return Unavailable.exit_code
@@ -158,5 +158,5 @@ def _own_fault() -> int:
             file.write(f"{sys.argv}\n{text}")
         where = f"is in {file.name} (GPUDIST_DEBUG=1 prints it here)"
     last = text.rstrip().splitlines()[-1]
-    complain(f"This is a fault of gpudist, not of your program: {last}\nPlease report it with its traceback, which {where}.")
+    complain(f"This is an error of gpudist, not of your program: {last}\nPlease report it with the traceback, which {where}.")
     return OWN_FAULT

@@ -26,11 +26,14 @@ def causes(
     code: Annotated[
         str | None,
         typer.Argument(
-            metavar="CODE", autocompletion=options.complete_code, help="One cause. Default: a list of all.", show_default=False
+            metavar="CODE",
+            autocompletion=options.complete_code,
+            help="The code of a cause. Default: list all causes.",
+            show_default=False,
         ),
     ] = None,
 ) -> int:
-    """Show what a cause means, wrong and right code, its evidence and its fix."""
+    """Explain a cause: its meaning, wrong and right code, its evidence and its fix."""
     from emulate.verify.causes import all_causes, get
 
     page = Page(width_of(sys.stdout))

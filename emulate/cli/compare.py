@@ -21,7 +21,9 @@ EXAMPLES = """Example:
 gpudist verify train.py --topology 1x4 --traces here
 
 gpudist compare here/reference there/1x4"""
-_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A folder that --traces left.", show_default=False)]
+_Trace = Annotated[
+    Path, typer.Argument(metavar="TRACE", help="A folder written by gpudist verify --traces.", show_default=False)
+]
 
 
 @exits_properly
@@ -34,7 +36,7 @@ def compare(
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
 ) -> int:
-    """Compare two recorded runs, also from other machines: the first is the reference for the second."""
+    """Compare two recorded runs, also from different machines. The first is the reference."""
     for folder in (reference, trace):
         _check_trace(folder)
     files = outputs.check(json, html)
@@ -50,7 +52,7 @@ def _check_trace(path: Path) -> None:
     if (path / "trace.json").is_file():
         return
     inside = sorted(str(path / found.parent.name) for found in path.glob("*/trace.json"))
-    hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' leaves some in DIR."
+    hint = f"Traces in it: {', '.join(inside)}." if inside else "'gpudist verify PROGRAM --traces DIR' writes traces into DIR."
     raise UsageError(f"A TRACE must be the folder of a recorded run, with a trace.json. Received: {str(path)!r}. {hint}")
 
 
@@ -80,7 +82,7 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     one, other = ({**about, **dict(about.get("versions") or {})} for about in (first, second))
     names = ["program", "seed", "precision", "device", *dict(first.get("versions") or {})]
     return [
-        f"The two runs had another {name}: {one.get(name)} in the reference, {other.get(name)} here."
+        f"The two runs had a different {name}: {one.get(name)} in the reference, {other.get(name)} here."
         for name in names
         if one.get(name) != other.get(name)
     ]

@@ -36,7 +36,7 @@ def demo(
         typer.Option("--copy", metavar="DIR", help="Copy the example programs and their data to this new folder, and stop."),
     ] = None,
 ) -> int:
-    """Verify a correct program and a wrong one on emulated GPUs. It takes about a minute and needs no GPU."""
+    """Verify a correct and a wrong program on emulated GPUs. This takes about a minute and needs no GPU."""
     return _copy(copy) if copy is not None else _show()
 
 

@@ -22,10 +22,10 @@ _SCHEMA = "gpudist.devices/1"
 @exits_properly
 def devices(
     json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write it to this file; - is standard output.")
+        str | None, typer.Option("--json", metavar="FILE", help="Also write it as JSON. - is standard output.")
     ] = None,
 ) -> int:
-    """Show what this machine has: GPUs and the topologies that run on them, what can be emulated, and what is isolated."""
+    """Show the GPUs of this machine, the topologies that it can run or emulate, and how it isolates hosts."""
     from emulate.cluster import describe_isolation
     from emulate.devices import describe_machine
 
@@ -71,5 +71,8 @@ def _in_one_line(about: Mapping[str, Any]) -> str:
     return ", ".join(f"{_label(key)} {_split(key, value)[0]}" for key, value in about.items())
 
 
+_LABELS = {"own_network": "private network", "copy_on_write": "private files", "faults_of_links": "network faults"}
+
+
 def _label(key: str) -> str:
-    return key.removesuffix("_bytes").replace("_", " ")
+    return _LABELS.get(key) or key.removesuffix("_bytes").replace("_", " ")

@@ -24,7 +24,7 @@ PRECISIONS = ("float32", "float64")
 
 
 COMMON_TOPOLOGIES = ("1x2", "1x4", "1x8", "2x1", "2x2", "2x4", "4x1", "4x2", "2x1+1ps")
-"""What a shell offers: any HxD can be given."""
+"""The topologies that shell completion offers. Any HxD is valid."""
 
 
 def completes(*values: str) -> Callable[[str], list[str]]:
@@ -52,7 +52,7 @@ ProgramArgument = Annotated[
 ]
 ModuleOption = Annotated[
     str | None,
-    typer.Option("-m", metavar="MODULE", show_default=False, help="Instead of PROGRAM: a module, run as python -m runs it."),
+    typer.Option("-m", metavar="MODULE", show_default=False, help="Run a module instead of PROGRAM, like python -m."),
 ]
 DeviceOption = Annotated[
     str,
@@ -60,7 +60,7 @@ DeviceOption = Annotated[
         "--device",
         metavar=_choice(*DEVICES),
         autocompletion=completes(*DEVICES),
-        help="What computes; auto takes GPUs where each device gets one.",
+        help="Device type. auto: GPUs if each device gets its own GPU, otherwise the CPU.",
     ),
 ]
 AllowOption = Annotated[
@@ -69,12 +69,12 @@ AllowOption = Annotated[
         "--allow",
         metavar="CODE",
         autocompletion=complete_code,
-        help="A cause that is expected: reported, but it does not decide. Repeatable.",
+        help="Accept a cause: it is reported, but does not change the verdict. Repeatable.",
     ),
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict/--no-strict", help="Exit code 1 also for the verdict by-design, which is a warning otherwise."),
+    typer.Option("--strict/--no-strict", help="Also return exit code 1 for the verdict by-design."),
 ]
 NetworkOption = Annotated[
     str,
@@ -82,7 +82,7 @@ NetworkOption = Annotated[
         "--network",
         metavar=_choice(*NETWORKS),
         autocompletion=completes(*NETWORKS),
-        help="Several hosts get a network of their own, or share this machine's.",
+        help="Network of several hosts. own: a private network; host: the network of this machine.",
     ),
 ]
 AllReduceOption = Annotated[
@@ -91,7 +91,7 @@ AllReduceOption = Annotated[
         "--all-reduce",
         metavar=_choice(*ALL_REDUCES),
         autocompletion=completes(*ALL_REDUCES),
-        help="How gradients are summed; auto takes one that runs every program.",
+        help="All-reduce algorithm. auto: one that works for every program.",
     ),
 ]
 PrecisionOption = Annotated[
@@ -100,7 +100,7 @@ PrecisionOption = Annotated[
         "--precision",
         metavar=_choice(*PRECISIONS),
         autocompletion=completes(*PRECISIONS),
-        help="The float type to compute in.",
+        help="Float type of the program.",
     ),
 ]
 FaultOption = Annotated[
@@ -108,7 +108,7 @@ FaultOption = Annotated[
     typer.Option(
         "--fault",
         metavar="FAULT",
-        help="A fault of a host: kill:host=1,step=5,phase=all-reduce; 'gpudist faults' lists all kinds. Repeatable.",
+        help="Inject a fault, such as kill:host=1,step=5,phase=all-reduce. 'gpudist faults' lists all. Repeatable.",
     ),
 ]
 

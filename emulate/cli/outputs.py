@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _STANDARD_OUTPUT = "-"
 JsonOption = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict to this file; - is standard output.")
+    str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict as JSON. - is standard output.")
 ]
 HtmlOption = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Also write it as a page with pictures; needs the extra: html.")
+    str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs gpudist[html].")
 ]
 
 

@@ -35,7 +35,10 @@ _RAISED = 3
 _WRONG_USE = f"{UsageError.__module__}.{UsageError.__qualname__}"  # seen only once the program's file has run
 
 _TOPOLOGY = typer.Option(
-    "--topology", metavar="HxD", autocompletion=options.completes(*options.COMMON_TOPOLOGIES), help="Hosts x devices each."
+    "--topology",
+    metavar="HxD",
+    autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
+    help="Number of hosts x devices on each host.",
 )
 
 

@@ -17,7 +17,7 @@ class Command(TyperCommand):
     """Report an unexpected argument in gpudist's own words."""
 
     hint = ""
-    """What is added where an option or an argument may be meant for something else."""
+    """The text to add if an option or argument may belong to the program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options; raise UsageError for arguments that the command does not take."""
@@ -31,8 +31,8 @@ class Command(TyperCommand):
         if ctx.args and not ctx.resilient_parsing:
             takes = " ".join(_name(param) for param in self.params if param.param_type_name == "argument")
             raise UsageError(
-                f"{ctx.command_path} takes {f'one {takes}' if takes else 'no argument'}. "
-                f"Received: {ctx.args[0]!r} besides it. {self.hint}".rstrip()
+                f"{ctx.command_path} takes {f'one {takes}' if takes else 'no arguments'}. "
+                f"Received: {'also ' if takes else ''}{ctx.args[0]!r}. {self.hint}".rstrip()
             )
         return rest
 

@@ -34,23 +34,23 @@ def verify(
             "--topology",
             metavar="HxD",
             autocompletion=options.completes(*options.COMMON_TOPOLOGIES),
-            help="Hosts x devices each; may be repeated. Default: 1x4.",
+            help="Number of hosts x devices on each host. Repeatable. Default: 1x4.",
         ),
     ] = [],  # noqa: B006 (typer copies it)
     device: options.DeviceOption = "auto",
     seed: Annotated[
-        str, typer.Option("--seed", metavar="N", help="Seeds Python, NumPy, TensorFlow and Keras on every host.")
+        str, typer.Option("--seed", metavar="N", help="Seed of Python, NumPy, TensorFlow and Keras on every host.")
     ] = "0",
     steps: Annotated[
         str,
         typer.Option(
             "--steps",
             metavar="N|all|auto",
-            help="Training steps to compare; later code does not run. auto: 20, or the first epoch if it has at most 50.",
+            help="Training steps to compare. Later code does not run. auto: 20, or the first epoch if it has at most 50.",
         ),
     ] = options.DEFAULT_STEPS,
     timeout: Annotated[
-        str, typer.Option("--timeout", metavar="S", help="Seconds that one run may take.")
+        str, typer.Option("--timeout", metavar="S", help="Time limit of each run, in seconds.")
     ] = f"{options.DEFAULT_TIMEOUT:g}",
     network: options.NetworkOption = "own",
     all_reduce: options.AllReduceOption = "auto",
@@ -64,17 +64,20 @@ def verify(
             "--restarts",
             metavar="N",
             show_default=False,
-            help=f"With --fault: how often all hosts may be restarted. Default: {options.DEFAULT_RESTARTS}.",
+            help=f"With --fault: the maximum number of restarts of all hosts. Default: {options.DEFAULT_RESTARTS}.",
         ),
     ] = None,
     reference_arg: Annotated[
         list[str],
-        typer.Option("--reference-arg", metavar="X", help="An argument of the program in the reference run, instead of ARGS."),
+        typer.Option(
+            "--reference-arg", metavar="X", help="Argument of the program in the reference run, instead of ARGS. Repeatable."
+        ),
     ] = [],  # noqa: B006
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
     traces: Annotated[
-        Path | None, typer.Option("--traces", metavar="DIR", help="Keep what each run recorded there, for gpudist compare.")
+        Path | None,
+        typer.Option("--traces", metavar="DIR", help="Save the trace of each run in this folder, for gpudist compare."),
     ] = None,
 ) -> int:
     """Verify that PROGRAM trains the same model on these topologies as on one device."""

@@ -10,7 +10,7 @@ from emulate.cluster.plan import ClusterPlan
 from emulate.faults import Disconnect, Fired, Link, Missing, Stop
 
 _OF_A_LINK = 2
-"""What was sent while a link was down is sent again after as long once more, as TCP doubles its waits."""
+"""Factor on the time of a cut link. TCP doubles its waits, so it resends after the same time again."""
 
 
 class Befallen:

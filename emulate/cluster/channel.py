@@ -61,7 +61,7 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Two connected ends, with room for bursts of events."""
+        """Return two connected ends, with buffers for bursts of events."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         for end in ends:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)

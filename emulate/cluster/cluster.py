@@ -194,7 +194,7 @@ class Cluster:
         return cause is None
 
     def _supervise(self, running: RunningCluster) -> HostOutcome | None:
-        """Until it is over or has failed; which host's end says why."""
+        """Wait until the run is over or has failed. Return the host whose end gives the reason."""
         until = given_up = failed_at = float("inf")
         limit = self._timeout or float("inf")
         standstill, follower = Standstill(running), Follower(running)

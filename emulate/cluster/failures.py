@@ -11,13 +11,13 @@ PEER_IS_GONE = re.compile(
     r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY|Connection refused"
     r"|heartbeat|Broken pipe|UNAVAILABLE"
 )
-"""What TensorFlow says on a host whose peer left."""
+"""TensorFlow's errors on a host whose peer exited."""
 TEMPORARY_FAILURE = 75
 """The exit code (EX_TEMPFAIL) by which a program asks to be started again, as gpudist_core's Preempted does."""
 PEER_SECONDS = 1.0
-"""How long after such an error the peer's own end is waited for."""
+"""Seconds to wait, after such an error, for the end of the peer."""
 SAVING_SECONDS = 10.0
-"""How long the others may take to leave after one has left in order."""
+"""Seconds for the other hosts to exit after one has exited normally."""
 
 _CHATTER = re.compile(
     r"I\d{4} \d\d:\d\d:\d|/job:\w+/replica:\d+/task:\d+$|WARNING: All log messages before absl|E\d{4}.*failed call to cuInit"

@@ -32,7 +32,7 @@ class Watched(Protocol):
     """Define what a judge asks a cluster."""
 
     def cpu_seconds(self, host: int) -> float:
-        """Processor time that the host has used so far."""
+        """Return the processor time that the host has used."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class HangJudge:
         return seconds >= patience and any(one > _BUSY * seconds for one in used)
 
     def _explain(self, live: dict[int, _Host], cluster: Any) -> Hang | None:
-        """Nobody works and not all are in collectives: what the others wait for, if it can never come."""
+        """Return what hosts outside of collectives wait for, if no host works and it can never come."""
         if any(cluster.is_runnable(number) for number in live):
             return None
         found: dict[int, list[Thread]] = cluster.threads()

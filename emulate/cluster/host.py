@@ -38,7 +38,7 @@ _NO_ROUTE = re.compile(
     r"URLError|gaierror|NameResolutionError|NewConnectionError|URL fetch failure|Max retries exceeded with url|libcurl code"
     r"|[Cc]ould(n't| not) resolve host|name resolution|Name or service not known|OSError: \[Errno 101\]"
 )
-"""What Python, Keras, TensorFlow and the usual libraries say of a download where no route leads out."""
+"""Errors of Python, Keras, TensorFlow and common libraries for a download without a network."""
 _OWN_NETWORK = (
     "The hosts have a private network without a way out, so a program cannot download there. "
     "Use --network host, or download before the run."

@@ -124,7 +124,7 @@ def describe_isolation() -> dict[str, dict[str, Any]]:
     """
     found = find_capability()
     no_links = found.network or why_no_devices()
-    inside = "The ports of several hosts are in a network of their own, which nobody reaches from outside."
+    inside = "The ports of several hosts are in a private network, which other machines and users cannot reach."
     ports = _UNPROTECTED if found.network else inside
     return {
         "own_network": {"available": not found.network, "why": found.network or None, "ports": ports},

@@ -134,7 +134,7 @@ def _make_device(own: str) -> int:
 
 
 def _slowest(faults: Sequence[Fault], num_hosts: int) -> Mapping[int, tuple[float, float]]:
-    """Latency and loss of what each host sends."""
+    """Return the latency and loss of each host's packets."""
     links = [fault for fault in faults if isinstance(fault, Link)]
     own = {host: [one for one in links if one.host in (None, host)] for host in range(num_hosts)}
     return {

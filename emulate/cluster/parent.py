@@ -145,7 +145,7 @@ class Preload:
 
 
 def _search_path() -> list[str]:
-    """Ours, the running script's own folder last: a timeit.py beside it is the program's affair, not TensorFlow's."""
+    """Return the search path with the script's folder last: TensorFlow must not import a timeit.py beside the script."""
     beside = os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or ""))
     return sorted(dict.fromkeys([*filter(None, sys.path), _ROOT]), key=lambda entry: os.path.realpath(entry) == beside)
 

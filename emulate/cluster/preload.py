@@ -74,7 +74,7 @@ def main(fd: int) -> None:
 
 @contextlib.contextmanager
 def _ending_with(control: Channel, scratch: Path) -> Iterator[None]:
-    """During the imports, which take seconds, the kernel tells us by signal that the supervisor has gone."""
+    """Ask the kernel for a signal if the supervisor exits during the imports, which take seconds."""
     import fcntl
 
     def look(*_: object) -> None:

@@ -125,7 +125,7 @@ class RunningCluster:
             self._close_host_ends()
 
     def _await_again(self) -> None:
-        """Until the keeper has reaped every host; of what it says before nothing is of interest."""
+        """Wait until the keeper has reaped every host. Ignore its earlier messages."""
         deadline = time.monotonic() + _KEEPER_PATIENCE
         while time.monotonic() < deadline and not self._keeper_inbox.is_closed:
             if any(pickle.loads(body)["is"] == "again" for _, body in self._keeper_inbox.receive(self._keeper.socket)):
@@ -330,7 +330,7 @@ class RunningCluster:
             self._hosts[host].send(JOB, message)
 
     def cpu_seconds(self, host: int) -> float:
-        """Processor time a host has used so far."""
+        """Return the processor time that a host has used."""
         pid = self._pids.get(host, 0)
         return (system.cpu_seconds(pid) if pid else None) or 0.0
 
@@ -415,7 +415,7 @@ class RunningCluster:
 
 
 def _wait_until_written(folders: dict[int, Path], before: dict[int, int]) -> None:
-    """Until every host's file has grown and stopped growing, for a second at most."""
+    """Wait until every host's file has grown and stopped growing, for at most a second."""
     deadline, last = time.monotonic() + 1.0, before
     while time.monotonic() < deadline:
         time.sleep(0.02)

@@ -149,7 +149,7 @@ def has_working_child(pid: int) -> bool:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Processor time that a process has used so far; None where it is gone."""
+    """Return the processor time that a process has used; None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -62,7 +62,7 @@ class Frame:
 
     @property
     def is_of(self) -> str:
-        """`tensorflow` (or Keras), `ours`, `library` or `program`."""
+        """Return `tensorflow` (or Keras), `ours`, `library` or `program`."""
         if self.file.startswith(_OURS):
             return "ours"
         if any(part in self.file for part in _TENSORFLOW):
@@ -138,7 +138,7 @@ class Thread:
 
     @property
     def waits_for(self) -> str:
-        """`data` (the next batch), `lock` (another thread), `tensorflow`, `sleep` or `other`."""
+        """Return `data` (the next batch), `lock` (another thread), `tensorflow`, `sleep` or `other`."""
         if not self.frames:
             return OTHER
         before_program = []

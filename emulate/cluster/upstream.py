@@ -18,9 +18,9 @@ _DRAWS = {
     "keras.src.visualization.plot_image_gallery": ("plt", "matplotlib.pyplot"),
     "keras.src.visualization.plot_bounding_box_gallery": ("patches", "matplotlib.patches"),
 }
-"""What Keras imports of matplotlib: the module that does, its name there."""
+"""Keras's imports of matplotlib: by importing module, the name in it and the imported module."""
 TF_KERAS = "keras._tf_keras.keras"
-"""What `tf.keras` is with Keras 3. Keras 3.8 does not import it with itself."""
+"""Module behind `tf.keras` with Keras 3. `import keras` does not import it in Keras 3.8."""
 
 
 def is_runtime_initialized() -> bool:

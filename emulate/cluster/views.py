@@ -15,7 +15,7 @@ from emulate.cluster import system
 from emulate.errors import Unavailable
 
 COPY_LIMIT = 1 << 30
-"""A working copy is not made of more bytes than this."""
+"""Largest size of a working copy, in bytes."""
 _MOST_NEIGHBOURS = 4096
 _LINKED = (".git", ".hg", ".svn", "node_modules")
 

@@ -96,7 +96,7 @@ class AllReduceChoice:
         owner._collective_key_base = _num_strategies * _KEYS_APART
 
     def without_nccl(self) -> None:
-        """NCCL has no kernels for CPUs, and refuses slices of one GPU: options that ask for it mean the ring."""
+        """Replace NCCL by the ring in options: NCCL has no kernels for CPUs and refuses slices of one GPU."""
         cls = upstream.communication_options()
         real = cls.__init__
 

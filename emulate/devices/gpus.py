@@ -65,7 +65,7 @@ class EmulatedGpus:
 
     @functools.cached_property
     def _all(self) -> list[Any]:
-        """Found at first use, as TensorFlow does: until then the program may set CUDA_VISIBLE_DEVICES."""
+        """Return the GPUs, found at first use as in TensorFlow: until then the program may set CUDA_VISIBLE_DEVICES."""
         import tensorflow as tf
 
         names = [f"/physical_device:GPU:{i}" for i in range(self._num_physical())]
@@ -93,7 +93,7 @@ class EmulatedGpus:
 
     @property
     def num_cpus(self) -> int:
-        """Into how many logical devices the CPU has to be split for all this."""
+        """Return the number of logical devices into which the CPU must be split."""
         return max(self.plan.num_devices, self.num_logical)
 
     @property

@@ -88,7 +88,7 @@ def _may_use_nccl(inventory: Inventory, topology: Topology) -> bool:
 
 
 def _where_nccl_sums(whole: list[Topology]) -> str:
-    """MirroredStrategy takes it by itself, MultiWorkerMirroredStrategy where the program asks for it (TensorFlow 2.21)."""
+    """Return where NCCL sums: in MirroredStrategy, and in MultiWorkerMirroredStrategy on request (TensorFlow 2.21)."""
     one_host = [str(one) for one in whole if one.num_replicas > 1 and not one.has_several_hosts]
     hosts = [str(one) for one in whole if one.has_several_hosts]
     if not one_host + hosts:

@@ -112,7 +112,7 @@ class PhysicalGpus(EmulatedGpus):
             self._show_only(self._all)
 
     def forget_program(self) -> bool:
-        """TensorFlow keeps what a program set of its GPUs: only where it set nothing are they as at the start."""
+        """Forget the devices of a program. Return whether it set nothing of its GPUs, which TensorFlow would keep."""
         is_all_shown = self._visible is None and len(self._all) == self.plan.num_devices
         self._look_before_start()
         self.__dict__.pop("_all", None)
@@ -149,7 +149,7 @@ class PhysicalGpus(EmulatedGpus):
         return dict(real(self._owner_of(device)))
 
     def set_growth(self, device: Any, enable: bool) -> None:
-        """Memory of a whole GPU grows on demand; that of a slice is its own from the start."""
+        """Set memory growth of a whole GPU. A slice has its memory from the start."""
         super().set_growth(device, enable)
         if not self._share.is_sliced:
             upstream.context().set_memory_growth(self._owner_of(device), enable)

@@ -44,7 +44,7 @@ def _translating(real: Callable[..., Any], names: DeviceNames) -> Callable[..., 
 
 
 def _of_function(choose: Callable[..., Any], names: DeviceNames) -> Callable[..., Any]:
-    """TF 1's device functions choose a device for each operation."""
+    """Handle TF 1's device functions, which choose a device for each operation."""
 
     @functools.wraps(choose)
     def chosen(operation: Any) -> Any:

@@ -145,7 +145,7 @@ def server_class() -> Any:
 
 
 def device_lib() -> Any:
-    """`tensorflow.python.client.device_lib`, which many programs call though it is private."""
+    """Return `tensorflow.python.client.device_lib`, which many programs call although it is private."""
     from tensorflow.python.client import device_lib as module
 
     return module

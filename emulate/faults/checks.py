@@ -26,15 +26,17 @@ def check_for(faults: Sequence[Fault], topology: Topology) -> None:
         host = getattr(fault, "host", None)
         if host is not None and host >= count:
             have = "host 0 alone" if count == 1 else f"hosts 0 to {count - 1}"
-            raise UsageError(f"A fault must be of a host that is there. {received}, which has {have}. Name one of them.")
+            raise UsageError(f"The host of a fault must exist. {received}, which has {have}. Name one of them.")
         if isinstance(fault, (Link, Disconnect)) and count == 1:
-            raise UsageError(f"A link is between hosts. {received}, which has one host. Take a topology with several.")
+            raise UsageError(f"A link needs several hosts. {received}, which has one host. Use a topology with several hosts.")
         if isinstance(fault, Missing) and count == 1:
-            raise UsageError(f"Some host must start. {received}, which has one host. Take a topology with several.")
+            raise UsageError(
+                f"At least one host must start. {received}, which has one host. Use a topology with several hosts."
+            )
         if isinstance(fault, AtStep) and topology.num_ps:
             raise UsageError(
-                f"Steps are counted on hosts that train together. {received}, whose chief hands out the work. "
-                "With parameter servers hosts can be missing or late, and links slow."
+                f"A fault in a step needs hosts that train synchronously. {received}, with parameter servers. "
+                "Use missing, late or link."
             )
 
 
@@ -67,17 +69,17 @@ def never_fired(fault: Fault, held: int | None = None) -> str:
     phase, step = getattr(fault, "phase", ""), getattr(fault, "step", 0)
     if held is not None and step > held:
         return (
-            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: every run is held after "
-            f"step {held}. --steps {step} or more, or --steps all, lets the program come there."
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not: gpudist stops every run after "
+            f"step {held}. Use --steps {step} or more, or --steps all."
         )
     how = (
-        "checkpoints of gpudist_core, tf.train and Keras are seen"
+        "gpudist sees checkpoints of gpudist_core, tf.train and Keras"
         if phase == "checkpoint"
-        else "steps are counted by an optimizer of Keras or TensorFlow"
+        else "gpudist counts the steps of optimizers of Keras and TensorFlow"
     )
     return (
-        f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: the program ended before ({how}). "
-        "Name an earlier step or another phase."
+        f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program ended before ({how}). "
+        "Use an earlier step or another phase."
     )
 
 

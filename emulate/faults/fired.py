@@ -44,10 +44,10 @@ class Fired:
 _HOW = {
     "kill": "was killed",
     "stop": "was stopped",
-    "preempt": "was told to leave",
+    "preempt": "received SIGTERM",
     "slow": "was slowed down",
     "disconnect": "was disconnected",
-    "fill-disk": "had no room on its disk",
+    "fill-disk": "had a full disk",
     "missing": "never started",
     "late": "started late",
     "link": "were made slow or lossy",

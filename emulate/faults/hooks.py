@@ -228,7 +228,7 @@ def _after(act: Callable[[], None], build: Callable[[], Any]) -> Any:
 
 
 def _gate(act: Callable[[], None], values: list[Any]) -> list[Any]:
-    """Tensors, or pairs of a gradient and its variable: whoever uses them waits for the call, made once all are there."""
+    """Let users of tensors (or of pairs of gradient and variable) wait for a call, which runs when all tensors exist."""
     import tensorflow as tf
 
     gradients = [value[0] if isinstance(value, tuple) else value for value in values]

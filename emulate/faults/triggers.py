@@ -13,7 +13,7 @@ from emulate.faults.board import Board
 from emulate.faults.values import AtStep, Fault, Slow
 
 PEER_SECONDS = 60.0
-"""How long a host waits, at the door of an all-reduce, for a peer that it leaves waiting inside."""
+"""Seconds for which a host waits, before an all-reduce, until a peer has started it."""
 _A_MOMENT = 0.05  # from a peer's announcement to its operation's start
 _POLL = 0.002
 
@@ -131,7 +131,7 @@ class Triggers:
             self._arrive(phase, counter.made)
 
     def writing(self, step: int | None = None) -> None:
-        """Half of a checkpoint is written, of that step or of the last one."""
+        """Handle a half-written checkpoint of this step or of the last one."""
         self._arrive("checkpoint", self._made if step is None else step)
 
     def _step_at(self, site: Site) -> int:

@@ -19,7 +19,7 @@ def run_independently(operation: Any) -> None:
 
 
 def optimizers(package: str) -> list[tuple[Any, str]]:
-    """(class, method) of every apply that a training step may end with, of TensorFlow, Keras 3 or tf_keras."""
+    """Return (class, method) of every apply that can end a training step, of TensorFlow, Keras 3 and tf_keras."""
     if package == "tensorflow":
         found = [(load("tensorflow.python.training.optimizer").Optimizer, "apply_gradients")]
     elif package == "keras":

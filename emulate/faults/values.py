@@ -9,8 +9,8 @@ from typing import ClassVar
 from emulate.errors import UsageError
 
 PHASES = ("input", "before-all-reduce", "all-reduce", "after-all-reduce", "checkpoint")
-"""Where in a step: before its data reaches the replicas; its gradients are there and not sent; a peer has sent its own and
-waits; the sum has arrived and is not applied; while the first checkpoint after it is being written."""
+"""The phases of a step: before its batch reaches the replicas; with gradients that are not sent yet; after a peer has sent its
+gradients and waits; with a sum that is not applied yet; during the first checkpoint after the step."""
 
 
 _FORMS: dict[str, tuple[type, str]] = {
@@ -105,7 +105,7 @@ class Kill(AtStep):
     """Kill the host's process (SIGKILL), like a machine that loses power."""
 
     kind = "kill"
-    meaning = "its process is killed (SIGKILL)"
+    meaning = "kills the process of the host (SIGKILL)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,11 +118,11 @@ class Stop(AtStep):
 
     seconds: float | None = None
     kind = "stop"
-    meaning = "its process is stopped (SIGSTOP), for `seconds` or for ever"
+    meaning = "stops the process of the host (SIGSTOP), for `seconds` or forever"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must(self.seconds is None or self.seconds > 0, "A stop must take some seconds, or be for ever")
+        self._must(self.seconds is None or self.seconds > 0, "A stop must have seconds > 0, or none to stop forever")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +135,11 @@ class Preempt(AtStep):
 
     seconds: float = 30.0
     kind = "preempt"
-    meaning = "it is told to leave (SIGTERM), and killed `seconds` later (30); on several hosts TensorFlow catches SIGTERM"
+    meaning = "sends SIGTERM, and SIGKILL after `seconds` (default: 30). On several hosts TensorFlow catches SIGTERM"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must(self.seconds > 0, "A host that is told to leave must have some seconds")
+        self._must(self.seconds > 0, "A preemption must have seconds > 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,13 +154,13 @@ class Slow(AtStep):
     seconds: float | None = None
     factor: float | None = None
     kind = "slow"
-    meaning = "from that step on each takes `seconds` longer, or `factor` times as long"
+    meaning = "makes each step from this one on `seconds` longer, or `factor` times as long"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._must((self.seconds is None) != (self.factor is None), "A slow host needs seconds or a factor, one of them")
-        self._must(self.seconds is None or self.seconds > 0, "A slow host must take some seconds longer")
-        self._must(self.factor is None or self.factor > 1, "A slow host must take more than 1 time as long")
+        self._must(self.seconds is None or self.seconds > 0, "A slow host must have seconds > 0")
+        self._must(self.factor is None or self.factor > 1, "A slow host must have factor > 1")
         self._must(self.phase != "checkpoint", "A slow host is slow in a phase of every step")
 
 
@@ -174,11 +174,13 @@ class Disconnect(AtStep):
 
     seconds: float | None = None
     kind = "disconnect"
-    meaning = "its link goes down, for `seconds` or for ever"
+    meaning = "cuts the network connection of the host, for `seconds` or forever"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must(self.seconds is None or self.seconds > 0, "A disconnection must take some seconds, or be for ever")
+        self._must(
+            self.seconds is None or self.seconds > 0, "A disconnection must have seconds > 0, or none to disconnect forever"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +191,7 @@ class FillDisk(AtStep):
     """
 
     kind = "fill-disk"
-    meaning = "what it writes gets `No space left on device`"
+    meaning = "lets writes of the host fail with `No space left on device`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,7 @@ class Missing(OnHost):
     """Do not start the host with the others. It starts if all hosts are restarted."""
 
     kind = "missing"
-    meaning = "it does not start (where all are started again, it does)"
+    meaning = "does not start the host. A restart of all hosts starts it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,11 +212,11 @@ class Late(OnHost):
 
     seconds: float
     kind = "late"
-    meaning = "it starts its program `seconds` after the others"
+    meaning = "starts the program on this host `seconds` later than on the others"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must(self.seconds > 0, "A host that is late must be late by some seconds")
+        self._must(self.seconds > 0, "A late host must have seconds > 0")
 
 
 _LONGEST = 5.0
@@ -235,7 +237,7 @@ class Link(Fault):
     latency: float = 0.0
     loss: float = 0.0
     kind = "link"
-    meaning = "what hosts (or one `host`) send is `latency` under way, a part `loss` of it gets lost"
+    meaning = "delays packets of all hosts (or of one `host`) by `latency`, and drops the part `loss` of them"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ _PATIENCE = 1.0  # seconds for threads that are about to end
 _GROWTH = 512 << 20
 """Bytes by which a host's own memory may grow over that of its first use."""
 _MORE_DESCRIPTORS = 64
-"""How many sockets, pipes and the like TensorFlow's servers may open later: connections to peers, above all."""
+"""Number of file descriptors that TensorFlow's servers may open later, mainly for connections to peers."""
 
 
 class Resources:

@@ -16,7 +16,7 @@ class Watched(Protocol):
     """Define what the check asks a cluster."""
 
     def cpu_seconds(self, host: int) -> float:
-        """Processor time that the host has used so far."""
+        """Return the processor time that the host has used."""
 
     def is_runnable(self, host: int) -> bool:
         """Return whether a thread of the host can run."""

@@ -116,7 +116,7 @@ class WarmCluster:
             self.reject(f"a job {status} on {name}")
 
     def reject(self, reason: str) -> None:
-        """Never use it again; the first reason counts."""
+        """Mark it as not usable again. Keep the first reason."""
         self.unfit = self.unfit or reason
 
     def start(self, call: bytes, cwd: Path, search_path: tuple[str, ...]) -> None:

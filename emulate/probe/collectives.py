@@ -54,7 +54,7 @@ class Counters:
         return self._ops.assign_add_variable_op(self._handles[2], tf.ones([], tf.int64))
 
     def read(self) -> tuple[int, int, int]:
-        """(entered, site of the last entry, left)."""
+        """Return (entered, site of the last entry, left)."""
         import tensorflow as tf
 
         values = [int(self._ops.read_variable_op(handle, tf.int64)) for handle in self._handles]

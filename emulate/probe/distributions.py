@@ -9,7 +9,7 @@ _TERMS = 96  # of a sum of probabilities whose mean is below _LARGE
 _LARGE = 30.0
 
 COLUMNS = {"gamma": 2 * _ROUNDS + 1, "poisson": 1, "binomial": 1}
-"""How many random numbers an element takes, along a last dimension; one, without that dimension, for the others."""
+"""Random numbers for each element, in a last dimension. Other distributions need one number and have no such dimension."""
 WHOLE = {"integer", "poisson", "binomial"}
 """Distributions of whole numbers, a few of which are the same by chance."""
 
@@ -45,14 +45,14 @@ def made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: Any) -> 
 
 
 def uniform(bits: Any) -> Any:
-    """float32 in [0, 1) with 24 bits."""
+    """Return float32 numbers in [0, 1) with 24 bits."""
     import tensorflow as tf
 
     return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * (1.0 / (1 << 24))
 
 
 def _inside(numbers: Any) -> Any:
-    """Neither 0 nor 1."""
+    """Scale the numbers so that none is 0 or 1."""
     return numbers * (1.0 - 2e-7) + 1e-7
 
 
@@ -65,7 +65,7 @@ def _integer(bits: Any, given: dict[str, Any], dtype: Any) -> Any:
 
 
 def _gamma(numbers: Any, alpha: Any) -> Any:
-    """By rejection (Marsaglia and Tsang 2000), a few rounds at once; differentiable in alpha, as TensorFlow's are."""
+    """Draw by rejection (Marsaglia and Tsang 2000), a few rounds at once; differentiable in alpha, as in TensorFlow."""
     import tensorflow as tf
 
     normals, uniforms, last = tf.math.ndtri(numbers[..., :_ROUNDS]), numbers[..., _ROUNDS:-1], numbers[..., -1]
@@ -81,7 +81,7 @@ def _gamma(numbers: Any, alpha: Any) -> Any:
 
 
 def _poisson(numbers: Any, rate: Any) -> Any:
-    """By the sums of its probabilities; of a large rate by the normal distribution near it."""
+    """Draw by cumulative probabilities; for a large rate from the nearby normal distribution."""
     import tensorflow as tf
 
     small = tf.minimum(rate, _LARGE)
@@ -91,7 +91,7 @@ def _poisson(numbers: Any, rate: Any) -> Any:
 
 
 def _binomial(numbers: Any, counts: Any, probs: Any) -> Any:
-    """Likewise, of the rarer of the two outcomes."""
+    """Draw as `_poisson` does, for the rarer of the two outcomes."""
     import tensorflow as tf
 
     rare = tf.minimum(probs, 1.0 - probs)

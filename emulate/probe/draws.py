@@ -252,7 +252,7 @@ def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribut
 
 
 def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, given: dict[str, Any]) -> Any:
-    """Classes, by adding Gumbel noise to the logits (Gumbel 1954) and taking the largest; the template is (rows, samples)."""
+    """Draw classes: add Gumbel noise to the logits (Gumbel 1954) and take the largest. The template is (rows, samples)."""
     import tensorflow as tf
 
     logits = tf.cast(given["logits"], tf.float32)

@@ -19,7 +19,7 @@ from emulate.probe.trace import Array
 from emulate.probe.variables import Names
 
 _LARGE = 1 << 24
-"""Of tables with more elements than this sparse gradients are the run's own: they would be made dense."""
+"""Largest number of elements of a table whose sparse gradient is made dense. Larger tables keep the gradient of the run."""
 
 
 class Following:

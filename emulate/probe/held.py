@@ -32,7 +32,7 @@ _MOST_ENTRIES = 1 << 20
 _FIRST = 3
 """Numbers of an array, and entries of a table, that are told."""
 TABLE = "table"
-"""What stands for the type of a number in the place of a table."""
+"""Marker of a table in the place of a number type."""
 
 
 def remember_constant(probe: Probe, tensor: Any) -> None:

@@ -15,7 +15,7 @@ _EVENTS = {
     "left": ("changed",),
     "end": ("reason",),
 }
-"""What of an event is read later; steps, variables and reports are read here."""
+"""Keys of each event that are read later. Steps, variables and reports are read here."""
 
 
 def check_intact(trace: Trace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 IN_32_BITS = "in-32-bits"
 TAPES_JOINED = {"sum": "tapes-summed", "mean": "tapes-averaged"}
-"""What a tape makes on each replica is put together over all of them at once, by how it is put together otherwise."""
+"""Interventions that reduce the gradients of a tape over all replicas, by the reduction: sum or mean."""
 SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization", IN_32_BITS, *TAPES_JOINED.values())
 SAME_ON_ONE_DEVICE = frozenset({"batchnorm-synchronized", *TAPES_JOINED.values()})
 """Switches that change nothing but rounding where there is one replica."""

@@ -403,7 +403,7 @@ class Probe:
         return tensors
 
     def untrained(self, body: Body | None) -> list[Any]:
-        """Floating-point variables of the models called in this step that no gradient changes."""
+        """Return floating-point variables of this step's models that no gradient changes."""
         models = list(body.models.values()) if body is not None else []
         found = [v for model in models for v in getattr(model, "non_trainable_variables", [])]
         return [v for v in found if is_floating(v) and not _is_count_of_each(v)]

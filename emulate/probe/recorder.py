@@ -27,7 +27,7 @@ CREDIT_BYTES = 8 << 20
 NUM_CREDITS = 64
 MOST_MORE = 64
 """So many steps beyond the last wanted one can be allowed later."""
-"""A large record waits for a credit for every so many of its bytes; whoever writes it gives them back."""
+"""Bytes of a large record for each credit. The recorder waits for credits, and the writer gives them back."""
 
 
 @dataclass(frozen=True)

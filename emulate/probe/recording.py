@@ -100,7 +100,7 @@ class Recording:
         self.write({"event": "initial", "replica": replica, "optimizer": about["optimizer"], "variables": variables})
 
     def _left(self, record: Record) -> None:
-        """Trained variables when the program has ended, those that it has changed since the last step and tables of slices."""
+        """Record trained variables at the end: those changed since the last step, and tables of slices."""
         replica = record.about["replica"]
         self._settle(record, [key[1] for key, _ in record.values])
         trained = {key: value for key, value in record.values if (replica, key[1]) in self._trained}
@@ -375,7 +375,7 @@ def _shard(record: Record, name: Any) -> Shard | None:
 
 
 def _plain(value: Array) -> Array:
-    """bfloat16 as float32: NumPy's files know no bfloat16."""
+    """Convert bfloat16 to float32: NumPy's files do not support bfloat16."""
     return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
 
 

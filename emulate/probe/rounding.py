@@ -87,7 +87,7 @@ def _largest(locals_: list[Array]) -> Array:
 
 
 def _scale(flat: Any) -> Any:
-    """Root mean square of the elements that are finite."""
+    """Return the root mean square of the finite elements."""
     import tensorflow as tf
 
     finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))

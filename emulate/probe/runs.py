@@ -74,7 +74,7 @@ def _probed(probe: Probe, clones: Any, function: Any) -> Any:
 
 
 def _see_layers(probe: Probe) -> None:
-    """Outermost layers called in a step, wherever Keras is imported from."""
+    """Record the outermost layers called in a step, of each imported Keras."""
     from emulate.imports import when_imported
 
     for package in ("keras", "tf_keras"):

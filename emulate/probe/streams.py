@@ -68,7 +68,7 @@ class Streams:
 
     @property
     def found(self) -> dict[str, dict[str, Any]]:
-        """By name of each stream its seed, and how often it had moved on when it was looked at."""
+        """Return, by stream name, its seed and its count of advances."""
         return {name: {"seed": one.seed, "moved": one.moved, "looks": one.looks - 1} for name, one in self._known.items()}
 
     def _wrap_default_rng(self) -> None:

@@ -307,7 +307,7 @@ class Trace:
 
     @cached_property
     def num_steps(self) -> int:
-        """Training steps that every replica finished: the most of any optimizer."""
+        """Return the number of steps that every replica finished: the maximum over the optimizers."""
         return max(
             (len([s for s in self.steps(name) if len(s) == len(self.steps(name)[0])]) for name in self.optimizers), default=0
         )

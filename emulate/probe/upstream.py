@@ -81,7 +81,7 @@ LOSS_SCALERS = (
 
 
 def tape_class() -> Any:
-    """`tf.GradientTape`."""
+    """Return `tf.GradientTape`."""
     return load("tensorflow.python.eager.backprop").GradientTape
 
 
@@ -111,7 +111,7 @@ def control_flow_root(graph: Any) -> Any:
 
 
 def keras_optimizers() -> list[tuple[Any, str]]:
-    """(class, method) of every apply that a training step may end with, of the Keras that are imported."""
+    """Return (class, method) of every apply that can end a training step, of each imported Keras."""
     found: list[tuple[Any, str]] = []
     if f"{KERAS_3}.optimizers.base_optimizer" in sys.modules:
         found.append((load(f"{KERAS_3}.optimizers.base_optimizer").BaseOptimizer, "apply"))
@@ -143,7 +143,7 @@ def has_compiled_loss(model: Any) -> bool:
 
 
 def rate_makers() -> list[tuple[Any, str]]:
-    """(class, method) of what tells a Keras 3 optimizer the learning rate of its step."""
+    """Return (class, method) that gives a Keras 3 optimizer the learning rate of its step."""
     name = f"{KERAS_3}.optimizers.base_optimizer"
     return [(load(name).BaseOptimizer, "_get_current_learning_rate")] if name in sys.modules else []
 
@@ -389,7 +389,7 @@ _STATELESS = ("StatelessRandomUniform", "StatelessRandomNormal", "StatelessTrunc
 
 
 FIRST_NUMBER = "_gpudist_first_number"
-"""What a dataset remembers of its `enumerate`."""
+"""Attribute of a dataset with the first number of its `enumerate`."""
 
 
 def random_stages(dataset: Any) -> list[str]:

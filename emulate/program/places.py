@@ -11,7 +11,7 @@ from emulate.program import notebook
 from emulate.program.source import parse
 
 _ORDERLESS = ("sorted", "len", "min", "max", "sum", "any", "all", "set", "frozenset", "isinstance")
-"""What takes things in any order and gives the same for each."""
+"""Functions whose result does not depend on the order of their input."""
 _MOST = 200
 """Files that are read at most."""
 

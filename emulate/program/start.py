@@ -98,7 +98,7 @@ def _run_as_main(code: CodeType, file: str, loader: object, spec: ModuleSpec | N
 
 
 def _main_module(file: str | None, loader: object, spec: ModuleSpec | None) -> ModuleType:
-    """Unlike runpy, leave `__main__` in place afterwards: threads, exit handlers and pickles still refer to it."""
+    """Keep `__main__` in place afterwards, unlike runpy: threads, exit handlers and pickles still refer to it."""
     module = ModuleType("__main__")
     module.__dict__.update(
         **({} if file is None else {"__file__": file}),  # a notebook has none

@@ -14,11 +14,11 @@ _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line \d+')
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _HEADER = "Traceback (most recent call last):"
 _NUMBERS = re.compile(r"\[(?:[][\s,.\d+\-eEj]|nan|inf|True|False)+\]")
-"""An array as NumPy, TensorFlow and Python print it."""
+"""Regular expression for an array as NumPy, TensorFlow and Python print it."""
 _SHORTEST_ARRAY = 80
 _MOST_IN_A_LINE, _MOST_LINES, _MOST_FRAMES = 600, 24, 40
 _SHARE_OF_FIRST = 0.6
-"""The part of what is kept that comes from the beginning."""
+"""Fraction of the kept text that comes from the beginning."""
 
 
 def own_traceback(error: BaseException) -> str:

@@ -135,7 +135,7 @@ class Controller:
     def _check(self, item: pytest.Item, topology: Topology, wanted: Wanted) -> None:
         if "gpudist" in getattr(item, "fixturenames", ()):
             raise UsageError(
-                "`gpudist` verifies programs from beside the hosts. Received: a test that asks for it and for strategy, "
+                "`gpudist` verifies programs outside of the hosts. Received: a test that asks for it and for strategy, "
                 "devices or shared_path, so that its body runs on hosts. Make two tests of it."
             )
         if self._config.getoption("trace", False):

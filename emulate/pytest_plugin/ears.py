@@ -71,7 +71,7 @@ class _Terminal:
         self.verbosity = 0
 
     def write(self, content: str, **_: Any) -> None:
-        """Text, as it comes."""
+        """Write text as it is."""
         self._told.write(content)
 
     def section(self, title: str, **_: Any) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options, all of them named gpudist."""
+    """Add gpudist's options, which all start with `gpudist`."""
     from emulate.pytest_plugin.options import add_options
 
     add_options(parser)
@@ -67,7 +67,7 @@ def pytest_make_collect_report(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whatever has the mark is ours to run, or to refuse."""
+    """Tell the controller to expect tests if a test has the mark."""
     if any(item.get_closest_marker(NAME) is not None for item in items):
         from emulate.pytest_plugin.controller import expect_tests
 

@@ -71,7 +71,7 @@ def programs(request: pytest.FixtureRequest) -> Programs:
     """See the fixture `gpudist`."""
     if HOST in request.config.stash:
         pytest.fail(
-            "`gpudist` verifies programs from beside the hosts. Received: a test that runs on hosts and asks for it. "
+            "`gpudist` verifies programs outside of the hosts. Received: a test that runs on hosts and asks for it. "
             "Leave out strategy, devices and shared_path, or make two tests of it.",
             pytrace=False,
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from emulate.pytest_plugin.host import Host
 
 NAME = "topology"
-"""The mark."""
+"""Name of the mark."""
 DESCRIPTION = (
     'topology(shape, ..., strategy="auto", deadline=None): run the test on each of these topologies ("1x4": one host with four '
     "devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; one that asks "

@@ -12,7 +12,7 @@ from emulate.pytest_plugin.keys import NAME
 from emulate.topology import Topology
 
 PARAMETER = "_gpudist_topology"
-"""The hidden fixture whose parameter is the topology."""
+"""Name of the hidden fixture whose parameter is the topology."""
 STRATEGIES = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server", "default")
 _EXAMPLE = '@pytest.mark.topology("1x4", "2x2")'
 

@@ -339,7 +339,7 @@ def _joined(reports: list[tuple[HostRun, pytest.TestReport]], describe: Callable
 
 
 def _names(names: list[str], number: int) -> str:
-    """`host 1`, `hosts 0 and 2`, `all 4 hosts`."""
+    """Return `host 1`, `hosts 0 and 2` or `all 4 hosts`."""
     if len(names) == number and number > 1:
         return f"all {number} hosts"
     if len(names) == 1:

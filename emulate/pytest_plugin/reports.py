@@ -35,7 +35,7 @@ def finished(reports: list[pytest.TestReport], properties: Properties, note: str
 
 
 def verdict_of(reports: list[pytest.TestReport]) -> str:
-    """`failed`, `skipped` or `passed`; an expected failure has passed."""
+    """Return `failed`, `skipped` or `passed`; an expected failure has passed."""
     if any(report.failed for report in reports):
         return "failed"
     return "skipped" if any(report.skipped and not hasattr(report, "wasxfail") for report in reports) else "passed"

@@ -63,12 +63,12 @@ class Summary:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_header(self, cells: list[str]) -> None:
-        """pytest-html: one more column."""
+        """Add a column to the table of pytest-html."""
         cells.insert(_COLUMN, '<th class="sortable" data-column-type="topology">Topology</th>')
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_html_results_table_row(self, report: pytest.TestReport, cells: list[str]) -> None:
-        """pytest-html: where a test ran, on what, and what became of it."""
+        """Add topology, device and verdict of a test to the table of pytest-html."""
         found = {name: str(value) for name, value in getattr(report, "user_properties", ())}
         shown = ", ".join(found[name] for name in (TOPOLOGY, DEVICE, VERDICT) if name in found)
         cells.insert(_COLUMN, f'<td class="col-topology">{html.escape(shown)}</td>')

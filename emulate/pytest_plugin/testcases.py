@@ -61,7 +61,7 @@ def _refuse_lost_marks(collector: pytest.Class | pytest.Module) -> None:
 
 @functools.cache
 def _class() -> Any:
-    """Made when it is first needed: its base is private to pytest."""
+    """Return the class, created at first use, because its base is private to pytest."""
     from emulate.pytest_plugin import upstream
 
     class TopologyTestCase(upstream.test_case_function()):  # type: ignore[misc]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 START_SECONDS = 60.0
-"""What hosts get besides to start pytest and to import the test's module."""
+"""Extra seconds for hosts to start pytest and to import the test module."""
 
 
 class Watch:
@@ -114,7 +114,7 @@ class Watch:
         return f"{self._item.parent.nodeid}::{self._item.name}"
 
     def _take_warning(self, event: dict[str, Any]) -> None:
-        """Once, however many hosts have it."""
+        """Report the warning once, also if several hosts have it."""
         key = json.dumps(event)
         if key not in self._warnings:
             self._warnings.add(key)

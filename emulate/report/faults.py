@@ -21,16 +21,18 @@ def add_faults(page: Page, faults: Sequence[FaultReport]) -> None:
 
 
 def outcome(fault: FaultReport) -> str:
-    """Return the result of one fault: `recovered after 1 restart, went on from step 6, the same result bit by bit`."""
+    """Return the result of one fault: `recovered after 1 restart, resumed from step 6, the same result bit for bit`."""
     if not fault.fired:
-        return "did not come to pass"
+        return "did not happen"
     where = f"in step {fault.step}, " if fault.step else ""
     if not fault.recovered:
         return f"{where}not recovered{_after(fault)}"
     results = {
-        "identical": "the same result bit by bit",
-        "within-noise": f"the same result but for rounding ({number(fault.error)})",
-        "different": f"another result (largest difference {number(fault.error)})" if fault.error else "another number of steps",
+        "identical": "the same result bit for bit",
+        "within-noise": f"the same result within rounding ({number(fault.error)})",
+        "different": f"a different result (largest difference {number(fault.error)})"
+        if fault.error
+        else "a different number of steps",
         None: "nothing could be compared",
     }
     if fault.fault.startswith("preempt:") and not fault.restarts:
@@ -39,9 +41,9 @@ def outcome(fault: FaultReport) -> str:
     return f"{where}recovered{_after(fault)}, {results[fault.result]}"
 
 
-_STAYED = "told to leave: it came to its own end before it was killed, so leaving was not tried"
+_STAYED = "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested"
 
-_LEFT = "told to leave: it ended with exit code 0, so it was not started again"
+_LEFT = "received SIGTERM and ended with exit code 0, so gpudist did not restart it"
 
 
 def _after(fault: FaultReport) -> str:
@@ -51,4 +53,4 @@ def _after(fault: FaultReport) -> str:
     if not fault.went_on_from:
         return f" after {times}"
     last = fault.went_on_from[-1]
-    return f" after {times}, went on from {f'step {last}' if last else 'the beginning'}"
+    return f" after {times}, resumed from {f'step {last}' if last else 'the beginning'}"

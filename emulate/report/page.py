@@ -10,7 +10,7 @@ from typing import TextIO
 
 Span = tuple[str, str]
 _PLAIN = str.maketrans({"✔": "+", "✘": "x"})
-"""What stands for a mark where the stream cannot have it: a question mark is one of its own."""
+"""Replacement of marks that the encoding of the stream lacks. A question mark is itself a mark."""
 PLAIN_WIDTH = 100
 _WIDEST = 120
 _CODE = 4  # a line indented by this much is code, or a table: it is not wrapped

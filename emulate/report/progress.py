@@ -58,7 +58,7 @@ class Lines:
         self._print(f"{number}: {label}")
 
     def step(self, label: str, step: int) -> None:
-        """Only remember it."""
+        """Store the step without output."""
         self._steps[label] = step
 
     def run_ended(self, label: str, outcome: str) -> None:

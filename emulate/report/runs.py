@@ -81,17 +81,17 @@ def headline(runs: Sequence[Run]) -> str:
         steps = {run.first_divergence.step for run in runs if run.first_divergence}
         return "divergent" + (f" from step {steps.pop()} on" if len(steps) == 1 else "")
     if run.is_of_reference:
-        return f"{run.verdict}: the reference did not end well; here the program did, after {one_of(run.steps, 'step')}"
+        return f"{run.verdict}: the reference failed; here the program finished, after {one_of(run.steps, 'step')}"
     if run.verdict == "hung":
-        how = {"hang": "no host could go on", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
+        how = {"hang": "no host could continue", "timeout": "it ran out of time"}.get(run.reason or "", run.reason or "")
         return f"hung: {how}, after {'a fault' if run.faults else one_of(run.steps, 'step')}"
     if run.verdict == "failed" and run.faults:
-        return "failed: the program did not come to its end after a fault"
+        return "failed: the program did not finish after a fault"
     if run.verdict == "failed":
         how = "raised" if "Traceback" in (run.failure or "Traceback") else "ended"
         return f"failed: the program {how} after {one_of(run.steps, 'step')}"
     if run.verdict == "unverified":
-        what = "not all that must agree was seen" if run.worst is not None else "nothing could be compared"
+        what = "not everything that must agree could be compared" if run.worst is not None else "nothing could be compared"
         return f"unverified: {what}" + (f" ({run.reason})" if run.reason else "")
     if run.verdict == "unavailable":
         return "unavailable: this machine cannot provide it" + (f" ({run.reason})" if run.reason else "")
@@ -132,7 +132,7 @@ def _first(run: Run) -> str:
     if difference is None:
         return ""
     if difference.kind == "data" and difference.value == difference.reference_value:
-        return f"other rows {where(difference)} than the reference has there, as many ({number(difference.value, 6)})"
+        return f"different examples {where(difference)} than in the reference, the same number ({number(difference.value, 6)})"
     values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
     found = "" if difference.value is None and difference.reference_value is None else values
     return f"{tensor(difference)} {where(difference)}{found} ({against_noise(difference)})"
@@ -154,7 +154,7 @@ def _add_failure(page: Page, run: Run) -> None:
 
 
 def add_hint(page: Page, failure: str) -> None:
-    """Add what mends a failure whose error does not say so."""
+    """Add the fix of a failure whose error does not contain it."""
     if hint := hint_for(failure):
         page.blank()
         page.labelled("fix", hint, 2, 7, style="green", label_style="dim")

@@ -30,7 +30,7 @@ def cells(run: Run) -> tuple[str, ...]:
 
 
 def _samples(samples: Samples) -> str:
-    """`960`, `480 of 960` where rows are missing, `960 +12` where some came again."""
+    """Return `960`; `480 of 960` if examples are missing; `960 +12` if some are repeated."""
     if not (samples.seen or samples.reference):
         return "-"
     once = samples.reference - samples.missing

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _RIGHT = {3, 4, 5, 6, 7, 8}
 _OF_REPEATS = ("unseeded-randomness", "shared-files")
-"""The causes of a reference that does not repeat itself."""
+"""The causes of two runs of the reference that differ."""
 
 
 def render(verdict: Verdict, width: int = PLAIN_WIDTH) -> str:
@@ -101,7 +101,7 @@ def reference_text(reference: Reference, runs: Sequence[Run]) -> str:
     if reference.status == "ok" and not reference.repeatable:
         found = [cause.code for run in runs for cause in run.causes]
         why = next((code for code in found if code in _OF_REPEATS), _OF_REPEATS[0])
-        return f"The reference (the program on {reference.topology}) differs from its own repeat: see {why}."
+        return f"Two runs of the reference (the program on {reference.topology}) differ: see {why}."
     if reference.status in ("ok", "none"):
         return ""
     words = {"failed": "fails", "hung": "hangs"}.get(reference.status, reference.status)

@@ -85,5 +85,5 @@ def against_noise(difference: Difference) -> str:
 
 
 def one_of(count: int, noun: str) -> str:
-    """`1 step`, `20 steps`."""
+    """Return `1 step` or `20 steps`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

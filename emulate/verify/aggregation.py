@@ -20,7 +20,7 @@ _PARALLEL = 0.99
 
 
 def aggregation(topology: Trace, reference: Trace, optimizer: str) -> str:
-    """`sum` or `mean`."""
+    """Return `sum` or `mean`."""
     return _found(_Pair(topology, reference), optimizer)
 
 

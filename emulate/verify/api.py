@@ -196,7 +196,7 @@ def compare_traces(reference: Path, topology: Path, *, allow: Collection[str] = 
 
 
 def _noise_beside(reference: Path) -> list[Path]:
-    """`noise-1` and so on beside `reference`, `noise-1-keyed` beside `reference-keyed`."""
+    """Return the folders of the noise runs: `noise-1` beside `reference`, `noise-1-keyed` beside `reference-keyed`."""
     variation = re.escape(reference.resolve().name.removeprefix("reference"))
     folders = sorted(reference.resolve().parent.glob("noise-*"))
     return [

@@ -27,13 +27,13 @@ from emulate.verify.measure import complete
 from emulate.verify.noise import FACTOR
 
 INFORMATIVE = 4
-"""A parameter is believed when at least this many elements beyond the noise floor determine it."""
+"""Smallest number of elements above the noise floor from which a fitted parameter is accepted."""
 ROUND = 1e-3
-"""How near a factor must be to a round one to be called by its name."""
+"""Relative tolerance for reporting a factor as a round number."""
 _OFF, _OFF_IN_16_BITS = 3e-4, 1e-2
-"""How far a sum of fitted weights may be off: as much as rounding makes it."""
+"""Tolerance of a sum of fitted weights, for rounding."""
 _ELEMENTS = 1_000_000
-"""A fit looks at no more numbers than this; it is checked on all."""
+"""Largest number of elements that a fit uses. The fit is checked on all elements."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _round_scale(view: GradientView, blank: Fit) -> Fit | None:
 
 
 def _row_shares(step: StepOfAll) -> dict[int, float]:
-    """b_r * N / B of each replica, empty where rows are not known or all have as many."""
+    """Return b_r * N / B of each replica; empty if row counts are unknown or equal."""
     counts = {replica: len(one.rows) for replica, one in step.items() if one.rows is not None}
     whole = sum(counts.values())
     if len(counts) < len(step) or len(set(counts.values())) < 2 or not whole:
@@ -335,7 +335,7 @@ def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | N
 
 
 def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
-    """Residual = a * w + b * sign(w), the simpler of one and two terms."""
+    """Fit residual = a * w + b * sign(w), with one term if it is enough."""
     weight = view.weight
     if weight is None or weight.size != residual.size or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
         return None
@@ -350,7 +350,7 @@ def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, flo
 
 
 def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
-    """Any weight for each replica, all tensors together; each in units of its noise."""
+    """Fit one weight for each replica over all tensors, each in units of its noise."""
     replicas = sorted(seen[0].locals)
     whole = [view for view in seen if sorted(view.locals) == replicas]
     if len(replicas) < 2 or _informative(whole) < INFORMATIVE * len(replicas):
@@ -376,7 +376,7 @@ def _informative(seen: Sequence[GradientView]) -> int:
 
 
 def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float | None:
-    """Least squares over all tensors, each in units of its noise."""
+    """Return the scale of least squares over all tensors, each in units of its noise."""
     if _informative(seen) < INFORMATIVE:
         return None
     units = [1.0 / (view.noise or 1.0) for view in seen]

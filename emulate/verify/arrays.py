@@ -48,13 +48,13 @@ def eps_of(dtype: str) -> float:
 
 
 def largest(values: Floats) -> float:
-    """Largest absolute value of the finite elements, 0 where there is none."""
+    """Return the largest absolute value of the finite elements; 0 if there are none."""
     finite = values[np.isfinite(values)]
     return float(np.abs(finite).max()) if finite.size else 0.0
 
 
 def norm(values: Floats) -> float:
-    """L2 norm."""
+    """Return the L2 norm."""
     return float(np.sqrt(np.dot(values, values)))
 
 

@@ -367,7 +367,7 @@ class Case:
         return next(deciding, None)
 
     def explain_fits(self, fits: Sequence[Fit], reports: Callable[[Point], bool] = lambda point: True) -> None:
-        """Wrong gradients explain themselves, the weights from then on, and once weights differ everything.
+        """Mark wrong gradients as explained, later weights too, and everything once weights differ.
 
         Args:
             fits: The steps that a model explains.

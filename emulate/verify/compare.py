@@ -17,7 +17,7 @@ from emulate.verify.reported import of_other_batches
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest
 
 KINDS = ("initial-weight", "gradient", "weight", "variable", "loss", "metric", "final-weight")
-"""The order in which a step's differences come about."""
+"""Order in which the differences of one step arise."""
 _HIGH = 0.3
 """From this part of a gradient on it is said that less than that is not seen."""
 

@@ -27,7 +27,7 @@ COMPARABLE_ON_GPUS = {
         "TF_ENABLE_WINOGRAD_NONFUSED": "0",
     }.items()
 }
-"""What hosts on GPUs have in their environment when runs are compared; what the user has set stays."""
+"""Environment variables of hosts on GPUs when runs are compared. Variables that the user has set stay."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RecordedProgram:
 
 
 def _finish_at_exit(probe: Probe) -> None:
-    """`os._exit` ends a process at once; what was handed over is written first."""
+    """Write the pending records before `os._exit` ends the process."""
     leave, pid = os._exit, os.getpid()
 
     def exit_at_once(status: int) -> NoReturn:

@@ -17,7 +17,7 @@ from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, 
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")
-"""What must have been compared before a run is called equivalent."""
+"""Kinds that must be compared before a run can be equivalent."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +170,14 @@ _ARITHMETIC = (
     "unexplained",
     "variable-aggregation",
 )
-"""What the numbers of the steps show, in 32 bits as in 16."""
+"""Causes that the values of the steps show, in 32 bits and in 16 bits."""
 _OF_OWN_ROWS = ("batchnorm-local-statistics", "in-batch-negatives")
-"""What each replica does with its own rows alone."""
+"""Causes that come from each replica's use of its own rows only."""
 _OF_REPLICAS_ALONE = (*_OF_OWN_ROWS, "identical-dropout")
 
 
 def _unordered(case: Case, missing: list[str], *, asynchronous: bool) -> list[str]:
-    """With parameter servers what a verdict of equivalence lacks besides: one order of the updates, and of the rows."""
+    """Return what an equivalent run with parameter servers lacks: a fixed order of updates and of rows."""
     if not case.topology.topology.num_ps:
         return missing
     if asynchronous and not case.topology.num_steps:
@@ -194,7 +194,7 @@ def _has_workers_with_data(case: Case) -> bool:
 
 
 _OF_ROWS = ("batch-size", "samples-missing", "samples-repeated", "samples-reordered", "empty-shard")
-"""What is no mistake of workers that go over data of their own."""
+"""Causes that are not errors if workers use their own data."""
 _OWN_ROWS = (
     "data: workers use their own data, so a step has other examples than on a single worker; gradients and "
     "weights were compared on the same examples"

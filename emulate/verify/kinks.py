@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from emulate.verify.compare import Point
 
 SMALL = 1e-2
-"""The largest relative L2 difference that a few units of one row make in a gradient."""
+"""Largest relative L2 difference that a few units of one row cause in a gradient."""
 FADES = 0.1
-"""A later step counts as a return of the difference from this part of the largest one on."""
+"""Fraction of the largest difference from which a later step counts as its return."""
 JUMP = 0.05
-"""The largest relative jump of a metric that is believed to be single rows."""
+"""Largest relative jump of a metric that single rows may explain."""
 SELDOM = 0.25
-"""The largest part of a metric's values that may jump."""
+"""Largest fraction of a metric's values that may jump."""
 
 
 def kink_onset(points: Sequence[Point]) -> int | None:

@@ -396,7 +396,7 @@ class Ledger:
 
     @property
     def empty(self) -> tuple[tuple[int, int], ...]:
-        """(step, replica) of each shard without a row."""
+        """Return (step, replica) of each shard without a row."""
         return tuple((k, replica) for k in range(len(self.topology)) for replica, n in self.counts(k).items() if n == 0)
 
 

@@ -16,7 +16,7 @@ from emulate.verify.measure import complete
 _DISTINCT = 0.9
 """So many of a step's rows must differ in what is to tell them apart."""
 _CLOSE = 1e-3
-"""What a model with the same weights makes of the same rows differs by no more, relative to the largest."""
+"""Largest relative difference between outputs of the same weights for the same rows."""
 
 
 def ledgers(reference: Trace, topology: Trace) -> dict[str, Ledger]:

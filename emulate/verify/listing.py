@@ -24,7 +24,7 @@ _KEPT = (
     (getattr(glob, "_GlobberBase", None), "scandir"),
     (getattr(glob, "_StringGlobber", None), "scandir"),
 )
-"""Where the standard library keeps what it lists with: pathlib's in Python 3.10, glob's from 3.13 on."""
+"""Places (object, name) of the listing functions in the standard library: pathlib in Python 3.10, glob from 3.13 on."""
 
 
 def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = str) -> list[Entry]:
@@ -44,7 +44,7 @@ def in_another_order(entries: Iterable[Entry], name: Callable[[Entry], str] = st
 
 
 def _moved_on(entries: list[Entry]) -> list[Entry]:
-    """About half of them come first that were last, so that blocks of them are others too."""
+    """Reorder entries: about half of the last ones come first, so blocks of entries differ too."""
     by = next(number for number in count(max(1, len(entries) // 2)) if math.gcd(number, _HOSTS) == 1) % len(entries) or 1
     return entries[by:] + entries[:by]
 

@@ -19,8 +19,8 @@ from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
 from emulate.verify.reported import of_other_batches, reported, reported_by_batch
 
 _OF_CHANCE = 0.1
-"""A variable that is off by this part of itself where the rows of each batch are permuted keeps rows (a queue): in which order
-says nothing, so what it keeps is compared sorted."""
+"""Relative change of a variable if the rows of each batch are permuted. From this change on the variable stores rows (a queue).
+Their order means nothing, so its values are compared sorted."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Runs:
 
     @cached_property
     def of_first(self) -> tuple[str, ...]:
-        """Single numbers that a step assigns and that are those of the first replica."""
+        """Return scalars that a step assigns and that have the value of the first replica."""
         return Facts.of(self.reference, self.topology).of_first
 
     def batches(self, optimizer: str) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def _first_values(trace: Trace) -> dict[str, StoredArray]:
 
 
 def _made_before(trace: Trace) -> dict[str, int]:
-    """By variable how many steps any optimizer had made on its host when it was first seen."""
+    """Return, by variable, the steps of any optimizer on its host before it was first seen."""
     made: Counter[tuple[int, str, int]] = Counter()
     found: dict[str, int] = {}
     for host, event in trace.events:
@@ -288,7 +288,7 @@ def _precision(runs: Runs, step: Mapping[int, Step]) -> float:
 
 
 def changed_in_the_end(trace: Trace) -> list[str]:
-    """Trained variables in whose place the program has put other values when it had made all steps, seen or not."""
+    """Return trained variables whose values the program replaced after all steps."""
     return list(dict.fromkeys([*(name for _, event in trace.of("left") for name in event["changed"]), *_unseen_updates(trace)]))
 
 

@@ -30,7 +30,7 @@ import numpy as np
 FACTOR = 10.0
 UNITS = 8.0
 SEEN = 3.0
-"""How many times what three runs show of a single number rounding may make of it."""
+"""Factor on the spread of three runs that rounding may cause in a single number."""
 
 
 @dataclass(frozen=True, order=True)

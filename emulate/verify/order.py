@@ -109,7 +109,7 @@ def _by_rounding(off: Mapping[tuple[str, int], float], optimizer: str, step: int
 def _nearest(
     reference: Trace, runs: Sequence[Trace], measured: Callable[[StepOfAll, StepOfAll], float], only: int | None = None
 ) -> dict[tuple[str, int], float]:
-    """By optimizer and step how far off the nearest of some runs is, as far as all of them came."""
+    """Return, by optimizer and step, the distance of the nearest run, for the steps that all runs have."""
     found = [_off(reference, one, measured, only) for one in runs]
     return {place: min(one[place] for one in found) for place in (set.intersection(*map(set, found)) if found else ())}
 

@@ -19,9 +19,9 @@ from emulate.verify.facts import Facts
 _ENOUGH = 8
 """So many numbers are not all short by chance."""
 _ODD = 0.2
-"""Of numbers that were rounded every second one uses its last bit; of small whole numbers, which are short too, few do."""
+"""Smallest fraction of rounded numbers that use their last bit. About half of them do, and few small whole numbers."""
 _STEPS = 2
-"""The first steps are looked at: rounding is the same in all."""
+"""Number of first steps to check. Rounding is the same in all steps."""
 
 Short = tuple[int, float]
 """Trailing zero bits of a float32's mantissa, and the unit in the last place at 1 of what was rounded so."""

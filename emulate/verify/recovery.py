@@ -138,7 +138,7 @@ class Recovery:
         if set(ends) != {"returned"} or getattr(fault, "step", 0) <= made:
             return never_fired(fault, self.lives.held)
         return (
-            f"A fault must come to pass. Received: fault={str(fault)!r}, which never did: the program has only {made} steps. "
+            f"A fault must happen. Received: fault={str(fault)!r}, which did not: the program has only {made} steps. "
             "Name one of them."
         )
 
@@ -149,7 +149,7 @@ class Recovery:
 
     @cached_property
     def comparison(self) -> Comparison | None:
-        """With the run without faults, step by step; None where nothing can be compared."""
+        """Return the comparison with the run without faults, step by step; None if nothing can be compared."""
         traces = [run.trace for run in self.lives.runs if run.trace is not None]
         if not traces or not self.has_ended:
             return None
@@ -208,7 +208,7 @@ class Recovery:
 
     @cached_property
     def not_restored(self) -> dict[str, set[int]]:
-        """Trained variables that began with their first values where the program went on, with the hosts on which they did."""
+        """Return trained variables that had their initial values when the program resumed, with their hosts."""
         found: dict[str, set[int]] = {}
         first, *later = [run.trace for run in self.lives.runs if run.trace is not None]
         for life, step in zip(later, self._went_on_from, strict=True):
@@ -224,7 +224,7 @@ class Recovery:
 
     @property
     def result(self) -> str | None:
-        """`identical` (bit by bit), `within-noise`, `different`, or None where it is not known."""
+        """Return `identical` (bit for bit), `within-noise`, `different`, or None if it is unknown."""
         found = self.comparison
         if self.other_steps is not None:
             return "different"
@@ -297,5 +297,5 @@ class JoinedTrace(Trace):
 
     @property
     def reports(self) -> list[Report]:
-        """None: what a program reports is counted from each start, not by steps."""
+        """Return no reports: the program's reports are counted from each start, not by steps."""
         return []

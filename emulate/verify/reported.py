@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from emulate.verify.measure import Runs
 
 _ALIKE = 1e-3
-"""How near an evaluation in other batches of the same rows comes, after steps that differ by rounding."""
+"""Tolerance of an evaluation of the same rows in different batches, after steps that differ by rounding."""
 Place = tuple[int, str, str, int, int]
 """(host, kind, name, step, how manieth of its name in this step)"""
 
@@ -113,7 +113,7 @@ def of_other_batches(runs: Runs) -> list[str]:
 
 
 def _between_steps(trace: Trace) -> dict[str, dict[int, list[float]]]:
-    """By name and by how many steps were made before, what the first host reported; not the last, which may be a part."""
+    """Return the first host's reports by name and by steps before them, without the last, which may be partial."""
     found: dict[str, dict[int, list[float]]] = {}
     for one in trace.reports:
         if one.host == 0 and one.replica is None and one.made is not None:

@@ -40,7 +40,7 @@ class Reruns:
         return failed
 
     def make(self, asked: Sequence[str], run: RunResult, compared: Trace, base: Variation) -> Rerun | None:
-        """Both sides again with suspects switched off, and the reference on the topology's rows: all, or each replica's."""
+        """Run both sides again with suspects switched off, the reference on the topology's rows: all, or each replica's."""
         if run.status != "ok":
             return None
         replays = _replays(len(compared.replicas))

@@ -16,7 +16,7 @@ MIB = 1 << 20
 MOST_PER_HOST = 256 * MIB
 LEAST_PER_HOST = 4 * MIB
 HOST_MEMORY = 120 * MIB
-"""What a host needs before its model: TensorFlow's runtime and a first step (four forked hosts: 477 MiB)."""
+"""Memory of a host without its model: TensorFlow's runtime and a first step (four forked hosts: 477 MiB)."""
 PARENT_MEMORY = 400 * MIB
 _RUNS_BESIDE_TOPOLOGIES = 10  # the reference, its repeat, its noise; some of them replayed
 _RUNS_PER_TOPOLOGY = 4
@@ -24,7 +24,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 _USES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
 _STATISTICS = ("/sys/fs/cgroup/memory.stat", "/sys/fs/cgroup/memory/memory.stat")
 _RECLAIMED = ("total_inactive_file", "inactive_file")
-"""What a container's use counts though the kernel takes it back when it is needed: files that were read some time ago."""
+"""Counters of page cache that the kernel can free, although it counts as the container's memory use."""
 
 
 def lack_of_memory(topologies: Sequence[Topology]) -> dict[Topology, str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 UNPROBED_SECONDS = 10.0
 PLAIN_SECONDS = 20.0
-"""What a plain run gets at least: it imports TensorFlow itself."""
+"""Smallest time limit of a plain run, in seconds. A plain run imports TensorFlow itself."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Runner:
             return sorted({path for run in self._results for path, was_there in list(run.written.items()) if was_there})
 
     def _writers(self) -> dict[str, set[str]]:
-        """By path that other runs can see, the runs that wrote it, some of which may still go on."""
+        """Return, by path that other runs can see, the runs that wrote it. Some may still run."""
         by: dict[str, set[str]] = {}
         with self._lock:
             for run in self._results:

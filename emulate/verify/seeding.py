@@ -12,12 +12,12 @@ from emulate.imports import when_imported
 from emulate.probe import upstream
 
 GENERATORS = ("python", "numpy", "tensorflow")
-"""The global generators: who seeds all of them depends on no seed of ours."""
+"""Global generators. A program that seeds all of them does not depend on gpudist's seed."""
 
 _LARGEST = 2**31 - 1
-"""What TensorFlow takes seeds modulo."""
+"""Modulus of TensorFlow's seeds."""
 _HOSTS_APART = 1_000_003
-"""How far the seeds of neighbouring hosts lie from each other where each has its own."""
+"""Distance between the seeds of neighbouring hosts if each host has its own seed."""
 
 
 def seed_of_host(seed: int, host: int) -> int:

@@ -33,7 +33,7 @@ OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
 AS_IT_STANDS = Variation()
 _COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
-"""What TensorFlow counts in the names of its operations and functions, and where objects lie: otherwise in each process."""
+"""Parts of an error that differ in each process: counters in TensorFlow's names, and memory addresses."""
 _ORDER = (
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."

@@ -10,10 +10,10 @@ SCHEMA = "gpudist.verdict/1"
 PAGES = "https://gpudist.readthedocs.io/en/latest/causes/"
 """The folder of the pages of all causes."""
 BY_DESIGN = "by-design"
-"""The verdict where everything that decides is by design of tf.distribute."""
+"""Verdict if all deciding causes are by design of tf.distribute."""
 _EXIT_CODES = {"equivalent": 0, BY_DESIGN: 0, "divergent": 1, "unverified": 1, "failed": 3, "hung": 4, "unavailable": 5}
 OF_REFERENCE = "reference"
-"""The reason of a run that failed or hung by what the reference did: it has ended well itself."""
+"""Reason of a run that ended well, but gets the verdict failed or hung from the reference."""
 
 
 def url_of(code: str) -> str:
@@ -110,7 +110,7 @@ class Farthest:
 
 
 MOST_STEPS = 400
-"""How many steps of a run the verdict tells of one by one."""
+"""Largest number of steps that the verdict lists one by one."""
 
 
 @dataclass(frozen=True)

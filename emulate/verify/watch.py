@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 2.5
-"""How long peers of a host that raised may still say why: the first to raise is not always the one that is wrong."""
+"""Seconds for which the peers of a host that raised may still report an error. The first error is not always the cause."""
 LAST_LINES = 12
 _STACK_LINE = re.compile(r"\s*@\s+(0x)?[0-9a-f]+|\*\*\* |PC: @")
-"""Of the stack that C++ prints when it aborts; why it does stands above it."""
+"""Start of the stack that C++ prints when it aborts. The reason is printed above it."""
 _NO_INPUT = "Every host has an empty standard input: pass input as arguments (after `--`) or in a file."
 _LOG_LINE = re.compile(r"[IWE]\d{4} \d\d:|\d{4}-\d\d-\d\d \d\d:\d\d:\S+ [IWE] |WARNING: All log messages before absl")
 """TensorFlow's own log: of a program that left with an error it says nothing."""
@@ -81,7 +81,7 @@ class Watch:
         self.needs_fresh_process = False
 
     def follow(self, seconds: float) -> None:
-        """Until every host is held at the last wanted step or over, or the run has failed, hangs, or has had its time."""
+        """Wait until every host has ended or stopped at the last step, or the run has failed, hangs or timed out."""
         self.live(seconds)
         self._cluster.end()
         self.note_ends()

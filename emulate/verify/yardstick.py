@@ -19,7 +19,7 @@ CONFIRMING_RUNS = 4
 CONFIRMING_ULPS = 16.0
 ORDER_RUNS = 2
 SUMMAND_ULPS = 2.0
-"""What is rounded to 16 bits on each replica is off by half a unit there."""
+"""Noise, in units in the last place, for values that each replica rounds to 16 bits with an error of half a unit."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Yardsticks:
         return self._known[Variation()].reference
 
     def confirming(self, variation: Variation, topology: Trace) -> list[Trace]:
-        """Noise runs with a larger perturbation: a small difference may be a unit on its kink, or a gradient that cancels.
+        """Return noise runs with a larger perturbation: a small difference may come from a kink or a gradient that cancels.
 
         Args:
             variation: Of the reference.

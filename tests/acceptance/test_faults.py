@@ -28,7 +28,7 @@ def test_a_program_that_recovers_is_equivalent_and_says_from_which_step_it_went_
     [fault] = run.faults
     assert (fault.fired, fault.recovered, fault.restarts, fault.result) == (True, True, 1, "identical")
     assert (fault.host, fault.step, fault.went_on_from) == (1, 8, (6,))
-    assert "recovered after 1 restart, went on from step 6, the same result bit by bit" in " ".join(render(verdict).split())
+    assert "recovered after 1 restart, resumed from step 6, the same result bit for bit" in " ".join(render(verdict).split())
     assert verdict.to_json()["runs"][0]["faults"][0]["result"] == "identical"
 
 
@@ -101,11 +101,11 @@ def test_each_of_several_faults_is_told_its_own_restart(preload: Preload) -> Non
 def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:
     [run] = verify("checkpoints.py", preload, "kill:host=0,step=200").runs
     assert run.verdict == "unverified"
-    (told,) = [text for text in run.not_compared if "A fault must come to pass. Received: fault='kill:host=0,step=200'" in text]
-    assert told.endswith("which never did: the program has only 12 steps. Name one of them.")
+    (told,) = [text for text in run.not_compared if "A fault must happen. Received: fault='kill:host=0,step=200'" in text]
+    assert told.endswith("which did not: the program has only 12 steps. Name one of them.")
     assert not run.faults[0].fired
 
 
 def test_faults_that_a_topology_cannot_have_are_refused_before_anything_runs(preload: Preload) -> None:
-    with pytest.raises(emulate.errors.UsageError, match="A fault must be of a host that is there"):
+    with pytest.raises(emulate.errors.UsageError, match="The host of a fault must exist"):
         verify("checkpoints.py", preload, "kill:host=7,step=2")

@@ -321,7 +321,7 @@ def test_a_program_that_raises_on_one_device_alone_is_not_said_to_fail_elsewhere
     assert verdict.reference.failure is not None
     text = render(verdict)
     assert "On one device (1x1, the reference) the program fails.\n" in text
-    assert "1x2  failed: the reference did not end well; here the program did, after 8 steps" in text
+    assert "1x2  failed: the reference failed; here the program finished, after 8 steps" in text
     assert text.count("AssertionError: one is too few") == 1
 
 

@@ -33,7 +33,7 @@ def watch_errors() -> None:
 
 
 def forget_seeds() -> None:
-    """Unseeded generators, as after a start: NumPy's, TensorFlow's, and what Keras derives from one."""
+    """Reset the generators of NumPy, TensorFlow and Keras to the unseeded state after a start."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if "tensorflow" in sys.modules:

@@ -30,7 +30,7 @@ _MOST_CELLS = 60  # steps whose numbers are written into the cells
 
 
 def course(run: Run, limit: float) -> str:
-    """Error over noise, step by step, a line for each kind; a logarithmic scale.
+    """Draw error / noise of each step on a logarithmic scale, with one line for each kind.
 
     Args:
         run: A run with a course.

@@ -57,7 +57,7 @@ def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sig
 
 
 def _gap(case: Case, optimizer: str, step: int, limits: Mapping[str, float]) -> float:
-    """Relative L2 difference of clipping each replica's gradient and clipping their sum."""
+    """Return the relative L2 difference between clipping each replica's gradient and clipping the sum."""
     seen = case.base.views(optimizer, step)
     replicas = sorted({replica for view in seen for replica in view.locals})
     before = [_clip(_locals(seen, replica), limits) for replica in replicas]
@@ -86,7 +86,7 @@ def _scaled(gradient: Floats, size: float, limit: float) -> Floats:
 
 
 def _from_rerun(case: Case) -> Sign | None:
-    """With clipping switched off in both runs the difference is gone, or the rest of it is explained."""
+    """Check whether the difference is gone, or the rest is explained, with clipping switched off in both runs."""
     if not _may_be_clipped(case):
         return None
     again = case.switched("no-clipping")
@@ -145,7 +145,7 @@ def _from_norms(case: Case) -> Sign | None:
 
 
 def _beside_others(case: Case) -> Sign | None:
-    """Behind something else that is wrong: other gradients on each replica, all of them as long as one device's, the limit.
+    """Find clipping behind another error: each replica has a different gradient, all with the same norm, the limit.
 
     What is wrong besides is looked for with clipping switched off in both runs.
     """
@@ -214,7 +214,7 @@ def _behind(case: Case) -> Sign | None:
         _SUMMARY,
         (
             f"In step {first} the loss is the same with clipping switched off, but the gradients that enter the "
-            f"optimizer change by {most:.2%} (L2); one device, given the examples of one replica after the other, "
+            f"optimizer change by {most:.2%} (L2); one device that processes the replicas one after the other "
             "clips them too"
         ),
         _fix(case),

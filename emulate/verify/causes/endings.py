@@ -19,7 +19,7 @@ _MISMATCH = re.compile(
     re.IGNORECASE,
 )
 NO_THREAD = re.compile(r"[^\n]*(?:pthread_create(?:\(\))? failed|can't start new thread|Thread creation failed)[^\n]*")
-"""What TensorFlow's, gRPC's, Python's and OpenMP's own code says of a thread that the system did not give it."""
+"""Errors of TensorFlow, gRPC, Python and OpenMP if the system refuses a new thread."""
 _MORE_THREADS = "If the host could not start a thread"
 
 

@@ -105,7 +105,7 @@ def _of_the_step(case: Case) -> Sign | None:
 
 
 def _held(trace: Trace, by: str) -> dict[int, Mapping[str, Sequence[str]]]:
-    """By host what its steps (`held`), or the functions that make its rows (`mapped`), hold, as it knew it last."""
+    """Return, by host, the last values that its steps (`held`) or its pipeline functions (`mapped`) hold."""
     return {host: event.get(by, {}) for host, event in trace.of("program")}
 
 

@@ -18,13 +18,13 @@ def _search(case: Case) -> Sign | None:
         return None
     m = before.measure
     case.unreachable.append(
-        "what each replica does once besides (a count of its own examples, a term of the loss without examples): "
-        "one device, given the examples of one replica after the other, does it too"
+        "code that each replica runs once (a count of its examples, a loss term that uses no examples): "
+        "one device that processes the replicas one after the other runs it as often"
     )
     return Sign(
         (
             "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
-            "examples, so another model is trained."
+            "examples, so the program trains a different model."
         ),
         f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}"
         + possible_split(case),

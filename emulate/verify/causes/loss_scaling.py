@@ -32,7 +32,7 @@ _ROUND_OF_16_BITS = 1e-2
 _ALIKE, _ABOUT = 0.8, 0.2
 """Cosine of two gradients that are the same but for a factor and some coupling, and how far that factor may be off."""
 _HIDDEN = 0.05
-"""The weights hide a factor when they are less than this part of the step away."""
+"""Fraction of a step: below this distance the weights hide a factor."""
 
 
 def _fits(case: Case, *, replicated: bool) -> list[Fit]:
@@ -146,7 +146,7 @@ def _about(case: Case) -> Sign | None:
         ),
         (
             f"In step {first} the sum of the replicas' gradients has the direction of one device's gradient and is "
-            f"{factor:.2f}x as long; one device, given the examples of one replica after the other, has the same sum "
+            f"{factor:.2f}x as long; one device that processes the replicas one after the other has the same sum "
             "(the loss of one example depends on others)"
         ),
         _OF_ONE_NUMBER,

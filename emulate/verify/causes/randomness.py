@@ -98,7 +98,7 @@ def _sign(case: Case, summary: str, evidence: str) -> Sign:
 
 
 def _groups(step: StepOfAll) -> dict[str, list[int]]:
-    """By draw that more than one replica made, those replicas."""
+    """Return the replicas of each draw that more than one replica made."""
     found: dict[str, list[int]] = defaultdict(list)
     for replica, one in sorted(step.items()):
         for draw in dict.fromkeys(one.draws):

@@ -16,7 +16,7 @@ from emulate.verify.measure import complete
 from emulate.verify.result import RunResult
 
 _OTHER = 0.2
-"""Of rows that hang on it at least half change their host or their contents; of rows that do not, none does."""
+"""Fraction of rows that must change their host or contents. If rows depend on the host at least half do, otherwise none."""
 _FEWEST = 4
 """Rows seen in both runs, or in a step, that it takes to tell, and steps."""
 

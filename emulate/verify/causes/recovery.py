@@ -69,14 +69,14 @@ def _search_different(case: Case) -> Sign | None:
     if recovery.at_odds:
         return Sign(
             (
-                "After a fault the hosts resumed from different steps, and the program ends with another result than "
+                "After a fault the hosts resumed from different steps, and the program ends with a different result than "
                 "without the fault."
             ),
             f"{_befell(recovery)}; {_restarts(recovery)}; {_each(recovery)}; it differs {where}: {numbers}",
             _AT_ODDS,
         )
     return Sign(
-        "After a fault the program ends with another result than without it.",
+        "After a fault the program ends with a different result than without it.",
         f"{_befell(recovery)}; {_restarts(recovery)}; it differs {where}: {numbers}",
         {"final-weight": _WHAT_IS_KEPT_BESIDE, "weight": _WHAT_UPDATES}.get(first.kind),
     )

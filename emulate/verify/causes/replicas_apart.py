@@ -9,7 +9,7 @@ from emulate.verify.case import Case
 from emulate.verify.compare import Comparison
 from emulate.verify.noise import FACTOR
 
-NOTE = "gradients, weights and losses were compared with one device, given the examples of one replica after the other"
+NOTE = "gpudist compared gradients, weights and losses with one device that processes the replicas one after the other"
 
 
 _SUMS = ("replicas-summed", "replicas")
@@ -108,7 +108,7 @@ def _rebase(case: Case, step: int, found: _Found) -> str:
     if not again.is_equivalent_but_for_kinks and again.first_step("initial-weight", "gradient", "weight", "variable") is None:
         again = replace(again, points=tuple(p for p in again.points if p.measure.key.kind not in _REPORTED))
         case.unreachable.append(
-            "losses and metrics: one device, given the examples of one replica after the other, reports them in another way"
+            "losses and metrics: one device that processes the replicas one after the other reports them in a different way"
         )
     if found.first:
         case.unreachable.append(f"everything except the gradients of {_first_out(case, step)} up to step {step}: {_REPEATED}")
@@ -116,12 +116,12 @@ def _rebase(case: Case, step: int, found: _Found) -> str:
     case.clips_the_sum = found.switch in _SUMS_AT_TAPES
     case.notes.append(NOTE)
     agreement = "has the same gradients" if found.first else _agreement(again)
-    return f"one device, given the examples of one replica after the other, with gradients added up, {agreement}"
+    return f"one device that processes the replicas one after the other and adds up their gradients {agreement}"
 
 
 _REPEATED = (
-    "a call of Strategy.run makes several updates, and one device, given the examples of one replica after "
-    "the other, can make only the first"
+    "a call of Strategy.run makes several updates, and one device that processes the replicas one after the "
+    "other can make only the first"
 )
 
 

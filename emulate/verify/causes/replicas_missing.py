@@ -7,7 +7,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 
 _DEFAULT = "_DefaultDistributionStrategy"
-"""What TensorFlow calls it when a program makes none."""
+"""TensorFlow's name of the default strategy, if a program creates none."""
 
 
 def _search(case: Case) -> Sign | None:

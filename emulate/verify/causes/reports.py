@@ -220,10 +220,10 @@ def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
     if not all(name.startswith("batch/") for name in wrong):
         return None
     if all(seen & {name.replace("batch", epoch, 1) for epoch in ("epoch", SO_FAR)} for name in wrong):
-        return "is the mean of the replicas' numbers within an epoch; the number of the epoch is right.", _PROGRESS
+        return "is the mean of the replicas' numbers within an epoch; the value at the end of the epoch is right.", _PROGRESS
     if _what(case, first, ()) != _ANY:
         return None
-    return "does not cover all replicas within an epoch; gpudist did not see the number of a whole epoch.", _NO_EPOCH
+    return "does not cover all replicas within an epoch; gpudist did not see the value at the end of an epoch.", _NO_EPOCH
 
 
 LOSS_REPORT = Cause("loss-report", _search_loss)

@@ -245,7 +245,7 @@ def _seen(ledger: Ledger) -> str:
 
 
 def _moved(ledger: Ledger) -> int:
-    """By how many steps all batches come too early (more than 0) or too late, of half of the steps at most; else 0.
+    """Return by how many steps all batches are early (> 0) or late, up to half of the steps; otherwise 0.
 
     Not where both begin with the same batch, as one epoch may have the order of the next.
     """

@@ -14,7 +14,7 @@ from emulate.verify.meetings import Met
 from emulate.verify.repeats import differing, initial
 
 _OF_HDF5 = re.compile(r"unable to (?:un)?lock file|unable to truncate a file which is already open", re.IGNORECASE)
-"""What HDF5 says of a file that another process has open; it does not name it."""
+"""HDF5's errors about a file that another process has open. They do not name the file."""
 
 
 def _search(case: Case) -> Sign | None:

@@ -17,9 +17,9 @@ from emulate.verify.measure import complete
 
 Array = NDArray[Any]
 _STEPS = 3
-"""What is the same in so many steps is no batch."""
+"""Number of equal steps from which an argument is not a batch."""
 _CLOSE = 1e-4
-"""What was normalized in 32 bits is off by less."""
+"""Tolerance of values that were normalized in 32 bits."""
 
 
 def _search_split(case: Case) -> Sign | None:
@@ -38,7 +38,7 @@ def _search_split_of_batch(case: Case) -> Sign | None:
         static = _static_of_batch(arrays)
         split = sorted(_split(static, ours), key=lambda one: not _is_sure(static[one[0]], arrays))
         if split and _is_sure(static[split[0][0]], arrays):
-            return _sign(static, split, "; one device, given the parts of one replica after the other, has the same gradients")
+            return _sign(static, split, "; one device that processes the replicas one after the other has the same gradients")
     return None
 
 
@@ -82,7 +82,7 @@ def _sign(static: Mapping[int, Array], split: list[tuple[int, list[int]]], besid
 
 
 def _arrays(steps: list[Step]) -> dict[int, list[Array]]:
-    """By place the arguments that were kept in all steps, and have rows."""
+    """Return, by place, the arguments that were recorded in all steps and have rows."""
     arrays = {at: [_whole(step, at) for step in steps] for at in range(min(len(step.inputs) for step in steps))}
     known = {at: [one for one in of_steps if one is not None] for at, of_steps in arrays.items()}
     return {at: of_steps for at, of_steps in known.items() if len(of_steps) == len(steps) and of_steps[0].ndim}

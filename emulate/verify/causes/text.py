@@ -10,7 +10,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("texts")
 GENERAL = ""
-"""The heading of the fix that suits most programs, which stands before all others."""
+"""Heading of the fix for most programs, which comes first."""
 WRONG, RIGHT, EVIDENCE, FIX, LINKS = SECTIONS = (
     "Wrong",
     "Right",

@@ -10,7 +10,7 @@ from emulate.verify.ledgers import hosts_of_rows, ledgers
 from emulate.verify.result import RunResult
 
 _MOVED = 0.2
-"""Of shares that follow the seed at least half of the rows change their host; of fixed shares none but equal rows."""
+"""Fraction of rows that must change their host. At least half do if shares follow the seed, in fixed shares only equal rows."""
 _FEWEST = 4
 """Rows seen in both runs that it takes to tell."""
 
@@ -26,7 +26,7 @@ def _search(case: Case) -> Sign | None:
     apart = [name for name, ledger in ledgers(case.topology, run.trace).items() if ledger.first_apart is not None]
     if apart:
         return _rows(case, run.trace, apart[0])
-    summary = "Hosts compute with random numbers that every host draws itself, without a common seed."
+    summary = "Each host computes with its own random numbers. The hosts have no common seed."
     return numbers_apart(case, run.trace, summary, "With a different seed on each host")
 
 
@@ -66,10 +66,10 @@ def _rows(case: Case, trace: Trace, optimizer: str) -> Sign | None:
         )
         return None
     return Sign(
-        "Which examples a host takes depends on a random number that every host draws itself, without a common seed.",
+        "Each host chooses its examples with its own random numbers. The hosts have no common seed.",
         (
-            f"With a different seed on each host {moved} of the {len(common)} examples that hosts after the first "
-            f"take in both runs come from another host's share; {len(own)} different examples come in the same steps "
+            f"With a different seed on each host, {moved} of {len(common)} examples move to another host (of those "
+            f"that hosts after the first have in both runs). The same steps then have {len(own)} different examples "
             f"instead of {len(one)}"
         ),
     )

@@ -146,7 +146,7 @@ def test_a_failure_names_its_host_and_says_what_the_others_did(run: Run) -> None
         "A test that asks for strategy, cluster, topology or devices names its topologies. Received: test_it.py::test_no_mark",
         "Received: one on test_it.py::test_mark_of_a_parameter[1]",
         "Received: one on test_it.py::test_mark_of_a_parameter_beside[1x2-1]",
-        "`gpudist` verifies programs from beside the hosts.",
+        "`gpudist` verifies programs outside of the hosts.",
         "FAILED test_it.py::test_one_host[2x1] - host 1: AssertionError: assert {'loss'",
         "FAILED test_it.py::test_all_hosts[2x1] - all 2 hosts: assert [1, 3] == [1, 2]",
         "FAILED test_it.py::test_killed[2x1] - host 1: The host was killed by signal 9",

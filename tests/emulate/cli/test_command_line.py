@@ -270,14 +270,14 @@ def test_a_wrong_use_says_what_was_received_before_any_work(verified, args, mess
         (
             "verify train.py other.py",
             (
-                "gpudist verify takes one PROGRAM. Received: 'other.py' besides it. "
+                "gpudist verify takes one PROGRAM. Received: also 'other.py'. "
                 "Options and arguments of the program itself go after '--'."
             ),
         ),
         ("verify train.py --topology", "--topology must have a value. Received: none. Write --topology HxD."),
         ("compare a", "gpudist compare needs TRACE. Received: none. 'gpudist compare --help' shows how it is used."),
-        ("devices x", "gpudist devices takes no argument. Received: 'x' besides it."),
-        ("causes nan x", "gpudist causes takes one CODE. Received: 'x' besides it."),
+        ("devices x", "gpudist devices takes no arguments. Received: 'x'."),
+        ("causes nan x", "gpudist causes takes one CODE. Received: also 'x'."),
         ("verfy train.py", "A command of gpudist must exist. Received: 'verfy'. Did you mean 'verify'?"),
         ("version", "A command of gpudist must exist. Received: 'version'. Did you mean '--version'?"),
         ("--nonsense", "An option of gpudist must exist. Received: --nonsense. 'gpudist --help' lists them."),
@@ -336,7 +336,7 @@ def test_two_traces_are_compared_the_first_being_the_reference(folder, monkeypat
     assert (done.exit_code, calls) == (1, [("a", "b", "identical-dropout")])
     written = json.loads((folder / "v.json").read_text())
     assert (written["program"], written["seed"], written["versions"]) == ("train.py", 2, {"tensorflow": "2.21.0"})
-    assert "The two runs had another seed: 1 in the reference, 2 here." in done.stdout
+    assert "The two runs had a different seed: 1 in the reference, 2 here." in done.stdout
     wrong = gpudist("compare", "a", "b", "--allow", "identical-dropouts")
     assert wrong.exit_code == 2
     assert "--allow must be the code of a cause. Received: --allow 'identical-dropouts'. Did you mean" in wrong.stderr
@@ -380,9 +380,9 @@ def test_the_machine_is_described_in_words_and_in_json(monkeypatch, tmp_path):
     done = gpudist("devices", "--json", str(tmp_path / "machine.json"))
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
-        "cpus           2",
-        "memory         8.0 GiB total, 1.5 GiB available",
-        "tensorflow     unknown",
+        "cpus             2",
+        "memory           8.0 GiB total, 1.5 GiB available",
+        "tensorflow       unknown",
         "gpus",
         "  driver      570.1",
         "  found",
@@ -395,9 +395,9 @@ def test_the_machine_is_described_in_words_and_in_json(monkeypatch, tmp_path):
         "emulation",
         "  devices per host  256",
         "  hosts             9",
-        "own network    yes",
+        "private network  yes",
         "  ports  nobody reaches them",
-        "copy on write  no: the system refuses it",
+        "private files    no: the system refuses it",
     ]
     assert json.loads((tmp_path / "machine.json").read_text()) == {"schema": "gpudist.devices/1", **about, **isolation}
     assert gpudist("devices", "--json", str(tmp_path / "machine.json")).exit_code == 0

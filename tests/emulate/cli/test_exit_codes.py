@@ -66,7 +66,7 @@ def test_a_fault_of_our_own_ends_with_70_and_keeps_its_traceback_in_a_file(start
     process = start("raise RuntimeError('unexpected')")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 70
-    assert "gpudist: This is a fault of gpudist, not of your program: RuntimeError: unexpected" in errors
+    assert "gpudist: This is an error of gpudist, not of your program: RuntimeError: unexpected" in errors
     assert "Traceback" not in errors
     kept = re.search(r"which is in (\S+) \(GPUDIST_DEBUG=1 prints it here\)", errors)
     assert "RuntimeError: unexpected" in Path(kept[1]).read_text()
@@ -125,7 +125,7 @@ def shell(command, folder, **environment):
 def test_a_closed_stream_is_like_one_that_leads_nowhere(tmp_path, command, code):
     returned, errors = shell(f"$GPUDIST {command} >&-", tmp_path)
     assert returned == code
-    assert "fault of gpudist" not in errors
+    assert "error of gpudist" not in errors
     assert "Traceback" not in errors
 
 
@@ -140,8 +140,8 @@ def test_a_full_disk_under_the_output_ends_with_5_and_says_so(tmp_path, command)
     code, errors = shell(f"$GPUDIST {command} > /dev/full", tmp_path)
     assert code == 5
     assert errors == (
-        "gpudist: What gpudist writes must find room. Received: standard output, or a file (No space left on device). "
-        "Make room, or write elsewhere.\n"
+        "gpudist: gpudist needs space for its output. Received: standard output, or a file (No space left on device). "
+        "Free some, or use another disk.\n"
     )
     assert shell(f"$GPUDIST {command} > /dev/full 2>&1", tmp_path) == (5, "")
 

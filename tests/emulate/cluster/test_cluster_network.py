@@ -148,7 +148,7 @@ def test_what_protects_the_ports_is_described(monkeypatch: pytest.MonkeyPatch) -
         "own_network": {
             "available": True,
             "why": None,
-            "ports": "The ports of several hosts are in a network of their own, which nobody reaches from outside.",
+            "ports": "The ports of several hosts are in a private network, which other machines and users cannot reach.",
         },
         "copy_on_write": {"available": False, "why": "it is refused"},
         "faults_of_links": {"available": False, "why": "/dev/net/tun: Permission denied"},

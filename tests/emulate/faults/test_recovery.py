@@ -123,7 +123,7 @@ def test_a_stopped_host_is_no_hang_of_the_program(cluster: Make) -> None:
 
 
 def test_a_fault_that_does_not_come_to_pass_is_an_error(cluster: Make) -> None:
-    with pytest.raises(UsageError, match=r"A fault must come to pass\. Received: fault='kill:host=0,step=5'"):
+    with pytest.raises(UsageError, match=r"A fault must happen\. Received: fault='kill:host=0,step=5'"):
         cluster("1x1").run(abs, -1, faults="kill:host=0,step=5")
     with pytest.raises(UsageError, match=r"A number of restarts must not be negative\. Received: restarts=-1\."):
         cluster("1x1").run(abs, -1, restarts=-1)

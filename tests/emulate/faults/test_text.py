@@ -75,10 +75,13 @@ def test_faults_come_as_texts_or_values_one_or_several() -> None:
         ("kill:host=1,phase=now", "A phase must be one of input, before-all-reduce, all-reduce, after-all-reduce, checkpoint."),
         ("kill:host=-1", "Hosts are counted from 0. Received: fault='kill:host=-1'."),
         ("slow:host=1", "A slow host needs seconds or a factor, one of them. Received: fault='slow:host=1'."),
-        ("slow:host=1,factor=1", "A slow host must take more than 1 time as long. Received: fault='slow:host=1,factor=1'."),
+        ("slow:host=1,factor=1", "A slow host must have factor > 1. Received: fault='slow:host=1,factor=1'."),
         ("late:host=1", "A fault must say its seconds. Received: fault='late:host=1'."),
-        ("late:host=1,seconds=0", "A host that is late must be late by some seconds. Received: fault='late:host=1,seconds=0'."),
-        ("stop:host=1,seconds=-1", "A stop must take some seconds, or be for ever. Received: fault='stop:host=1,seconds=-1'."),
+        ("late:host=1,seconds=0", "A late host must have seconds > 0. Received: fault='late:host=1,seconds=0'."),
+        (
+            "stop:host=1,seconds=-1",
+            "A stop must have seconds > 0, or none to stop forever. Received: fault='stop:host=1,seconds=-1'.",
+        ),
         ("stop:host=1,seconds=nan", "A fault's seconds must be a time. Received: fault='stop:host=1,seconds=nan',"),
         ("link:host=1", "A link must have a latency or a loss. Received: fault='link:host=1'."),
         ("link:latency=20", "A latency must be at most 5 s (a number without a unit is in seconds). Received: fault='link:lat"),
@@ -118,24 +121,28 @@ def test_a_value_of_another_kind_is_refused_in_words(kind: type[Fault], values: 
         (
             "kill:host=2",
             "2x1",
-            "A fault must be of a host that is there. Received: fault='kill:host=2', topology='2x1', which has",
+            "The host of a fault must exist. Received: fault='kill:host=2', topology='2x1', which has",
         ),
         (
             "kill:host=1",
             "1x4",
-            "A fault must be of a host that is there. Received: fault='kill:host=1', topology='1x4', which has host 0",
+            "The host of a fault must exist. Received: fault='kill:host=1', topology='1x4', which has host 0",
         ),
         (
             "link:loss=1%",
             "1x4",
-            "A link is between hosts. Received: fault='link:loss=1%', topology='1x4', which has one host.",
+            "A link needs several hosts. Received: fault='link:loss=1%', topology='1x4', which has one host.",
         ),
         (
             "missing:host=0",
             "1x4",
-            "Some host must start. Received: fault='missing:host=0', topology='1x4', which has one host.",
+            "At least one host must start. Received: fault='missing:host=0', topology='1x4', which has one host.",
         ),
-        ("kill:host=1", "1x1+1ps", "Steps are counted on hosts that train together. Received: fault='kill:host=1', topology="),
+        (
+            "kill:host=1",
+            "1x1+1ps",
+            "A fault in a step needs hosts that train synchronously. Received: fault='kill:host=1', topology=",
+        ),
     ],
 )
 def test_a_fault_that_a_topology_cannot_have_is_refused_in_words(text: str, topology: str, said: str) -> None:
@@ -150,8 +157,8 @@ def test_a_fault_that_never_came_to_pass_is_an_error() -> None:
     with pytest.raises(UsageError) as caught:
         check_fired([kill], [])
     assert str(caught.value) == (
-        "A fault must come to pass. Received: fault='kill:host=1,step=50', which never did: the program ended before "
-        "(steps are counted by an optimizer of Keras or TensorFlow). Name an earlier step or another phase."
+        "A fault must happen. Received: fault='kill:host=1,step=50', which did not: the program ended before "
+        "(gpudist counts the steps of optimizers of Keras and TensorFlow). Use an earlier step or another phase."
     )
 
 

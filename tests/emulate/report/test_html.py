@@ -135,7 +135,7 @@ def test_hangs_faults_and_what_could_not_run_are_told(made, tmp_path):
     unavailable = Run("9x9", "unavailable", reason="too many")
     verdict = made.verdict(hung, made.equivalent("1x2", faults=(fault,)), unavailable)
     found = page(verdict, tmp_path / "v.html")
-    for text in ("hung: no host could go on", "host 0", "last step 3", "train.py", "recovered after 1 restart", "too many"):
+    for text in ("hung: no host could continue", "host 0", "last step 3", "train.py", "recovered after 1 restart", "too many"):
         assert text in found.text, text
 
 

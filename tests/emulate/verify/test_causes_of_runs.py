@@ -404,7 +404,7 @@ def test_rows_that_every_replica_has_are_repeated(folder: Folder) -> None:
     assert codes(found) == ["samples-repeated"]
     assert "Every replica trains on the same examples" in found.causes[0].summary
     assert found.samples.repeated == 72
-    assert "A plain tensor or NumPy array goes to every replica whole" in found.causes[0].fix
+    assert "passes a plain tensor or NumPy array to every replica, without splitting it" in found.causes[0].fix
 
 
 def test_rows_that_no_replica_has_are_missing(folder: Folder) -> None:
@@ -591,7 +591,7 @@ def test_a_loss_that_keras_averages_within_an_epoch_alone_is_advice_and_one_divi
     found = judge(Case(one, loop(four, reporting(right_topology, within, epoch))))
     assert (found.verdict, codes(found)) == (verdict, ["loss-report"])
     assert found.causes[0].advice == (verdict == "equivalent")
-    assert found.causes[0].advice or "Return from `train_step`" in found.causes[0].fix
+    assert found.causes[0].advice or "Return the loss of all replicas from `train_step`" in found.causes[0].fix
 
 
 def test_what_is_reported_now_and_then_is_told_by_its_number_and_the_step_before_it(folder: Folder) -> None:

@@ -73,17 +73,17 @@ def test_a_fault_after_the_step_at_which_runs_are_held_is_told_so(folder: Folder
     told = recovery([life(folder)], [0], (Kill(host=1, step=21), Kill(host=1, step=20)))
     held, ended = told.missed
     assert held == (
-        "A fault must come to pass. Received: fault='kill:host=1,step=21', which never did: every run is held after step 20. "
-        "--steps 21 or more, or --steps all, lets the program come there."
+        "A fault must happen. Received: fault='kill:host=1,step=21', which did not: gpudist stops every run after step 20. "
+        "Use --steps 21 or more, or --steps all."
     )
-    assert "fault='kill:host=1,step=20', which never did: the program ended before" in ended
+    assert "fault='kill:host=1,step=20', which did not: the program ended before" in ended
 
 
 def test_a_program_that_leaves_with_exit_code_0_when_told_is_said_to_need_another(folder: Folder) -> None:
     told = recovery([steps(folder, range(5))], [1], (Preempt(host=0, step=5),))
     told = Recovery(told.lives, steps(folder, range(12)))
     assert outcome(told.reports()[0]) == (
-        "in step 5, told to leave: it ended with exit code 0, so it was not started again, another number of steps"
+        "in step 5, received SIGTERM and ended with exit code 0, so gpudist did not restart it, a different number of steps"
     )
     (found,) = find_causes(Case(told.without, told.without, recovery=told))
     assert found.code == "recovered-differently"
@@ -155,7 +155,7 @@ def test_a_program_that_makes_fewer_or_more_steps_after_a_restart_ends_otherwise
     told = Recovery(told.lives, steps(folder, range(12)))
     assert (told.other_steps, told.result) == (other, result)
     assert outcome(told.reports()[0]).endswith(
-        "another number of steps" if other else "went on from step 4, the same result bit by bit"
+        "a different number of steps" if other else "resumed from step 4, the same result bit for bit"
     )
 
 
@@ -191,10 +191,10 @@ def test_what_a_program_puts_in_the_place_of_its_weights_after_a_restart_is_comp
         (
             "preempt:host=1,step=5",
             0,
-            "told to leave: it came to its own end before it was killed, so leaving was not tried, the",
+            "received SIGTERM, but ran to its end before SIGKILL, so its recovery was not tested, the",
         ),
-        ("preempt:host=1,step=5", 1, "recovered after 1 restart, went on from step 3, the same result bit by bit"),
-        ("stop:host=1,step=5,seconds=2", 0, "recovered without a restart, the same result bit by bit"),
+        ("preempt:host=1,step=5", 1, "recovered after 1 restart, resumed from step 3, the same result bit for bit"),
+        ("stop:host=1,step=5,seconds=2", 0, "recovered without a restart, the same result bit for bit"),
     ],
 )
 def test_a_host_that_was_told_to_leave_and_stayed_is_not_said_to_have_recovered(fault: str, restarts: int, said: str) -> None:

@@ -44,7 +44,9 @@ def test_what_the_epoch_would_log_where_the_run_is_held_decides(
     assert ("did not see" in found.causes[0].summary) == (so_far is None)
 
 
-@pytest.mark.parametrize(("own", "cure"), [(True, "Return from `train_step`"), (False, "Keras's own `train_step` logs")])
+@pytest.mark.parametrize(
+    ("own", "cure"), [(True, "Return the loss of all replicas from `train_step`"), (False, "Keras's own `train_step` logs")]
+)
 def test_the_cure_of_a_logged_loss_speaks_of_a_train_step_where_the_program_has_one(
     folder: Folder, own: bool, cure: str
 ) -> None:
@@ -60,7 +62,10 @@ def test_the_fix_of_a_log_is_a_newer_keras_if_all_replicas_share_the_variables_o
 
 @pytest.mark.parametrize(
     ("how", "cure"),
-    [("mean", "Sum over all replicas, count over all replicas"), (None, "Reduce in the way in which the loss")],
+    [
+        ("mean", "Sum over all replicas, count over all replicas"),
+        (None, "Use the reduction that fits the division of the loss"),
+    ],
 )
 def test_a_mean_of_means_is_named_with_its_line_and_is_not_cured_by_a_mean(folder: Folder, how: str | None, cure: str) -> None:
     def run(made: Made, step: Any, values: tuple[float, ...]) -> Any:
