@@ -21,7 +21,7 @@ JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Also write the verdict as JSON. - is standard output.")
 ]
 HtmlOption = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs gpudist[html].")
+    str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs the extra 'html'.")
 ]
 
 
