@@ -75,7 +75,8 @@ class Result:
         undeserved: The causes that accuse a wrong program of what it does not do.
         mute: Whether something that decides is `unexplained`.
         starts: How often the program was started, for each topology of the command; None without a verdict.
-        seconds: Seconds of the command for each topology; `plain` of the program alone.
+        seconds: Seconds of the command for each topology.
+        plain: Seconds of the program alone; None where it was not run alone.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Result:
     mute: bool
     starts: float | None
     seconds: float
-    plain: float
+    plain: float | None
 
     @property
     def is_well_judged(self) -> bool:
@@ -133,7 +134,7 @@ def _judge(job: Job, fresh: bool) -> list[Result]:
 
 
 def verify(job: Job) -> dict[str, dict[str, Any]]:
-    """Run `gpudist verify` in a fresh process, and the program alone after it.
+    """Run `gpudist verify` in a fresh process, and a program of the corpus alone after it.
 
     Returns:
         For each topology the run as `--json` has it, with the seconds of both.
@@ -144,7 +145,7 @@ def verify(job: Job) -> dict[str, dict[str, Any]]:
         seconds, error = _timed([*command, "--", *job.entry.args], folder)
         verdict = json.loads(written.read_text()) if written.exists() else None
     number = len(job.entry.topologies)
-    about = {"seconds": seconds / number, "plain": plain(job.entry)}
+    about = {"seconds": seconds / number, "plain": plain(job.entry) if job.entry.group == "corpus" else None}
     if verdict is None:
         return {one: {"verdict": "no verdict", "causes": [], "error": error[-2000:], **about} for one in job.entry.topologies}
     kept = ("verdict", "causes", "notes", "course", "steps")

@@ -31,6 +31,7 @@ def figures(results: Sequence[Result]) -> dict[str, dict[str, Any]]:
 def _of(results: Sequence[Result]) -> dict[str, Any]:
     wrong = [one for one in results if not one.is_right]
     pointing = [one for one in wrong if one.line_right is not None]
+    costs = [one.seconds / one.plain for one in results if one.plain]
     starts = [one.starts for one in results if one.starts is not None]
     return {
         "cells": len(results),
@@ -46,7 +47,7 @@ def _of(results: Sequence[Result]) -> dict[str, Any]:
         "unexplained": _count(results, lambda one: one.mute),
         "starts_median": median(starts) if starts else None,
         "starts_most": max(starts, default=None),
-        "cost_median": round(median(one.seconds / one.plain for one in results), 1) if results else None,
+        "cost_median": round(median(costs), 1) if costs else None,
     }
 
 
@@ -79,7 +80,7 @@ def _row(name: str, of: dict[str, Any]) -> str:
         share("false_alarms", "right"),
         str(of["unexplained"]),
         starts,
-        f"{of['cost_median']:g}x",
+        "-" if of["cost_median"] is None else f"{of['cost_median']:g}x",
     ]
     return f"| {name} | {of['cells']} | {' | '.join(cells)} |"
 
@@ -115,7 +116,8 @@ def worse_than_stored(results: Sequence[Result]) -> list[str]:
 
 
 def _marks(one: Result) -> dict[str, Any]:
-    return {**one.stable(), "well_judged": one.is_well_judged, "seconds": round(one.seconds, 1), "plain": round(one.plain, 1)}
+    plain = None if one.plain is None else round(one.plain, 1)
+    return {**one.stable(), "well_judged": one.is_well_judged, "seconds": round(one.seconds, 1), "plain": plain}
 
 
 def store(results: Sequence[Result]) -> None:
