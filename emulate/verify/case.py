@@ -184,12 +184,22 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        first = compare_enough(self.reference, self.topology, self.noise)
+        first = compare(self.reference, self.topology, self.noise[:1])
+        if first.is_equivalent or self._agrees_synchronized():
+            return first
+        first = compare(self.reference, self.topology, self.noise)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
         more = self._confirm()
         return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+
+    def _agrees_synchronized(self) -> bool:
+        """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
+        if not self.facts.batchnorm or self.num_replicas < 2 or self.has_ended_early:
+            return False
+        again = self.switched("batchnorm-synchronized")
+        return again is not None and again.is_equivalent
 
     @cached_property
     def parts(self) -> dict[str, Fit]:

@@ -185,6 +185,7 @@ class Yardsticks:
         self._runner = runner
         self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
+        self._topologies: dict[tuple[Topology, Variation], Future[RunResult]] = {}
 
     def reference(self, variation: Variation) -> Yardstick:
         """Return the reference alone."""
@@ -263,10 +264,11 @@ class Yardsticks:
         return NoiseRuns(lambda number: self._noise(variation, number, ulps, permute=False), ORDER_RUNS)
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
-        """Run the topology in this variation."""
-        return self._runner.start(
-            variation.label(str(topology)), topology, replace(variation.plan(self.seed), drawn=self.drawn)
-        )
+        """Run the topology in this variation, once."""
+        if (topology, variation) not in self._topologies:
+            plan = replace(variation.plan(self.seed), drawn=self.drawn)
+            self._topologies[topology, variation] = self._runner.start(variation.label(str(topology)), topology, plan)
+        return self._topologies[topology, variation]
 
     def _noise(
         self, variation: Variation, number: int, ulps: float, summands: Path | None = None, *, permute: bool = True
