@@ -14,7 +14,9 @@ import emulate
 from emulate.cluster import Preload
 from emulate.errors import UsageError
 from emulate.report import render
+from emulate.verify import Run
 from fixtures.manifest import ALSO_ASKED, BUGS, HERE, PROGRAMS, RECIPES
+from tests.versions import since
 
 IS_LEGACY = os.environ.get("GPUDIST_COMPAT_LEGACY_KERAS") == "1"
 
@@ -71,8 +73,16 @@ def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Pr
     verdict = emulate.verify(path, item.topology, timeout=timeout, preload=parent)
     (run,) = verdict.runs
     first = run.causes[0].code if run.causes else None
+    if item.cause is None and _differs_by_old_metrics(run):
+        return
     assert run.verdict in item.verdicts, render(verdict)
     assert first == item.cause or (item.cause is None and item.verdicts != ("equivalent",)), render(verdict)
+
+
+def _differs_by_old_metrics(run: Run) -> bool:
+    """Return whether the logs of `fit` are all that differs: Keras before 3.10 counts them wrongly on several replicas."""
+    fixes = [cause.fix for cause in run.causes if cause.code in run.deciding]
+    return bool(fixes) and not since("keras", "3.10") and all("Install Keras 3.10 or newer" in fix for fix in fixes)
 
 
 def _with_legacy_keras(path: Path, folder: Path) -> Path:
