@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from emulate.progress import Progress
 
 UNPROBED_SECONDS = 10.0
-PLAIN_SECONDS = 20.0
+PLAIN_SECONDS = 60.0
 """Smallest time limit of a plain run, in seconds. A plain run imports TensorFlow itself."""
 
 
