@@ -32,10 +32,10 @@ def main() -> int:
         "--only", action="append", default=[], metavar="WORD", help="cells with this in their name; may be repeated"
     )
     parser.add_argument("--fresh", action="store_true", help="judge again what an earlier call has judged")
-    parser.add_argument("--store", action="store_true", help="write the stored figures and the table of the docs")
+    parser.add_argument(
+        "--store", action="store_true", help="write what was judged to the stored figures and the table of the docs"
+    )
     wanted = parser.parse_args()
-    if wanted.store and wanted.only:
-        parser.error("--store writes a whole run. Received: --only. Leave one of them out.")
     results = judge_all(jobs(wanted.only), fresh=wanted.fresh)
     if not results:
         parser.error(f"--only must name programs of the scorecard. Received: --only {' '.join(wanted.only)}.")
@@ -46,7 +46,7 @@ def main() -> int:
     for line in worse:
         print(f"WORSE than the stored figures: {line}", file=sys.stderr)
     if wanted.store:
-        table.store(results)
+        table.store(results, [name for job in jobs() for name in job.names.values()])
     return 1 if worse else 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -60,12 +61,21 @@ def misses(results: Sequence[Result]) -> list[Result]:
     return [one for one in results if not one.is_well_judged]
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """Return the table, and the list of what is judged wrongly, as a part of a page of the docs."""
+def markdown(results: Sequence[Result], missing: int = 0) -> str:
+    """Return the table, and the list of what is judged wrongly, as a part of a page of the docs.
+
+    Args:
+        results: What was judged.
+        missing: How many cells of the scorecard were not.
+
+    Returns:
+        Markdown.
+    """
     rows = [_row(name, of) for name, of in figures(results).items()]
     found = misses(results)
     lines = [_HEAD, "|" + " --- |" * 10, *rows, "", f"Judged wrongly ({len(found)} of {len(results)} cells):", ""]
     lines += ["| program | verdict | causes | what is wrong |", "| --- | --- | --- | --- |", *map(_miss, found)]
+    lines += ["", f"{missing} cells of the scorecard have not been judged yet."] if missing else []
     return "\n".join(lines) + "\n"
 
 
@@ -101,27 +111,44 @@ def _faults(one: Result) -> list[str]:
     return [word for word, holds in told.items() if holds]
 
 
+def stored() -> dict[str, Result]:
+    """Return the stored cells by name: what earlier runs have judged."""
+    cells = json.loads(STORED.read_text())["cells"] if STORED.exists() else []
+    names = [field.name for field in fields(Result)]
+    return {cell["name"]: Result(**{name: _frozen(cell[name]) for name in names}) for cell in cells}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def worse_than_stored(results: Sequence[Result]) -> list[str]:
     """Return what an earlier run had right, or pointed at, and this one has not."""
-    if not STORED.exists():
-        return []
-    before = {one["name"]: one for one in json.loads(STORED.read_text())["cells"]}
+    before = stored()
+    marks: dict[str, Callable[[Result], Any]] = {
+        "well judged": lambda one: one.is_well_judged,
+        "line right": lambda one: one.line_right,
+        "detected": lambda one: one.detected,
+    }
     return [
-        f"{one.name}: {name.replace('_', ' ')} before, now {one.verdict} {', '.join(one.causes)}".rstrip()
+        f"{one.name}: {name} before, now {one.verdict} {', '.join(one.causes)}".rstrip()
         for one in results
         if one.name in before
-        for name in ("well_judged", "line_right", "detected")
-        if before[one.name][name] and not _marks(one)[name]
+        for name, mark in marks.items()
+        if mark(before[one.name]) and not mark(one)
     ]
 
 
-def _marks(one: Result) -> dict[str, Any]:
-    plain = None if one.plain is None else round(one.plain, 1)
-    return {**one.stable(), "well_judged": one.is_well_judged, "seconds": round(one.seconds, 1), "plain": plain}
+def store(results: Sequence[Result], names: Collection[str]) -> None:
+    """Write the stored figures and the table of the docs.
 
-
-def store(results: Sequence[Result]) -> None:
-    """Write the stored figures and the table of the docs."""
-    STORED.write_text(json.dumps({"figures": figures(results), "cells": [_marks(one) for one in results]}, indent=1) + "\n")
+    Args:
+        results: What was judged; cells that were not stay as they are.
+        names: All cells of the scorecard: others are forgotten.
+    """
+    cells = {name: one for name, one in {**stored(), **{one.name: one for one in results}}.items() if name in names}
+    every = [cells[name] for name in names if name in cells]
+    rounded = [{**asdict(one), "seconds": round(one.seconds, 1), "plain": one.plain and round(one.plain, 1)} for one in every]
+    STORED.write_text(json.dumps({"figures": figures(every), "cells": rounded}, indent=1) + "\n")
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(markdown(results))
+    PAGE.write_text(markdown(every, len(names) - len(every)))

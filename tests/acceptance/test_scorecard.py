@@ -116,13 +116,24 @@ def test_a_right_program_that_is_not_called_equivalent_is_a_false_alarm(verdict:
 def test_what_was_right_before_and_is_wrong_now_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(table, "STORED", tmp_path / "stored.json")
     monkeypatch.setattr(table, "PAGE", tmp_path / "table.md")
-    table.store([_assessed("divergent", "loss-scaling", line=7)])
+    table.store([_assessed("divergent", "loss-scaling", line=7)], ["it 1x4", "another 1x4"])
     assert table.worse_than_stored([_assessed("divergent", "loss-scaling", line=7)]) == []
     assert table.worse_than_stored([_assessed("divergent", "unexplained")]) == [
         "it 1x4: well judged before, now divergent unexplained",
         "it 1x4: line right before, now divergent unexplained",
     ]
-    assert "1 of 1" in (tmp_path / "table.md").read_text()
+    text = (tmp_path / "table.md").read_text()
+    assert "1 of 1" in text
+    assert "1 cells of the scorecard have not been judged yet." in text
+    table.store([], ["it 1x4"])
+    assert table.stored() == {"it 1x4": _assessed("divergent", "loss-scaling", line=7)}
+
+
+def test_the_docs_show_the_stored_figures() -> None:
+    cells = table.stored()
+    names = [name for job in jobs() for name in job.names.values()]
+    assert set(cells) <= set(names)
+    assert table.PAGE.read_text() == table.markdown([cells[name] for name in names if name in cells], len(names) - len(cells))
 
 
 @pytest.mark.parametrize("bug", LOOP_BUGS)
