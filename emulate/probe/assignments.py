@@ -46,6 +46,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if body is None or body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
+        if body.lines is not None:
+            body.lines.call("assigned", "assign", probe.names.of(self))
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
         if id(self) not in body.assigned and _is_shared_number(self):

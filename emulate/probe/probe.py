@@ -17,6 +17,7 @@ from emulate.probe import (
     epochs,
     graphs,
     held,
+    lines,
     optimizers,
     rates,
     replay,
@@ -81,6 +82,7 @@ class Probe:
         ask = self._ask_for_steps if plan.asks else None
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask)
         self.epochs = epochs.Epochs(self.recording.write)
+        self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
         self.facts |= {
@@ -136,6 +138,7 @@ class Probe:
     def _install_tensorflow(self) -> None:
         if self.plan.replay is not None:
             told.install(self.plan.replay)
+        lines.install(self)
         told.see_numbers(lambda: self.facts.update(numbered=True))
         runs.install(self)
         tapes.install(self)
@@ -155,6 +158,7 @@ class Probe:
             collectives.install(collectives.Listener(self.send, lambda: recording.num_steps, recording.write))
 
     def _install_keras(self, package: str) -> None:
+        lines.install_keras(self, package)
         optimizers.install_keras(self, package)
         if self.plan.replay is not None and self.plan.replay.rate != 1 and package == upstream.KERAS_3:
             rates.install(self.plan.replay.rate)
