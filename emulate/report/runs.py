@@ -235,9 +235,13 @@ def _add_lines(page: Page, cause: Finding) -> None:
     for location in cause.locations[:_LOCATIONS]:
         stage = (f"  ({cause.stage})", "dim") if cause.stage and location is cause.locations[0] else ""
         page.line("     ", ("--> ", "dim"), (location.place, "bold cyan"), stage)
-        page.line("       ", (" | ", "dim"), textwrap.shorten(location.text, max(page.width - 10, 20), placeholder=" ..."))
+        page.line("       ", (" | ", "dim"), _cut(location.text, max(page.width - 10, 20)))
     if (more := len(cause.locations) - _LOCATIONS) > 0:
         page.line((f"         ... {one_of(more, 'more line')} (--json)", "dim"))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def kind_of(cause: Finding) -> str:
