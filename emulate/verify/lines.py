@@ -43,7 +43,7 @@ class ProgramLines:
     """Read what traces say of the user's lines.
 
     Args:
-        traces: The judged run, then the reference: what the first knows counts.
+        *traces: The judged run, then the reference.
     """
 
     def __init__(self, *traces: Trace) -> None:

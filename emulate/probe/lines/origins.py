@@ -87,11 +87,15 @@ def _wrap(
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        called = {} if program_caller(sys._getframe(1)) is not None else {"called": True}
-        note(probe, kind, called | (about(args, kwargs) if about else {}))
+        note(probe, kind, _by_whom(sys._getframe(1)) | (about(args, kwargs) if about else {}))
         return original(*args, **kwargs)
 
     setattr(cls, name, staticmethod(call) if static else call)
+
+
+def _by_whom(frame: Any) -> dict[str, Any]:
+    """Return that a library calls, if it is no function of the program."""
+    return {} if program_caller(frame) is not None else {"called": True}
 
 
 def _seed_of(args: Any, kwargs: Any) -> dict[str, Any]:
@@ -144,7 +148,7 @@ def _wrap_options(probe: Probe) -> None:
     def set_option(self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name == "auto_shard_policy":
-            note(probe, name, {"value": str(getattr(value, "name", value))})
+            note(probe, name, _by_whom(sys._getframe(1)) | {"value": str(getattr(value, "name", value))})
 
     cls.__setattr__ = set_option
 

@@ -18,8 +18,9 @@ _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd"}
 _DIVISIONS = {"RealDiv", "Div", "DivNoNan", "Xdivy"}
 _SUMS = {"Add", "AddV2", "AddN", "Sub"}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
-_REDUCTIONS = {"Sum", "Mean", "Prod", "Max", "Min", "Any", "All", "EuclideanNorm", "L2Loss", "Bincount", "DenseBincount"}
-_REDUCTIONS |= {"UnsortedSegmentSum", "SegmentSum", "SegmentMean"}
+_BY_CLASS = {"Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentMean"}
+"""Reductions whose results have an entry for each class, however many that are."""
+_REDUCTIONS = {"Sum", "Mean", "Prod", "Max", "Min", "Any", "All", "EuclideanNorm", "L2Loss", *_BY_CLASS}
 _NORMS = {"L2Loss", "EuclideanNorm", "Sqrt", "Rsqrt", "Minimum", "Maximum", "ClipByValue", "SelectV2"}
 _NORMALIZES_BATCH = "FusedBatchNorm"
 _DRAWS = ("Random", "StatelessRandom", "StatelessTruncated", "Stateful", "Multinomial", "TruncatedNormal")
@@ -131,7 +132,7 @@ class Flows:
 
     def _keeps_rows(self, operation: Any, output: Any) -> bool:
         shape = dims_of(output)
-        if shape is not None and all(dim == 1 for dim in shape):
+        if operation.type in _BY_CLASS or (shape is not None and all(dim == 1 for dim in shape)):
             return False
         if operation.type in _REDUCTIONS and shape is not None:
             first = dims_of(operation.inputs[0])
