@@ -47,7 +47,9 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
         body.keeps = True
         if body.lines is not None:
-            body.lines.call("assigned", "assign", probe.names.of(self))
+            of_metric = hasattr(self, "_gpudist_of_metric")
+            stage, role = ("reported", "update") if of_metric else ("assigned", "assign")
+            body.lines.call(stage, role, probe.names.of(self), called=bool(body.layer_depth))
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
         if id(self) not in body.assigned and _is_shared_number(self):

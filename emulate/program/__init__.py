@@ -5,6 +5,7 @@ from emulate.program.folder import working_directory
 from emulate.program.hints import hint_for
 from emulate.program.lines import described, innermost, lines_of_traceback, users
 from emulate.program.program import Program
+from emulate.program.state import lines_that_change_state
 from emulate.program.tracebacks import is_ours, own_traceback, shorten_traceback, trim_traceback
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "innermost",
     "is_ours",
     "lines_of_traceback",
+    "lines_that_change_state",
     "own_traceback",
     "pickle_by_value",
     "shorten_traceback",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import Trace
-from emulate.program import lines_of_traceback
+from emulate.program import lines_of_traceback, lines_that_change_state
 from emulate.verify.verdict import Location
 
 if TYPE_CHECKING:
@@ -61,11 +61,15 @@ class ProgramLines:
         return sorted(found, key=lambda entry: bool(entry.get("called")))
 
     def made(self, *kinds: str, **about: object) -> list[Record]:
-        """Return the records of calls that make something, the kinds in this order, the last call first."""
+        """Return the records of calls that make something: the kinds in this order, the last call first.
+
+        Those of libraries count where the program itself makes none of the kind.
+        """
         events = [event for trace in self._traces for _, event in trace.of("made")]
         alike = [one for one in events if all(one.get(name) == value for name, value in about.items())]
-        alike.sort(key=lambda one: not one.get("called"))  # what libraries make comes last, as the last call comes first
-        return [one["line"] for kind in kinds for one in reversed(alike) if one["kind"] == kind]
+        by_kind = [[one for one in reversed(alike) if one["kind"] == kind] for kind in kinds]
+        own = [[one for one in found if not one.get("called")] or found for found in by_kind]
+        return [one["line"] for found in own for one in found]
 
     def crossings(self) -> list[Record]:
         """Return where a replica takes a tensor of another one."""
@@ -115,6 +119,17 @@ def between(stage: str) -> Blame:
 def made(stage: str, *kinds: str, **about: object) -> Blame:
     """Look for calls that make something: the kinds in this order."""
     return Blame(stage, lambda case: case.lines.made(*kinds, **about))
+
+
+def changes_of_state(stage: str) -> Blame:
+    """Look, in the functions that take gradients, for lines that change what outlives their call."""
+
+    def find(case: Case) -> list[Record]:
+        records = [one for one in case.lines.of("gradient") if "tape" in one["roles"] and one.get("cell") is None]
+        places = [(str(one["file"]), int(one["line"])) for one in records]
+        return [{"file": file, "line": number} for file, line in places for number in lines_that_change_state(file, line)]
+
+    return Blame(stage, find)
 
 
 def raised(stage: str = "ending") -> Blame:

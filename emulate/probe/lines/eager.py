@@ -46,10 +46,10 @@ class Operations:
     def watch(self, replica: int) -> Any:
         """Remember what this thread runs, as long as the context that is returned lasts."""
 
-        def see(kind: str, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+        def see(kind: str | bytes, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
             del attributes, op_name
             if graph is None:
-                self._add(kind, replica, inputs, outputs)
+                self._add(kind if isinstance(kind, str) else kind.decode(), replica, inputs, outputs)
 
         return upstream.watching_operations(see)
 

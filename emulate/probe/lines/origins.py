@@ -1,4 +1,4 @@
-"""Record the user's line of calls that make what a step uses: datasets, strategies, optimizers, layers, variables."""
+"""Record the user's line of calls that make what a step uses: datasets, strategies, optimizers, layers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def install(probe: Probe) -> None:
     _wrap(probe, strategy, "__init__", "strategy")
     for name in ("restore", "read"):
         _wrap(probe, upstream.checkpoint_class(), name, "restore")
-    _wrap(probe, upstream.plain_variable_class(), "__init__", "variable")
     _wrap_collectives(probe)
     _wrap_options(probe)
     told.see_counts(lambda: note(probe, "num_replicas"))

@@ -72,9 +72,9 @@ class StepLines:
         self.given += self.tensors(gradients)
         self.call("update", "apply")
 
-    def call(self, stage: str, what: str, name: str = "") -> None:
-        """Take note of the line of a call of the step's."""
-        entry = self.entry(frames.here(), {what: 0}) | ({"name": name} if name else {})
+    def call(self, stage: str, what: str, name: str = "", *, called: bool = False) -> None:
+        """Take note of the line of a call of the step's, or of what the step calls."""
+        entry = self.entry(frames.here(), {what: 0}) | ({"name": name} if name else {}) | ({"called": True} if called else {})
         if entry.get("file") and entry not in self.calls.setdefault(stage, []):
             self.calls[stage].append(entry)
 
@@ -188,7 +188,16 @@ class Lines:
         watched = body.lines.eager.watch(body.replica) if body.lines.eager is not None else contextlib.nullcontext()
         with watched:
             yield
-        self._end(body, body.lines)
+        with self._told_if_it_fails():
+            self._end(body, body.lines)
+
+    @contextlib.contextmanager
+    def _told_if_it_fails(self) -> Iterator[None]:
+        """Note an error of ours: a program must not end because its lines could not be found."""
+        try:
+            yield
+        except Exception as error:
+            self._probe.note_once("lines", f"The lines of a finding may be missing: {type(error).__name__}: {error}")
 
     def _end(self, body: Body, step: StepLines) -> None:
         self._steps[body.replica] = step
@@ -219,6 +228,10 @@ class Lines:
         """Record the lines between the loss and a number that the program reports."""
         if not self.enabled or not self._steps or bodies.current() is not None:
             return
+        with self._told_if_it_fails():
+            self._report(value, name)
+
+    def _report(self, value: Any, name: str) -> None:
         step = self._steps[min(self._steps)]
         parts = getattr(value, "values", None)
         parts = list(parts) if isinstance(parts, tuple) else [value]

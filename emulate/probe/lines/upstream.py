@@ -52,11 +52,6 @@ def checkpoint_class() -> Any:
     return load("tensorflow.python.checkpoint.checkpoint").Checkpoint
 
 
-def plain_variable_class() -> Any:
-    """Return the class of a variable on one device, of which every other is made (TF 2.21)."""
-    return load("tensorflow.python.ops.resource_variable_ops").ResourceVariable
-
-
 def layer_classes(package: str) -> list[Any]:
     """Return the Layer class of an imported Keras version."""
     return [sys.modules[name].Layer for name in KERAS_LAYERS if name in sys.modules and name.startswith(f"{package}.")]

@@ -182,6 +182,7 @@ def _mixing(operation: Any, inputs: list[Flow], output: Flow, flows: Flows) -> s
     batched = [one for one in inputs if one.batched]
     meets = batched and any(one.rows and not one.batched for one in inputs) and output.batched
     widens = len(batched) > 1 and flows.dims(operation.outputs[0]) > max(flows.dims(one) for one in operation.inputs)
+    widens |= len(batched) > 1 and operation.type == "MatMul"  # of matrices whose rows or columns are examples
     if operation.type in _PRODUCTS and len(batched) > 1 and not output.batched:
         return {"contracts"}
     if not (meets or widens):

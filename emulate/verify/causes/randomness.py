@@ -119,10 +119,7 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
 UNSEEDED = Cause(
     "unseeded-randomness",
     _search_unseeded,
-    blame=(
-        made("examples", "generator", "shuffle", seeded=False),
-        operations("loss", "draw"),
-    ),
+    blame=(made("examples", "generator", seeded=False),),
 )
 
 IDENTICAL_DROPOUT = Cause(

@@ -272,10 +272,7 @@ def _groups(apart: Disagreement) -> str:
 INITIAL_WEIGHTS = Cause(
     "initial-weights",
     _search_initial,
-    blame=(
-        made("start", "num_replicas", in_step=False),
-        made("start", "variable"),
-    ),
+    blame=(made("start", "num_replicas", in_step=False),),
 )
 
 MISSING_ALL_REDUCE = Cause(

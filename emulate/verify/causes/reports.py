@@ -227,6 +227,6 @@ def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
     return "does not cover all replicas within an epoch; gpudist did not see the value at the end of an epoch.", _NO_EPOCH
 
 
-LOSS_REPORT = Cause("loss-report", _search_loss, blame=(operations("reported", "made", "reduced"),))
+LOSS_REPORT = Cause("loss-report", _search_loss, blame=(operations("reported", "made", "reduced", "update"),))
 
-METRIC_AGGREGATION = Cause("metric-aggregation", _search_metric, blame=(operations("reported", "made", "reduced"),))
+METRIC_AGGREGATION = Cause("metric-aggregation", _search_metric, blame=(operations("reported", "made", "reduced", "update"),))

@@ -37,7 +37,7 @@ def _blame(case: Case, first: Point) -> list[Blame]:
     """Return where the lines of the first difference are looked for: all of its stage."""
     key, step = first.measure.key, first.step
     of_kind = {
-        "initial-weight": [made("start", "variable")],
+        "initial-weight": [made("start", "num_replicas", in_step=False)],
         "weight": [operations("update", "apply"), made("update", "apply"), operations("assigned", "assign")],
         "variable": [operations("assigned", "assign")],
         "loss": [operations("reported", "made", "reduced")],

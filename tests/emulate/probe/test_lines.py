@@ -26,6 +26,7 @@ def clips(*, compiled: bool) -> Callable[[], None]:
             optimizer.build([weight])
 
         def step(x: Any) -> Any:
+            strategy.num_replicas_in_sync  # noqa: B018  # count
             with tf.GradientTape() as tape:
                 each = tf.square(x @ weight)
                 if tf.reduce_sum(x) > -1e9:  # autograph converts this
@@ -73,6 +74,7 @@ def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str
     assert lines_of(trace, "reported", "reduced") == [named("reduce")]
     assert made_at(trace, "optimizer")[0]["line"]["line"] == named("optimizer")
     assert made_at(trace, "optimizer")[0]["clips"]
+    assert [(one["line"]["line"], one["in_step"]) for one in made_at(trace, "num_replicas")] == [(named("count"), True)]
     assert made_at(trace, "batch")[0]["line"] == {
         "file": __file__,
         "line": named("batch"),
