@@ -39,6 +39,7 @@ from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace_writer import TraceWriter
 from emulate.probe.variables import Names, is_floating, read_local
+from emulate.program import users
 
 _TRAIN_STEPS = "gpudist_core.steps.train"
 """Imported where a program makes a step of gpudist_core's."""
@@ -203,6 +204,10 @@ class Probe:
                         self.recording.handle(record)
                 self.recording.close(reason)
                 self.writer.close()
+
+    def exits(self, frames: list[tuple[str, int]] | None = None) -> None:
+        """Note the line where the program ends its process: that of these frames, else of the current call."""
+        lines.note(self, "exit", made=None if frames is None else users(frames))
 
     # What the wrappers call.
 

@@ -66,7 +66,8 @@ def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: fra
     body = bodies.current()
     for listener in probe.lines.listeners:
         listener()
-    place = innermost(list(frames.here() if made is None else made)) if probe.lines.enabled else None
+    known = (frames.here() if made is None else made) if probe.lines.enabled else ()
+    place = innermost(list(known))
     if place is not None:
         probe.lines.write(
             {"event": "made", "kind": kind, "in_step": body is not None, **(about or {}), "line": described(*place)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ KERAS_LAYERS = ("keras.src.layers.layer", "tf_keras.src.engine.base_layer")
 
 def stack() -> list[tuple[str, int]]:
     """Return (file, line) of each call on this thread, outermost first, through autograph's map of its code (TF 2.21)."""
+    if "tensorflow" not in sys.modules:
+        return [(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack()]
     return [(frame.filename, frame.lineno) for frame in load("tensorflow.python.util.tf_stack").extract_stack()]
 
 

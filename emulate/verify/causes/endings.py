@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import Cause, Sign, numbers
-from emulate.verify.lines import raised, stuck
+from emulate.verify.lines import made, raised, stuck
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",
@@ -133,7 +133,9 @@ def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
     return search
 
 
-HOST_EXITED = Cause("host-exited", _search_exited, runs_that_ended=True, completed=False, blame=(raised(), stuck()))
+HOST_EXITED = Cause(
+    "host-exited", _search_exited, runs_that_ended=True, completed=False, blame=(made("ending", "exit"), raised(), stuck())
+)
 
 UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False, blame=(stuck(), raised()))
 
