@@ -103,8 +103,11 @@ def read(path: Path) -> list[Entry]:
 
 
 def marked_lines(text: str) -> tuple[int, ...]:
-    """Return the numbers, from 1, of the lines that carry the mark."""
-    return tuple(number for number, line in enumerate(text.splitlines(), 1) if MARK in line)
+    """Return the numbers, from 1, of the lines that carry the mark; at the end of a statement it stands for all its lines."""
+    marked = {number for number, line in enumerate(text.splitlines(), 1) if MARK in line}
+    simple = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
+    whole = [range(one.lineno, one.end_lineno + 1) for one in simple if one.end_lineno in marked]
+    return tuple(sorted(marked.union(*whole)))
 
 
 def corpus() -> tuple[Entry, ...]:

@@ -1,4 +1,4 @@
-"""Write report files besides the terminal: `--json` and `--html`."""
+"""Write report files besides the terminal: `--json`, `--html` and `--sarif`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ JsonOption = Annotated[
 HtmlOption = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Also write the verdict as an HTML page. Needs the extra 'html'.")
 ]
+SarifOption = Annotated[
+    str | None,
+    typer.Option("--sarif", metavar="FILE", help="Also write the findings as SARIF 2.1.0, for code hosts and editors."),
+]
 
 
 @dataclass(frozen=True)
@@ -33,30 +37,41 @@ class Outputs:
         json: The file of `--json`, or None.
         html: The file of `--html`, or None.
         screen: What is left for people: standard output, unless a file took it.
+        sarif: The file of `--sarif`, or None.
     """
 
     json: Path | None
     html: Path | None
     screen: TextIO
+    sarif: Path | None = None
 
     def write(self, verdict: Verdict) -> None:
         """Show a verdict, and write it to the files that were asked for."""
-        from emulate.report import show, write_html, write_json
+        from emulate.report import show, write_html, write_json, write_sarif
 
         show(verdict, self.screen)
         if self.json is not None:
             write_json(verdict, self.json)
         if self.html is not None:
             write_html(verdict, self.html)
+        if self.sarif is not None:
+            write_sarif(verdict, self.sarif)
 
 
-def check(json: str | None, html: str | None = None, others: Mapping[str, Path | None] | None = None) -> Outputs:
+def check(
+    json: str | None,
+    html: str | None = None,
+    others: Mapping[str, Path | None] | None = None,
+    *,
+    sarif: str | None = None,
+) -> Outputs:
     """Find out before the work starts whether the files can be written, and what that would destroy.
 
     Args:
         json: What `--json` names, or None.
         html: What `--html` names, or None.
         others: What else the command reads or writes, by what it is: no report may lie there.
+        sarif: What `--sarif` names, or None.
 
     Returns:
         Where the report goes.
@@ -66,14 +81,24 @@ def check(json: str | None, html: str | None = None, others: Mapping[str, Path |
     """
     from emulate.report import check_libraries
 
-    named = {option: text for option, text in (("--json", json), ("--html", html)) if text is not None}
-    if len(named) == 2 and len({_place(text) for text in named.values()}) == 1:
-        raise UsageError(f"--json and --html must be files of their own. Received: {json!r} for both. Name another for one.")
+    named = {option: text for option, text in (("--json", json), ("--html", html), ("--sarif", sarif)) if text is not None}
+    _check_apart(named)
     if html is not None:
         check_libraries()
     files = {option: _file(option, text, others or {}) for option, text in named.items()}
     screen = sys.stderr if _STANDARD_OUTPUT in named.values() else sys.stdout
-    return Outputs(files.get("--json"), files.get("--html"), screen)
+    return Outputs(files.get("--json"), files.get("--html"), screen, files.get("--sarif"))
+
+
+def _check_apart(named: Mapping[str, str]) -> None:
+    """See that no two options name one file."""
+    taken: dict[str, str] = {}
+    for option, text in named.items():
+        other = taken.setdefault(_place(text), option)
+        if other != option:
+            raise UsageError(
+                f"{other} and {option} must be files of their own. Received: {text!r} for both. Name another for one."
+            )
 
 
 def _file(option: str, text: str, others: Mapping[str, Path | None]) -> Path:

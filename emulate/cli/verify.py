@@ -75,6 +75,7 @@ def verify(
     ] = [],  # noqa: B006
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
+    sarif: outputs.SarifOption = None,
     traces: Annotated[
         Path | None,
         typer.Option("--traces", metavar="DIR", help="Save the trace of each run in this folder, for gpudist compare."),
@@ -91,7 +92,8 @@ def verify(
     again = options.number_of_restarts(restarts, fault)
     options.check_choices(device=device, network=network, all_reduce=all_reduce, precision=precision)
     found = Program.find(options.program_target(program, module), program_args(context))
-    files = outputs.check(json, html, {"the program itself": found.file, "the folder of --traces": traces})
+    others = {"the program itself": found.file, "the folder of --traces": traces}
+    files = outputs.check(json, html, others, sarif=sarif)
     if traces is not None:
         check_folder(traces)
     options.check_codes(allow)

@@ -46,6 +46,10 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
         if body is None or body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
+        if body.lines is not None:
+            of_metric = hasattr(self, "_gpudist_of_metric")
+            stage, role = ("reported", "update") if of_metric else ("assigned", "assign")
+            body.lines.call(stage, role, probe.names.of(self), called=bool(body.layer_depth))
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
         if id(self) not in body.assigned and _is_shared_number(self):

@@ -13,6 +13,7 @@ from emulate import graph_functions
 from emulate.probe import upstream
 
 if TYPE_CHECKING:
+    from emulate.probe.lines import StepLines
     from emulate.probe.probe import Probe
 
 _current = threading.local()
@@ -51,6 +52,7 @@ class Body:
         updates: Of each optimizer how many updates this pass has made.
         reduces: Whether the step itself adds up over the replicas what a tape has given.
         keeps: Whether the step assigns any variable itself: what a run keeps there a later one may apply.
+        lines: What records the user's lines; None where nobody asks for them.
     """
 
     def __init__(self, probe: Probe) -> None:
@@ -84,6 +86,7 @@ class Body:
         self.num_taped = 0
         self.updates: Counter[str] = Counter()
         self.reduces = False
+        self.lines: StepLines | None = None
 
     def __enter__(self) -> Body:
         self._outer = current()
@@ -193,6 +196,7 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
         inner = function if converted else graph_functions.convert(function, enabled=True)
         with Body(probe) as body:
             body.label = label
-            return probe.call(body, inner, args, kwargs)
+            with probe.lines.of(body):
+                return probe.call(body, inner, args, kwargs)
 
     return replica_body

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import rates, replay, switches, upstream
+from emulate.probe.lines import note
 from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _watch_made(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         probe.has_optimizer = True
+        note(probe, "optimizer", {"clips": any(kwargs.get(name) for name in ("clipnorm", "clipvalue", "global_clipnorm"))})
         original(self, *args, **kwargs)
 
     cls.__init__ = init
@@ -78,6 +80,10 @@ def _apply(probe: Probe, optimizer: Any, pairs: Pairs, proceed: Callable[[Pairs]
     if (id(optimizer), replica) in _inside or not pairs:
         return proceed(pairs)
     probe.coordinated.see_update()
+    if body is not None and body.lines is not None:
+        body.lines.apply([gradient for gradient, _ in pairs])
+    else:
+        note(probe, "apply")
     inner = upstream.inner_optimizer(optimizer)
     marked = {(id(one), replica) for one in (optimizer, inner) if one is not None}
     name = _name(probe, optimizer)

@@ -125,3 +125,8 @@ class ProbePlan:
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None
+
+    @property
+    def is_untouched(self) -> bool:
+        """Return whether the program gets its own examples and gradients, so that its lines are worth recording."""
+        return not (self.replay or self.follow or self.switches or self.permute or self.perturb or self.initial)

@@ -17,6 +17,7 @@ from emulate.probe import (
     epochs,
     graphs,
     held,
+    lines,
     optimizers,
     rates,
     replay,
@@ -38,6 +39,7 @@ from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace_writer import TraceWriter
 from emulate.probe.variables import Names, is_floating, read_local
+from emulate.program import users
 
 _TRAIN_STEPS = "gpudist_core.steps.train"
 """Imported where a program makes a step of gpudist_core's."""
@@ -81,6 +83,7 @@ class Probe:
         ask = self._ask_for_steps if plan.asks else None
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask)
         self.epochs = epochs.Epochs(self.recording.write)
+        self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
         self.facts |= {
@@ -136,6 +139,7 @@ class Probe:
     def _install_tensorflow(self) -> None:
         if self.plan.replay is not None:
             told.install(self.plan.replay)
+        lines.install(self)
         told.see_numbers(lambda: self.facts.update(numbered=True))
         runs.install(self)
         tapes.install(self)
@@ -155,6 +159,7 @@ class Probe:
             collectives.install(collectives.Listener(self.send, lambda: recording.num_steps, recording.write))
 
     def _install_keras(self, package: str) -> None:
+        lines.install_keras(self, package)
         optimizers.install_keras(self, package)
         if self.plan.replay is not None and self.plan.replay.rate != 1 and package == upstream.KERAS_3:
             rates.install(self.plan.replay.rate)
@@ -199,6 +204,10 @@ class Probe:
                         self.recording.handle(record)
                 self.recording.close(reason)
                 self.writer.close()
+
+    def exits(self, frames: list[tuple[str, int]] | None = None) -> None:
+        """Note the line where the program ends its process: that of these frames, else of the current call."""
+        lines.note(self, "exit", made=None if frames is None else users(frames))
 
     # What the wrappers call.
 

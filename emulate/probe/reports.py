@@ -36,12 +36,13 @@ def install_reduce(probe: Probe) -> None:
     def reduce(self: Any, reduce_op: Any, value: Any, axis: Any) -> Any:
         result = original(self, reduce_op, value, axis)
         frame = sys._getframe(1)
-        caller = _caller(frame)
+        caller = program_caller(frame)
         if caller is not None:
             line = _line(result, frame)
             name = places.name(f"{caller.name}/reduce", caller, line)
             is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
+            probe.lines.reported(value, name)
             report_tensor(probe, result, "loss", name, more)
         return result
 
@@ -89,7 +90,7 @@ def install_local_results(probe: Probe) -> None:
     def experimental_local_results(self: Any, value: Any) -> Any:
         results = original(self, value)
         frame = sys._getframe(1)
-        caller = None if _reads_logs(frame) else _caller(frame)
+        caller = None if _reads_logs(frame) else program_caller(frame)
         if caller is None or bodies.current() is not None or any(hasattr(one, "assign") for one in results):
             return results
         parts = _OfReplicas(results)
@@ -126,6 +127,7 @@ def _looked_at(probe: Probe, name: str, seen: dict[int, None], key: int | None, 
         probe.recording.shared(name)
     elif not seen:
         seen[key] = None
+        probe.lines.reported(value, name)
         report_tensor(probe, value, "loss", name)
 
 
@@ -146,7 +148,7 @@ def _is_asked_by_the_program(frame: Any) -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PASSING):
         frame = frame.f_back
     is_ours = frame is not None and frame.f_globals.get("__name__", "").startswith("gpudist_core.")
-    return not is_ours and _caller(frame) is not None
+    return not is_ours and program_caller(frame) is not None
 
 
 class _Caller(NamedTuple):
@@ -161,7 +163,7 @@ class _Caller(NamedTuple):
         return cls(name, (frame.f_lineno - frame.f_code.co_firstlineno, frame.f_lasti))
 
 
-def _caller(frame: Any) -> _Caller | None:
+def program_caller(frame: Any) -> _Caller | None:
     """Return the program's calling function; `lambda` for an unnamed one that TensorFlow calls.
 
     None where TensorFlow or Keras themselves do. Autograph may stand between.

@@ -37,6 +37,7 @@ def _wrap_functions(probe: Probe) -> None:
         is_theirs = module.partition(".")[0] in ("tensorflow", "keras", "tf_keras")
         if is_theirs or bodies.current() is not None or not tf.executing_eagerly():
             return original(self, *args, **kwargs)
+        probe.lines.run_entered()
         result = original(_probed(probe, clones, self), *args, **kwargs)
         probe.recorder.hold_if_reached()
         return result
@@ -55,6 +56,7 @@ def _wrap(probe: Probe, cls: Any) -> None:
         if bodies.current() is not None:
             return original(self, fn, args, kwargs, options)
         probe.strategy_seen(self)
+        probe.lines.run_entered()
         result = original(self, _probed(probe, clones, fn), args, kwargs, options)
         if tf.executing_eagerly():
             probe.recorder.hold_if_reached()

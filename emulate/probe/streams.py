@@ -79,7 +79,9 @@ class Streams:
         @functools.wraps(original)
         def default_rng(seed: Any = None) -> Any:
             generator = original(seed)
-            frame = sys._getframe(1)
+            frame: Any = sys._getframe(1)
+            while str(frame.f_globals.get("__name__", "")).startswith("emulate."):
+                frame = frame.f_back
             name = f"numpy.random.default_rng, {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
             if _is_plain(seed) and name not in self._known and len(self._known) < _MOST:
                 self._known[name] = _Stream(repr(seed), lambda: repr(generator.bit_generator.state))

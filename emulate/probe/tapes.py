@@ -29,6 +29,8 @@ def install(probe: Probe) -> None:
         if body is not None:
             body.taped, body.last_tape = True, (tf.nest.flatten(sources), body.num_draws)
             probe.takes_gradients(body.label)
+            if body.lines is not None and _are_variables(sources):
+                body.lines.tape(target, result)
             result = _joined_over_shares(body, probe, sources, result)
         if body is not None and body.is_here():
             _remember(body, probe, target, sources, result)

@@ -55,6 +55,23 @@ def see_numbers(asked: Callable[[], None]) -> None:
     cls.replica_id_in_sync_group = property(replica_id_in_sync_group, doc=cls.replica_id_in_sync_group.__doc__)
 
 
+def see_counts(asked: Callable[[], None]) -> None:
+    """Have it seen when the program asks for the number of replicas.
+
+    Args:
+        asked: Called when it does.
+    """
+    for cls in upstream.replica_counters():
+        original = cls.num_replicas_in_sync.fget
+
+        def num_replicas_in_sync(self: Any, _original: Callable[[Any], Any] = original) -> Any:
+            if not _module_above().startswith(_KNOWS_BETTER):
+                asked()
+            return _original(self)
+
+        cls.num_replicas_in_sync = property(num_replicas_in_sync, doc=cls.num_replicas_in_sync.__doc__)
+
+
 @contextlib.contextmanager
 def numbered(number: int | None) -> Iterator[None]:
     """Set the number that this thread's replica step reads; None for its own."""

@@ -3,16 +3,23 @@
 from emulate.program.by_value import pickle_by_value
 from emulate.program.folder import working_directory
 from emulate.program.hints import hint_for
+from emulate.program.lines import described, innermost, lines_of_traceback, users
 from emulate.program.program import Program
+from emulate.program.state import lines_that_change_state
 from emulate.program.tracebacks import is_ours, own_traceback, shorten_traceback, trim_traceback
 
 __all__ = [
     "Program",
+    "described",
     "hint_for",
+    "innermost",
     "is_ours",
+    "lines_of_traceback",
+    "lines_that_change_state",
     "own_traceback",
     "pickle_by_value",
     "shorten_traceback",
     "trim_traceback",
+    "users",
     "working_directory",
 ]

@@ -6,6 +6,7 @@ from emulate.report.html import check_libraries, write_html
 from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
 from emulate.report.progress import Lines, Live, progress_on
+from emulate.report.sarif import to_sarif, write_sarif
 from emulate.report.terminal import render, show
 
 __all__ = [
@@ -20,8 +21,10 @@ __all__ = [
     "progress_on",
     "render",
     "show",
+    "to_sarif",
     "width_of",
     "write_html",
     "write_json",
     "write_object",
+    "write_sarif",
 ]

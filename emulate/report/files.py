@@ -13,7 +13,8 @@ from emulate.errors import Unavailable, UsageError
 STANDARD_OUTPUT = Path("/dev/stdout")
 _OUR_JSON = rb'\s*\{\s*"schema"\s*:\s*"gpudist\.'
 _OUR_PAGE = rb'<!DOCTYPE html>.{,400}<meta name="generator" content="gpudist">'
-_OURS = re.compile(_OUR_JSON + b"|" + _OUR_PAGE, re.DOTALL)
+_OUR_SARIF = rb'\s*\{\s*"\$schema".{,300}"driver"\s*:\s*\{\s*"name"\s*:\s*"gpudist"'
+_OURS = re.compile(b"|".join((_OUR_JSON, _OUR_PAGE, _OUR_SARIF)), re.DOTALL)
 _HEAD = 1024  # bytes of a file that tell whose it is
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _COLUMN = 15
 _STACK_LINES = 20
+_LOCATIONS = 3
+"""So many lines of a cause are shown."""
 _AGREES = ("equivalent", "by-design")
 
 
@@ -216,6 +218,7 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
         by_summary.setdefault(other.summary, []).append(topology)
     for summary, those in by_summary.items():
         page.text(f"On {', '.join(those)}: {summary}" if len(by_summary) > 1 else summary, indent=5)
+    _add_lines(page, cause)
     if before:
         return
     differ = len({other.evidence for other in causes}) > 1
@@ -225,6 +228,20 @@ def _add_cause(page: Page, at: int, causes: Sequence[Finding], topologies: Seque
     if cause.fix:
         page.labelled("fix", cause.fix, 5, _COLUMN, style="green", label_style="dim")
     page.labelled("more", cause.url, 5, _COLUMN, label_style="dim")
+
+
+def _add_lines(page: Page, cause: Finding) -> None:
+    """Add the lines to blame as compilers do: the place, then the line of the source."""
+    for location in cause.locations[:_LOCATIONS]:
+        stage = (f"  ({cause.stage})", "dim") if cause.stage and location is cause.locations[0] else ""
+        page.line("     ", ("--> ", "dim"), (location.place, "bold cyan"), stage)
+        page.line("       ", (" | ", "dim"), _cut(location.text, max(page.width - 10, 20)))
+    if (more := len(cause.locations) - _LOCATIONS) > 0:
+        page.line((f"         ... {one_of(more, 'more line')} (--json)", "dim"))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def kind_of(cause: Finding) -> str:

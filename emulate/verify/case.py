@@ -13,6 +13,7 @@ from emulate.verify.compare import Comparison, Point, compare, compare_enough
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
+from emulate.verify.lines import ProgramLines
 from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order, is_wide_at_first
 from emulate.verify.recovery import Recovery
@@ -247,6 +248,11 @@ class Case:
     def with_own_listing(self) -> RunResult | None:
         """Return the topology's run with another listing order on later hosts, if the program lists folders."""
         return self._own_listing()
+
+    @cached_property
+    def lines(self) -> ProgramLines:
+        """Return what the runs recorded of the user's lines."""
+        return ProgramLines(self.untouched, self.plain)
 
     @cached_property
     def facts(self) -> Facts:

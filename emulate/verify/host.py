@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -93,6 +94,8 @@ class RecordedProgram:
         try:
             self.program.start(context.path)
         except BaseException as error:
+            if isinstance(error, SystemExit):
+                probe.exits([(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)])
             probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
         probe.finish("returned")
@@ -105,6 +108,7 @@ def _finish_at_exit(probe: Probe) -> None:
     def exit_at_once(status: int) -> NoReturn:
         try:
             if os.getpid() == pid:  # and no child of it
+                probe.exits()
                 probe.finish("raised" if status else "returned")
         finally:
             leave(status)

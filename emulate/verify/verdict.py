@@ -21,6 +21,32 @@ def url_of(code: str) -> str:
     return f"{PAGES}{code}.html"
 
 
+STAGES = ("examples", "loss", "gradient", "given", "sum", "update", "assigned", "reported", "start", "ending")
+"""The stages of a step, in their order, with what lies before the first and after the last."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Describe a line of the user's program.
+
+    Attributes:
+        file: Relative to the current folder where the file is in it.
+        line: Its number, from 1; in a notebook that within its cell.
+        text: The line without its indentation.
+        cell: The number of the notebook's cell, None elsewhere.
+    """
+
+    file: str
+    line: int
+    text: str = ""
+    cell: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Return `train.py:63`, or `train.ipynb, cell 3:5`."""
+        return f"{self.file}:{self.line}" if self.cell is None else f"{self.file}, cell {self.cell}:{self.line}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """Describe one cause that was found, with the numbers that led to it.
@@ -33,6 +59,9 @@ class Finding:
         by_design: True for a difference that every user of tf.distribute gets (BatchNormalization for each replica).
         allowed: True if the user allowed it (`--allow CODE`): it is reported, but does not decide.
         advice: True if the same model is trained anyway (it only costs time, or one device has it, too): it does not decide.
+        stage: The stage of the step in which it arises, one of `STAGES`; None where that cannot be said.
+        locations: The lines to blame, the likeliest first; empty where that cannot be said.
+        location: The first of them, or None.
         url: The page of the cause, with wrong and right code.
     """
 
@@ -43,9 +72,13 @@ class Finding:
     by_design: bool = False
     allowed: bool = False
     advice: bool = False
+    stage: str | None = None
+    locations: tuple[Location, ...] = ()
+    location: Location | None = field(init=False)
     url: str = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "location", next(iter(self.locations), None))
         object.__setattr__(self, "url", url_of(self.code))
 
 

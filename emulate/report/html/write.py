@@ -138,6 +138,8 @@ def _cause(runs: Sequence[Run], at: int, told: Told) -> dict[str, Any]:
         "before": told.before(first, [run.topology for run in runs]) if not first.allowed else "",
         "is_allowed": first.allowed,
         "summary": first.summary,
+        "stage": first.stage,
+        "locations": [(location.place, location.text) for location in first.locations],
         "fix": first.fix,
         "evidence": [("" if len(evidence) == 1 else ", ".join(names), text) for text, names in evidence.items() if text],
     }

@@ -6,6 +6,7 @@ from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.gradients import objective
+from emulate.verify.lines import between, operations
 
 
 def _search(case: Case) -> Sign | None:
@@ -76,4 +77,6 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
     )
 
 
-ACCUMULATION = Cause("accumulation", _search)
+ACCUMULATION = Cause(
+    "accumulation", _search, blame=(operations("given", "norm"), operations("loss", "mean", "scale"), between("given"))
+)

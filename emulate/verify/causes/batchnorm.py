@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Comparison, Point
+from emulate.verify.lines import made
 
 
 def _search(case: Case) -> Sign | None:
@@ -49,4 +50,4 @@ def _sign(statistics: list[Point], switched: str) -> Sign:
     )
 
 
-BATCHNORM = Cause("batchnorm-local-statistics", _search, by_design=True)
+BATCHNORM = Cause("batchnorm-local-statistics", _search, by_design=True, blame=(made("loss", "BatchNormalization"),))

@@ -13,6 +13,7 @@ from emulate.verify.causes.batchnorm import BATCHNORM
 from emulate.verify.causes.cause import Cause
 from emulate.verify.causes.checkpoint_conflict import CHECKPOINT_CONFLICT
 from emulate.verify.causes.clipping import CLIP_BEFORE_REDUCE
+from emulate.verify.causes.cross_replica_tensor import CROSS_REPLICA_TENSOR
 from emulate.verify.causes.depends_on_replicas import DEPENDS_ON_REPLICAS
 from emulate.verify.causes.endings import (
     COLLECTIVE_MISMATCH,
@@ -65,6 +66,7 @@ _CAUSES: tuple[Cause, ...] = (
     MISSING,
     REORDERED,
     STATIC_SPLIT,
+    CROSS_REPLICA_TENSOR,  # the numbers of such a step say nothing of anything else
     INITIAL_WEIGHTS,
     MISSING_ALL_REDUCE,
     REPLICAS_DISAGREE,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.text import GENERAL, CauseText, plain, read
+from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
 
 
@@ -20,12 +21,16 @@ class Sign:
         evidence: The numbers.
         fix: Headings of the fixes that suit this case, as the cause's file has them. None: the general fix.
         advice: Whether the same model is trained all the same.
+        places: Lines to blame that the search itself knows, `train.py:9` say.
+        blame: Where else lines are looked for, before the cause's own places.
     """
 
     summary: str
     evidence: str
     fix: str | Sequence[str] | None = None
     advice: bool = False
+    places: Sequence[str] = ()
+    blame: Sequence[Blame] = ()
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Cause:
         advice: Whether the same model is trained all the same, so that it is reported and does not decide.
         behind: Looks at a case after the loss of one example was found to depend on the other examples of its replica. The
             reference then does all that a replica does with its own examples, and this cause with it.
+        blame: Where the user's lines to blame are looked for; the first query that finds some tells the stage.
     """
 
     code: str
@@ -50,6 +56,7 @@ class Cause:
     completed: bool = True
     advice: bool = False
     behind: Callable[[Case], Sign | None] | None = None
+    blame: Sequence[Blame] = ()
 
     @property
     def text(self) -> CauseText:
@@ -69,17 +76,27 @@ class Cause:
         """Return the finding if this cause is seen in the case."""
         if not (self.runs_that_ended if case.has_ended_early else self.completed):
             return None
-        return self._finding(self.search(case))
+        return self._finding(self.search(case), case)
 
     def look_behind(self, case: Case) -> Finding | None:
         """Return the finding if this cause is seen behind a loss of one example that depends on the others."""
-        return None if self.behind is None or case.has(self.code) else self._finding(self.behind(case))
+        return None if self.behind is None or case.has(self.code) else self._finding(self.behind(case), case)
 
-    def _finding(self, sign: Sign | None) -> Finding | None:
+    def _finding(self, sign: Sign | None, case: Case) -> Finding | None:
         if sign is None:
             return None
         fix = self.fix(*([sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix))
-        return Finding(self.code, sign.summary, sign.evidence, fix, self.by_design, advice=self.advice or sign.advice)
+        stage, locations = locate((*sign.blame, *self.blame), case, sign.places)
+        return Finding(
+            self.code,
+            sign.summary,
+            sign.evidence,
+            fix,
+            self.by_design,
+            advice=self.advice or sign.advice,
+            stage=stage,
+            locations=locations,
+        )
 
 
 def steps_in_words(fits: Sequence[Fit]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.lines import made
 
 
 def _search(case: Case) -> Sign | None:
@@ -25,4 +26,4 @@ def _search(case: Case) -> Sign | None:
 
 _OF_A_MODEL = "With model.save"
 
-CHECKPOINT_CONFLICT = Cause("checkpoint-conflict", _search, runs_that_ended=True, advice=True)
+CHECKPOINT_CONFLICT = Cause("checkpoint-conflict", _search, runs_that_ended=True, advice=True, blame=(made("ending", "save"),))

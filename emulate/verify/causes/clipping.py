@@ -14,6 +14,7 @@ from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compare import compare
 from emulate.verify.gradients import GradientView
+from emulate.verify.lines import between, made, operations
 
 _SEEN = 1e-6
 """From this relative difference on, clipping before and after the sum are told apart."""
@@ -246,4 +247,6 @@ _BY_THE_OPTIMIZER = "With gd.distributed"
 _SUMMARY = "Each replica clips its own gradient before the gradients are summed. The sum must be clipped instead."
 
 
-CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search, behind=_behind)
+_BLAME = (operations("given", "norm"), made("given", "optimizer", clips=True), between("given"))
+
+CLIP_BEFORE_REDUCE = Cause("clip-before-reduce", _search, behind=_behind, blame=_BLAME)

@@ -7,6 +7,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import explains_up_to, is_possible, rebase_where_numbers_matter
 from emulate.verify.compare import Comparison
+from emulate.verify.lines import made
 
 
 def _search(case: Case) -> Sign | None:
@@ -113,4 +114,6 @@ _SAME_INPUTS = "If the inputs of the step are mixed up"
 _SAME_UPDATE = "If the update depends on it"
 
 
-DEPENDS_ON_REPLICAS = Cause("depends-on-replicas", _search)
+DEPENDS_ON_REPLICAS = Cause(
+    "depends-on-replicas", _search, blame=(made("loss", "num_replicas", in_step=True), made("start", "num_replicas"))
+)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import Cause, Sign, numbers
+from emulate.verify.lines import made, raised, stuck
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",
@@ -132,19 +133,24 @@ def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
     return search
 
 
-HOST_EXITED = Cause("host-exited", _search_exited, runs_that_ended=True, completed=False)
+HOST_EXITED = Cause(
+    "host-exited", _search_exited, runs_that_ended=True, completed=False, blame=(made("ending", "exit"), raised(), stuck())
+)
 
-UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False)
+UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False, blame=(stuck(), raised()))
 
-COLLECTIVE_MISMATCH = Cause("collective-mismatch", _search_mismatch, runs_that_ended=True, completed=False)
+COLLECTIVE_MISMATCH = Cause(
+    "collective-mismatch", _search_mismatch, runs_that_ended=True, completed=False, blame=(stuck(), raised())
+)
 
-COLLECTIVE_ORDER = Cause("collective-order", _search_order, runs_that_ended=True, completed=False)
+COLLECTIVE_ORDER = Cause("collective-order", _search_order, runs_that_ended=True, completed=False, blame=(stuck(), raised()))
 
 WAITS_FOR_DATA = Cause(
     "waits-for-data",
     _suspected("waits-for-data", "A host waits for data that do not come, and the other hosts wait for it."),
     runs_that_ended=True,
     completed=False,
+    blame=(stuck(),),
 )
 
 PYTHON_DEADLOCK = Cause(
@@ -154,4 +160,5 @@ PYTHON_DEADLOCK = Cause(
     ),
     runs_that_ended=True,
     completed=False,
+    blame=(stuck(),),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.verify.case import Case
 from emulate.verify.causes import real_hosts
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import made
 
 _WORDS = real_hosts.Words(
     code="file-order",
@@ -28,4 +29,4 @@ def _search(case: Case) -> Sign | None:
     return real_hosts.search(case, case.with_own_listing, case.listing_places, _WORDS)
 
 
-FILE_ORDER = Cause("file-order", _search)
+FILE_ORDER = Cause("file-order", _search, blame=(made("examples"),))

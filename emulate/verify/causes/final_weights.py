@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.lines import made
 from emulate.verify.measure import changed_in_the_end, ends_of_hosts
 
 
@@ -52,4 +53,4 @@ def _hosts_apart(case: Case) -> Sign | None:
     )
 
 
-FINAL_WEIGHTS = Cause("final-weights", _search)
+FINAL_WEIGHTS = Cause("final-weights", _search, blame=(made("ending", "restore"),))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emulate.program import shorten_traceback
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import raised
 
 
 @dataclass(frozen=True)
@@ -139,4 +140,4 @@ def _search(case: Case) -> Sign | None:
     return None
 
 
-FRAMEWORK_LIMIT = Cause(code="framework-limit", search=_search, runs_that_ended=True, completed=False)
+FRAMEWORK_LIMIT = Cause(code="framework-limit", search=_search, runs_that_ended=True, completed=False, blame=(raised(),))

@@ -9,6 +9,7 @@ from emulate.probe.held import TABLE
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import made
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic says nothing of its own."""
@@ -77,6 +78,7 @@ def _of_rows(case: Case) -> Sign | None:
             "examples"
         ),
         _FROM_ALL,
+        places=[line],
     )
 
 
@@ -101,6 +103,7 @@ def _of_the_step(case: Case) -> Sign | None:
             f"The step uses {apart[0].in_words}; from step {first.step} on the {first.kind}{of} differs (error "
             f"{first.error:.2g}, noise floor {first.noise:.2g})"
         ),
+        places=lines,
     )
 
 
@@ -119,4 +122,4 @@ def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
     return [one for one in found if len({frozenset(values) for values in one.values.values()}) > 1]
 
 
-HOST_VALUES = Cause("host-values", _search)
+HOST_VALUES = Cause("host-values", _search, blame=(made("examples"),))

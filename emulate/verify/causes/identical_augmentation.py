@@ -8,6 +8,7 @@ from typing import Any
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import made
 
 _MOST = 0.5
 """Streams of an augmentation move on at each step, those of a shuffle once an epoch; and most rows become others."""
@@ -65,4 +66,6 @@ def _pairs(seeds: Sequence[Sequence[int]]) -> str:
     return ", ".join(f"({one}, {other})" for one, other in seeds[:2]) + (" ..." if len(seeds) > 2 else "")
 
 
-IDENTICAL_AUGMENTATION = Cause("identical-augmentation", _search)
+IDENTICAL_AUGMENTATION = Cause(
+    "identical-augmentation", _search, blame=(made("examples", "generator", seeded=True), made("examples", "map"))
+)

@@ -6,6 +6,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 from emulate.verify.causes.static_tensors import possible_split
+from emulate.verify.lines import operations
 
 
 def _search(case: Case) -> Sign | None:
@@ -31,4 +32,6 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-IN_BATCH_NEGATIVES = Cause("in-batch-negatives", _search)
+IN_BATCH_NEGATIVES = Cause(
+    "in-batch-negatives", _search, blame=(operations("loss", "mixes", "ratio", "mixes-data", "contracts"),)
+)

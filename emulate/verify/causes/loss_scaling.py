@@ -14,6 +14,7 @@ from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import explains_a_sum
 from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, objective, weight_of, weights_before
+from emulate.verify.lines import operations
 from emulate.verify.measure import complete
 
 _MANY = 16
@@ -230,6 +231,6 @@ def _search_twice(case: Case) -> Sign | None:
     )
 
 
-LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind)
+LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind, blame=(operations("loss", "mean", "scale"),))
 
-DOUBLE_ALL_REDUCE = Cause("double-all-reduce", _search_twice)
+DOUBLE_ALL_REDUCE = Cause("double-all-reduce", _search_twice, blame=(operations("sum", "all_reduce"),))

@@ -10,6 +10,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
 from emulate.verify.compare import Point
 from emulate.verify.gradients import gradients_of
+from emulate.verify.lines import made, operations
 from emulate.verify.measure import complete
 
 
@@ -100,6 +101,13 @@ def _whose(case: Case, point: Point) -> tuple[list[int], list[int] | None]:
 _REPORTED = ("loss", "metric")
 _OF_EVALUATION = "In an evaluation"
 
-EMPTY_SHARD = Cause("empty-shard", _search_empty)
+EMPTY_SHARD = Cause(
+    "empty-shard",
+    _search_empty,
+    blame=(
+        operations("loss", "mean", "ratio", "scale"),
+        made("examples", "batch"),
+    ),
+)
 
-NAN = Cause("nan", _search_nan)
+NAN = Cause("nan", _search_nan, blame=(operations("loss", "count", "ratio", "mean", "scale"),))

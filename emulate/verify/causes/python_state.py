@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_where_turns_matter
+from emulate.verify.lines import between, changes_of_state
 
 
 def _search(case: Case) -> Sign | None:
@@ -29,4 +30,4 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-PYTHON_STATE = Cause("python-state", _search)
+PYTHON_STATE = Cause("python-state", _search, blame=(changes_of_state("loss"), between("loss")))

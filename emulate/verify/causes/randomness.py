@@ -10,6 +10,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import compare_enough
 from emulate.verify.gradients import StepOfAll
+from emulate.verify.lines import made, operations
 from emulate.verify.measure import complete
 from emulate.verify.repeats import differing
 
@@ -115,6 +116,18 @@ def _shared(step: StepOfAll, owner: Callable[[Step], int]) -> set[str] | None:
     return set.intersection(*each) if len(each) > 1 and each[0] else None
 
 
-UNSEEDED = Cause("unseeded-randomness", _search_unseeded)
+UNSEEDED = Cause(
+    "unseeded-randomness",
+    _search_unseeded,
+    blame=(made("examples", "generator", seeded=False),),
+)
 
-IDENTICAL_DROPOUT = Cause("identical-dropout", _search_identical, by_design=True)
+IDENTICAL_DROPOUT = Cause(
+    "identical-dropout",
+    _search_identical,
+    by_design=True,
+    blame=(
+        made("loss", "Dropout"),
+        operations("loss", "draw"),
+    ),
+)

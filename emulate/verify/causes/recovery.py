@@ -5,6 +5,7 @@ from __future__ import annotations
 from emulate.faults import Preempt
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line, names_in_words, numbers
+from emulate.verify.lines import made
 from emulate.verify.recovery import Recovery
 
 
@@ -123,6 +124,6 @@ _AT_ODDS = "If the hosts resume from different steps"
 
 NOT_RECOVERED = Cause("not-recovered", _search_not_recovered)
 
-CHECKPOINT_NOT_RESTORED = Cause("checkpoint-not-restored", _search_not_restored)
+CHECKPOINT_NOT_RESTORED = Cause("checkpoint-not-restored", _search_not_restored, blame=(made("start", "restore"),))
 
 RECOVERED_DIFFERENTLY = Cause("recovered-differently", _search_different)

@@ -6,6 +6,7 @@ from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.lines import between, operations
 
 _FIXES = "If the term has another form"
 
@@ -87,4 +88,8 @@ def _is_known(case: Case, fit: Fit) -> bool:
     return not case.facts.regularized or bool(set(case.facts.regularized) & set(fit.decay))
 
 
-REGULARIZATION = Cause("regularization-per-replica", _search)
+REGULARIZATION = Cause(
+    "regularization-per-replica",
+    _search,
+    blame=(operations("loss", "penalty"), operations("given", "penalty"), between("given")),
+)

@@ -15,6 +15,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
+from emulate.verify.lines import made, operations
 from emulate.verify.measure import complete
 
 _FOLLOWS = 0.95
@@ -268,8 +269,27 @@ def _groups(apart: Disagreement) -> str:
     return numbers([f"({', '.join(group[:4])}{', ...' if len(group) > 4 else ''})" for group in apart.groups[:4]])
 
 
-INITIAL_WEIGHTS = Cause("initial-weights", _search_initial)
+INITIAL_WEIGHTS = Cause(
+    "initial-weights",
+    _search_initial,
+    blame=(made("start", "num_replicas", in_step=False),),
+)
 
-MISSING_ALL_REDUCE = Cause("missing-all-reduce", _search_missing_sum)
+MISSING_ALL_REDUCE = Cause(
+    "missing-all-reduce",
+    _search_missing_sum,
+    blame=(
+        operations("update", "apply"),
+        operations("assigned", "assign"),
+        made("update", "apply"),
+    ),
+)
 
-REPLICAS_DISAGREE = Cause("replicas-disagree", _search_disagree)
+REPLICAS_DISAGREE = Cause(
+    "replicas-disagree",
+    _search_disagree,
+    blame=(
+        operations("assigned", "assign"),
+        operations("update", "apply"),
+    ),
+)

@@ -13,6 +13,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.gradients import objective
+from emulate.verify.lines import operations
 from emulate.verify.measure import complete
 
 
@@ -226,6 +227,6 @@ def _progress(case: Case, first: Sequence[Point]) -> tuple[str, str] | None:
     return "does not cover all replicas within an epoch; gpudist did not see the value at the end of an epoch.", _NO_EPOCH
 
 
-LOSS_REPORT = Cause("loss-report", _search_loss)
+LOSS_REPORT = Cause("loss-report", _search_loss, blame=(operations("reported", "made", "reduced", "update"),))
 
-METRIC_AGGREGATION = Cause("metric-aggregation", _search_metric)
+METRIC_AGGREGATION = Cause("metric-aggregation", _search_metric, blame=(operations("reported", "made", "reduced", "update"),))

@@ -12,6 +12,7 @@ from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.host_values import tables_apart
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
+from emulate.verify.lines import made
 from emulate.verify.measure import complete
 
 _FEWEST = 3
@@ -274,10 +275,27 @@ def _four_numbers(ledger: Ledger) -> str:
     )
 
 
-BATCH_SIZE = Cause("batch-size", _search_batches)
+BATCH_SIZE = Cause(
+    "batch-size", _search_batches, blame=(made("examples", "batch", "padded_batch", "dataset function", "distribute"),)
+)
 
-REPEATED = Cause("samples-repeated", _search_repeated)
+REPEATED = Cause(
+    "samples-repeated",
+    _search_repeated,
+    blame=(
+        made("examples", "auto_shard_policy", value="OFF"),
+        made("examples", "dataset function", "repeat", "distribute"),
+    ),
+)
 
-MISSING = Cause("samples-missing", _search_missing)
+MISSING = Cause(
+    "samples-missing",
+    _search_missing,
+    blame=(made("examples", "shard", "take", "skip", "dataset function", "batch", "distribute"),),
+)
 
-REORDERED = Cause("samples-reordered", _search_reordered)
+REORDERED = Cause(
+    "samples-reordered",
+    _search_reordered,
+    blame=(made("examples", "shuffle", "shard", "interleave", "dataset function", "distribute"),),
+)

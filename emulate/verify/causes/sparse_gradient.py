@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.lines import between, operations
 from emulate.verify.measure import complete
 
 
@@ -33,4 +34,4 @@ def _search(case: Case) -> Sign | None:
     )
 
 
-SPARSE_GRADIENT = Cause("sparse-gradient", _search)
+SPARSE_GRADIENT = Cause("sparse-gradient", _search, blame=(operations("sum", "all_reduce"), between("given")))

@@ -13,6 +13,7 @@ from emulate.probe.trace import Step
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.gradients import StepOfAll
+from emulate.verify.lines import made
 from emulate.verify.measure import complete
 
 Array = NDArray[Any]
@@ -166,6 +167,7 @@ def _search_in_graph(case: Case) -> Sign | None:
             f"{largest['dtype']}{largest['shape']} was written into a graph {copies} time{'s' if copies > 1 else ''}{more}. "
             "Such an array costs seconds and several copies in memory; above 2 GB TensorFlow raises an error"
         ),
+        places=[str(largest["where"])],
     )
 
 
@@ -179,8 +181,10 @@ def _search_cached(case: Case) -> Sign | None:
     )
 
 
-STATIC_SPLIT = Cause("static-tensor-split", _search_split, behind=_search_split_of_batch)
+STATIC_SPLIT = Cause(
+    "static-tensor-split", _search_split, behind=_search_split_of_batch, blame=(made("examples", "from_tensors", "distribute"),)
+)
 
-STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True)
+STATIC_IN_GRAPH = Cause("static-tensor-in-graph", _search_in_graph, advice=True, blame=(made("start"),))
 
-CACHED_RANDOMNESS = Cause("cached-randomness", _search_cached, advice=True)
+CACHED_RANDOMNESS = Cause("cached-randomness", _search_cached, advice=True, blame=(made("examples", "cache"),))

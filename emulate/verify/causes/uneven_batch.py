@@ -8,6 +8,7 @@ from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.text import GENERAL
+from emulate.verify.lines import made, operations
 from emulate.verify.measure import complete
 
 
@@ -116,6 +117,15 @@ _OF_FIT = "With Keras fit"
 _OF_A_MEAN = "If the loss is a function of the whole batch, with gd.distributed"
 _OF_CORE = "With gpudist_core"
 
-UNEVEN_BATCH = Cause("uneven-batch", _search_uneven)
+UNEVEN_BATCH = Cause(
+    "uneven-batch",
+    _search_uneven,
+    blame=(
+        operations("loss", "mean", "scale", "ratio"),
+        made("examples", "batch"),
+    ),
+)
 
-LOCAL_NORMALIZATION = Cause("local-normalization", _search_weighted, behind=_behind)
+LOCAL_NORMALIZATION = Cause(
+    "local-normalization", _search_weighted, behind=_behind, blame=(operations("loss", "count", "mean", "ratio"),)
+)

@@ -6,6 +6,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Point
+from emulate.verify.lines import Blame, between, made, operations
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
 """After these the arithmetic of later steps says nothing of its own."""
@@ -28,7 +29,26 @@ def _search(case: Case) -> Sign | None:
             f"step{_assigned_too(case, d.step)}"
         ),
         _fix(case, first),
+        blame=_blame(case, first),
     )
+
+
+def _blame(case: Case, first: Point) -> list[Blame]:
+    """Return where the lines of the first difference are looked for: all of its stage."""
+    key, step = first.measure.key, first.step
+    of_kind = {
+        "initial-weight": [made("start", "num_replicas", in_step=False)],
+        "weight": [operations("update", "apply"), made("update", "apply"), operations("assigned", "assign")],
+        "variable": [operations("assigned", "assign")],
+        "loss": [operations("reported", "made", "reduced")],
+        "metric": [operations("reported", "made", "reduced")],
+        "data": [made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
+        "final-weight": [made("ending", "restore")],
+    }
+    if key.kind != "gradient":
+        return of_kind.get(key.kind, [])
+    loss_differs = any(point.exceeds for point in case.base.objectives if point.step == step)
+    return [between("loss")] if loss_differs else [between("given"), between("loss")]
 
 
 def _assigned(case: Case, step: int) -> list[str]:
@@ -74,6 +94,7 @@ def _rows(case: Case) -> Sign | None:
             "contents, so an augmentation that depends on the host or the position makes other examples"
         ),
         "If the examples differ",
+        blame=[made("examples", "dataset function", "map", "shuffle", "batch", "distribute")],
     )
 
 

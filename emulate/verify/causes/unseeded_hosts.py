@@ -7,6 +7,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.ledgers import hosts_of_rows, ledgers
+from emulate.verify.lines import made
 from emulate.verify.result import RunResult
 
 _MOVED = 0.2
@@ -101,4 +102,6 @@ def numbers_apart(case: Case, trace: Trace, summary: str, how: str) -> Sign | No
     )
 
 
-UNSEEDED_HOSTS = Cause("unseeded-hosts", _search)
+UNSEEDED_HOSTS = Cause(
+    "unseeded-hosts", _search, blame=(made("examples", "shuffle", seeded=False), made("examples", "generator", seeded=False))
+)

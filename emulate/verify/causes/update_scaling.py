@@ -13,6 +13,7 @@ from emulate.verify.case import RATE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, weight_of, weights_before
+from emulate.verify.lines import made
 from emulate.verify.measure import complete
 
 _LARGEST_PART = 64
@@ -147,4 +148,4 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
 _OF_RATE = "If the learning rate grows and the batch does not"
 _SUITS = "If the learning rate suits a larger batch"
 _FASTER = "If the learning rate grows faster than the batch"
-UPDATE_SCALING = Cause("update-scaling", _search)
+UPDATE_SCALING = Cause("update-scaling", _search, blame=(made("update", "optimizer"),))

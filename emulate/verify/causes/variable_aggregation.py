@@ -11,6 +11,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, state_before, state_of, weight_of, weights_before
+from emulate.verify.lines import operations
 from emulate.verify.measure import complete
 from emulate.verify.noise import Key
 
@@ -173,4 +174,4 @@ def _factor(case: Case, points: list[Point]) -> float | None:
     return one_factor(changes)
 
 
-VARIABLE_AGGREGATION = Cause("variable-aggregation", _search)
+VARIABLE_AGGREGATION = Cause("variable-aggregation", _search, blame=(operations("assigned", "assign"),))

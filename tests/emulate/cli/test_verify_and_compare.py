@@ -36,19 +36,21 @@ def gpudist(folder, *args):
 
 def test_a_wrong_program_is_named_and_its_traces_say_so_again(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
-    options = ("--topology", "1x2", "--json", "v.json", "--html", "v.html", "--traces", "kept")
+    options = ("--topology", "1x2", "--json", "v.json", "--html", "v.html", "--sarif", "v.sarif", "--traces", "kept")
     done = gpudist(tmp_path, "verify", "train.py", *options, "--steps", "all", "--", "0.1")
     assert done.returncode == 1, done.stderr
     assert "1. loss-scaling" in done.stdout
     verdict = json.loads((tmp_path / "v.json").read_text())
     assert verdict["runs"][0]["causes"][0]["code"] == "loss-scaling"
+    assert verdict["runs"][0]["causes"][0]["location"]["file"] == "train.py"
+    assert json.loads((tmp_path / "v.sarif").read_text())["runs"][0]["results"][0]["ruleId"] == "loss-scaling"
     assert verdict["runs"][0]["steps"] == 2
     assert {point["kind"] for point in verdict["runs"][0]["course"]} == {"initial-weight", "gradient", "weight"}
     assert verdict["runs"][0]["rows"] == [[6, 6], [6, 6]]
     page = (tmp_path / "v.html").read_text()
     assert "1. loss-scaling" in page
     assert page.count("<img src=") == 2
-    assert sorted(os.listdir(tmp_path)) == ["kept", "train.py", "v.html", "v.json"]
+    assert sorted(os.listdir(tmp_path)) == ["kept", "train.py", "v.html", "v.json", "v.sarif"]
 
     again = gpudist(tmp_path, "compare", "kept/reference", "kept/1x2")
     assert again.returncode == 1, again.stderr

@@ -12,6 +12,7 @@ import pytest
 from emulate import graph_functions
 from emulate.cluster import Cluster, Preload
 from emulate.probe import Replay, graphs, rates, told, upstream
+from emulate.probe.lines import upstream as of_lines
 from tests.versions import since
 
 
@@ -412,3 +413,70 @@ def test_every_step_of_a_keras_3_optimizer_asks_for_its_learning_rate_in_one_pla
         return found
 
     assert fresh_host(look) == [0.0, 0.0, 0.0]
+
+
+def test_operations_of_graphs_and_collectives_of_replicas_are_made_where_the_lines_are_recorded(host: Any) -> None:
+    def look() -> Any:
+        import keras
+        import tensorflow as tf
+
+        graph = of_lines.graph_class()
+        found = [name in vars(cls) for cls, name in of_lines.replica_collectives()]
+        options = "__setattr__" in vars(of_lines.options_class())
+        checkpoint = of_lines.checkpoint_class() is tf.train.Checkpoint
+        layers = of_lines.layer_classes("keras") == [keras.Layer]
+        return "_create_op_internal" in vars(graph), found, options, checkpoint, layers
+
+    assert host(look) == (True, [True, True], True, True, True)
+
+
+def test_autograph_tells_which_line_each_of_its_lines_was_made_of(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        module, name = of_lines.converter()
+
+        def function(x: Any) -> Any:
+            return x + 1
+
+        options = tf.autograph.experimental.Feature  # imported, so that the converter is
+        del options
+        api = graph_functions.load("tensorflow.python.autograph.core.converter")
+        converted = getattr(module, name)(function, api.ProgramContext(options=api.ConversionOptions(recursive=True)))
+        code = function.__code__
+        return (code.co_filename, code.co_firstlineno + 1) in dict(of_lines.origins_of(converted)).values()
+
+    assert host(look)
+
+
+def test_operations_of_eager_code_are_seen_with_the_numbers_of_their_tensors(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        seen: list[Any] = []
+
+        def see(kind: Any, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+            seen.append((kind, [of_lines.tensor_number(one) for one in inputs], of_lines.tensor_number(outputs[0]), graph))
+
+        x = tf.ones([2])
+        with of_lines.watching_operations(see):
+            y = tf.square(x)
+        tf.square(y)
+        return [
+            (kind, inputs == [of_lines.tensor_number(x)], number == of_lines.tensor_number(y), graph)
+            for kind, inputs, number, graph in seen
+        ]
+
+    assert host(look) == [("Square", True, True, None)]
+
+
+def test_the_stack_of_a_call_has_its_file_and_line(host: Any) -> None:
+    def look() -> Any:
+        here = inspect.currentframe()
+        assert here is not None
+        return (
+            of_lines.stack()[-1] == (here.f_code.co_filename, here.f_lineno)
+            or (here.f_code.co_filename, here.f_lineno) in of_lines.stack()
+        )
+
+    assert host(look)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from emulate.errors import UsageError
 from emulate.report import check_libraries, check_writable, write_html
 from emulate.report.html import pictures
-from emulate.verify.verdict import Farthest, FaultReport, Reference, Run, url_of
+from emulate.verify.verdict import Farthest, FaultReport, Location, Reference, Run, url_of
 
 COURSE = (
     Farthest("initial-weight", 0, "dense/kernel", 0.0, 1e-7),
@@ -67,14 +67,16 @@ def words_in(svg):
 
 
 def test_the_page_says_what_the_verdict_says(made, tmp_path):
+    located = replace(made.loss_scaling, stage="loss", locations=(Location("src/train.py", 63, "loss = mean(losses)"),))
     verdict = made.verdict(
         made.equivalent("1x4", course=COURSE[:1]),
-        made.divergent("2x2", course=COURSE, rows=ROWS, notes=("a note",), not_compared=("dense/bias: why",)),
+        made.divergent("2x2", causes=[located], course=COURSE, rows=ROWS, notes=("a note",), not_compared=("dense/bias: why",)),
         notes=("of all",),
     )
     found = page(verdict, tmp_path / "v.html")
     fix = [line.strip() for line in made.loss_scaling.fix.splitlines()]
     of_cause = (made.loss_scaling.summary, made.loss_scaling.evidence, *fix, "gpudist causes loss-scaling")
+    of_cause += ("src/train.py:63", "(loss)", "loss = mean(losses)")
     of_runs = ("train.py", "1x4", "2x2", "divergent from step 0 on", "a note", "dense/bias: why", "of all", "tensorflow 2.21.0")
     for text in (*of_cause, *of_runs, "First to diverge: the gradient of dense/kernel at step 0, optimizer adam"):
         assert text in found.text, text

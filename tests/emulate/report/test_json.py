@@ -3,15 +3,20 @@
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emulate.errors import Unavailable, UsageError
 from emulate.report import check_writable, write_json
-from emulate.verify.verdict import Difference, Reference
+from emulate.verify.verdict import Difference, Location, Reference
 
-CAUSE = {"code": "loss-scaling", "summary": "...", "evidence": "...", "fix": "...", "by_design": False, "allowed": False}
+CAUSE = {
+    "code": "loss-scaling", "summary": "...", "evidence": "...", "fix": "...", "by_design": False, "allowed": False,
+    "stage": "loss", "location": {"file": "train.py", "line": 63, "text": "...", "cell": None},
+    "locations": [{"file": "train.py", "line": 63, "text": "...", "cell": None}], "url": "...",
+}  # fmt: skip
 FIRST = {
     "tensor": "dense/kernel", "kind": "gradient", "step": 3, "replica": None, "host": None, "optimizer": "adam",
     "value": 0.5, "reference_value": 0.125, "error": 0.375, "noise": 1e-07, "non_finite": False,
@@ -46,7 +51,8 @@ def read(path):
 
 
 def test_every_key_of_the_contract_is_there(made, tmp_path):
-    verdict = made.verdict(made.divergent(notes=("a",), not_compared=("b",)))
+    located = replace(made.loss_scaling, stage="loss", locations=(Location("train.py", 63, "loss = 1"),))
+    verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",)))
     write_json(verdict, tmp_path / "v.json")
     assert has_shape_of(read(tmp_path / "v.json"), CONTRACT)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.report import render, show
-from emulate.verify.verdict import Difference, Finding, Reference, Run, Samples, StepsRun, Verdict
+from emulate.verify.verdict import Difference, Finding, Location, Reference, Run, Samples, StepsRun, Verdict
 
 
 class Screen(io.StringIO):
@@ -50,6 +50,14 @@ def test_a_divergence_shows_where_how_much_why_and_how_to_mend_it(made):
     assert "evidence The summed gradients are 4.0000 times" in found
     assert "fix Divide by the size of the global batch:" in found
     assert text.endswith("Next  gpudist causes loss-scaling  wrong and right code, evidence, fix")
+
+
+def test_the_lines_to_blame_stand_below_the_summary_as_compilers_show_them(made):
+    lines = [Location("train.py", 63, "loss = tf.reduce_mean(losses)"), *(Location("train.py", n, "x " * 60) for n in range(4))]
+    text = render(made.verdict(made.divergent(causes=[replace(made.loss_scaling, stage="loss", locations=tuple(lines))])))
+    assert "     --> train.py:63  (loss)\n        | loss = tf.reduce_mean(losses)\n     --> train.py:0\n" in text
+    assert "... 2 more lines (--json)" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
 
 
 def test_what_holds_for_one_topology_of_several_is_said_to(made):

@@ -1,0 +1,75 @@
+"""Remember the operations of a step that runs eagerly, as a graph would: by the tensors that they take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.probe.lines import upstream
+from emulate.probe.lines.frames import Frames, here
+
+
+@dataclass(eq=False)
+class Operation:
+    """Describe an operation that was run, in the words of `tf.Operation`.
+
+    Attributes:
+        frames: The user's lines that led to it, outermost first.
+        replica: Whose it is; None outside of replicas.
+    """
+
+    type: str
+    replica: int | None = None
+    frames: Frames = ()
+    inputs: Sequence[Value] = ()
+    outputs: list[Value] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Value:
+    """Describe a tensor without its numbers."""
+
+    op: Operation
+    value_index: int
+    shape: Any
+    dtype: Any
+
+
+class Operations:
+    """Hold the operations of one step. Only numbers of tensors are kept, so that nothing takes up memory."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Value] = {}
+        self.all: list[Operation] = []
+
+    def watch(self, replica: int) -> Any:
+        """Remember what this thread runs, as long as the context that is returned lasts."""
+
+        def see(kind: str | bytes, inputs: Any, attributes: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+            del attributes, op_name
+            if graph is None:
+                self._add(kind if isinstance(kind, str) else kind.decode(), replica, inputs, outputs)
+
+        return upstream.watching_operations(see)
+
+    def _add(self, kind: str, replica: int, inputs: Any, outputs: Any) -> None:
+        values = [self.value(tensor) for tensor in inputs]
+        operation = Operation(kind, replica, here(), values)
+        self.all.append(operation)
+        for index, tensor in enumerate(outputs or ()):
+            number = upstream.tensor_number(tensor)
+            if number is not None:
+                value = self._values[number] = Value(operation, index, tensor.shape, tensor.dtype)
+                operation.outputs.append(value)
+
+    def value(self, tensor: Any) -> Value:
+        """Return a tensor's description; of one that nothing here has made, a new one."""
+        number = upstream.tensor_number(tensor)
+        known = self._values.get(-1 if number is None else number)
+        if known is None:
+            known = Value(Operation("Given"), 0, tensor.shape, tensor.dtype)
+            known.op.outputs.append(known)
+            if number is not None:
+                self._values[number] = known
+        return known

@@ -1,0 +1,166 @@
+"""Record the user's line of calls that make what a step uses: datasets, strategies, optimizers, layers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from emulate.imports import when_imported
+from emulate.probe import body as bodies
+from emulate.probe import told
+from emulate.probe import upstream as probe_upstream
+from emulate.probe.lines import frames, step, upstream
+from emulate.probe.reports import program_caller
+from emulate.program import described, innermost
+
+if TYPE_CHECKING:
+    from emulate.probe.probe import Probe
+
+_PIPELINE = ("batch", "padded_batch", "shard", "shuffle", "map", "repeat", "take", "skip", "cache", "interleave")
+_SOURCES = ("from_tensors", "from_tensor_slices", "from_generator")
+_LAYERS = ("BatchNormalization", "Dropout")
+"""Layers of which the line is told: what they do on replicas is their own."""
+
+
+def install(probe: Probe) -> None:
+    """Wrap TensorFlow's and NumPy's calls."""
+    if not probe.lines.enabled:
+        return
+    frames.install()
+    step.own_operations()
+    dataset, strategy = probe_upstream.dataset_class(), probe_upstream.strategy_class()
+    for name in _PIPELINE:
+        _wrap(probe, dataset, name, name, about=_seed_of if name == "shuffle" else None)
+    for name in _SOURCES:
+        _wrap(probe, dataset, name, name, static=True)
+    _wrap(probe, strategy, "experimental_distribute_dataset", "distribute")
+    _wrap_function_of_datasets(probe, strategy)
+    _wrap(probe, strategy, "__init__", "strategy")
+    for name in ("restore", "read"):
+        _wrap(probe, upstream.checkpoint_class(), name, "restore")
+    _wrap_collectives(probe)
+    _wrap_options(probe)
+    told.see_counts(lambda: note(probe, "num_replicas"))
+    when_imported("numpy", lambda: _wrap_numpy(probe))
+
+
+def install_keras(probe: Probe, package: str) -> None:
+    """Wrap what makes the layers that are told of, in one Keras."""
+    for cls in upstream.layer_classes(package) if probe.lines.enabled else ():
+        original = cls.__init__
+
+        @functools.wraps(original)
+        def init(self: Any, *args: Any, _original: Any = original, **kwargs: Any) -> None:
+            kind = next((kind for kind in _LAYERS if kind in type(self).__name__), None)
+            if kind is not None:
+                note(probe, kind)
+            _original(self, *args, **kwargs)
+
+        cls.__init__ = init
+
+
+def note(probe: Probe, kind: str, about: dict[str, Any] | None = None, made: frames.Frames | None = None) -> None:
+    """Write the line of a call, once; inside of a step as a point of it."""
+    body = bodies.current()
+    for listener in probe.lines.listeners:
+        listener()
+    known = (frames.here() if made is None else made) if probe.lines.enabled else ()
+    place = innermost(list(known))
+    if place is not None:
+        probe.lines.write(
+            {"event": "made", "kind": kind, "in_step": body is not None, **(about or {}), "line": described(*place)}
+        )
+
+
+def _wrap(
+    probe: Probe,
+    cls: Any,
+    name: str,
+    kind: str,
+    *,
+    static: bool = False,
+    about: Callable[[Any, Any], dict[str, Any]] | None = None,
+) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        note(probe, kind, _by_whom(sys._getframe(1)) | (about(args, kwargs) if about else {}))
+        return original(*args, **kwargs)
+
+    setattr(cls, name, staticmethod(call) if static else call)
+
+
+def _by_whom(frame: Any) -> dict[str, Any]:
+    """Return that a library calls, if it is no function of the program."""
+    return {} if program_caller(frame) is not None else {"called": True}
+
+
+def _seed_of(args: Any, kwargs: Any) -> dict[str, Any]:
+    seed = kwargs.get("seed", args[2] if len(args) > 2 else None)
+    return {"seeded": seed is not None}
+
+
+def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
+    """Tell, of the function that makes each host's dataset, the line that returns it: the last one of its pipeline."""
+    original = cls.distribute_datasets_from_function
+
+    @functools.wraps(original)
+    def distribute(self: Any, dataset_fn: Any, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(dataset_fn)
+        def made(context: Any) -> Any:
+            before = len(frames.here())
+            seen: list[frames.Frames] = []
+            probe.lines.listeners.append(lambda: seen.append(frames.here()))
+            try:
+                return dataset_fn(context)
+            finally:
+                probe.lines.listeners.pop()
+                if seen and len(seen[-1]) > before:
+                    note(probe, "dataset function", made=[seen[-1][before]])
+
+        return original(self, made, *args, **kwargs)
+
+    cls.distribute_datasets_from_function = distribute
+
+
+def _wrap_collectives(probe: Probe) -> None:
+    for cls, name in upstream.replica_collectives():
+        original = getattr(cls, name)
+
+        @functools.wraps(original)
+        def call(self: Any, *args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+            body = bodies.current()
+            if body is not None and body.lines is not None and program_caller(sys._getframe(1)) is not None:
+                body.lines.call("sum", _name)
+            return _original(self, *args, **kwargs)
+
+        setattr(cls, name, call)
+
+
+def _wrap_options(probe: Probe) -> None:
+    cls = upstream.options_class()
+    original = cls.__setattr__
+
+    @functools.wraps(original)
+    def set_option(self: Any, name: str, value: Any) -> None:
+        original(self, name, value)
+        if name == "auto_shard_policy":
+            note(probe, name, _by_whom(sys._getframe(1)) | {"value": str(getattr(value, "name", value))})
+
+    cls.__setattr__ = set_option
+
+
+def _wrap_numpy(probe: Probe) -> None:
+    import numpy as np
+
+    original = np.random.default_rng
+
+    @functools.wraps(original)
+    def default_rng(seed: Any = None) -> Any:
+        note(probe, "generator", {"seeded": seed is not None})
+        return original(seed)
+
+    np.random.default_rng = default_rng

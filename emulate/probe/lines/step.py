@@ -1,0 +1,269 @@
+"""Say which of the user's lines make each stage of a step, from its points: what tapes, optimizers and reports are given."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import body as bodies
+from emulate.probe.lines import frames, walks
+from emulate.probe.lines.eager import Operations
+from emulate.program import described, innermost
+
+if TYPE_CHECKING:
+    from emulate.probe.body import Body
+    from emulate.probe.probe import Probe
+
+_MOST_TRACES = 4
+"""So often the lines of a function are recorded: it may be traced again for other shapes, or once variables are made."""
+_REPLICA = "_gpudist_replica"
+_IN_THE_TAIL = ("mean", "sum", "scale", "ratio", "penalty")
+"""What tells of the loss alone, not of the layers behind it: of operations whose results have no entry for each example."""
+Entry = dict[str, Any]
+
+
+def owner(operation: Any) -> int | None:
+    """Return the replica that made an operation of a graph or of eager code."""
+    found = getattr(operation, "replica", getattr(operation, _REPLICA, None))
+    return found if isinstance(found, int) else None
+
+
+class StepLines:
+    """Collect the points of one replica's step.
+
+    Args:
+        body: The replica's call.
+        eager: The operations that run, where it runs eagerly.
+        called_from: The user's lines that led to `Strategy.run`.
+    """
+
+    def __init__(self, body: Body, eager: Operations | None, called_from: frames.Frames) -> None:
+        self.body, self.eager = body, eager
+        self._called_from = called_from
+        self._begins = frames.here()
+        self.objective: list[Any] = []
+        self.taped: list[Any] = []
+        self.given: list[Any] = []
+        self.calls: dict[str, list[Entry]] = {}
+
+    def tensors(self, values: Any) -> list[Any]:
+        """Return the tensors among values as walks take them."""
+        import tensorflow as tf
+
+        found = []
+        for one in tf.nest.flatten(values):
+            tensor = one.values if isinstance(one, tf.IndexedSlices) else one
+            if tf.is_tensor(tensor) and not hasattr(tensor, "assign"):
+                is_eager = hasattr(tensor, "numpy")
+                found += [self.eager.value(tensor)] if is_eager and self.eager else [] if is_eager else [tensor]
+        return found
+
+    def tape(self, target: Any, gradients: Any) -> None:
+        """Take note of what a tape takes gradients of, and of the gradients."""
+        self.objective += self.tensors(target)
+        self.taped += self.tensors(gradients)
+        self.call("gradient", "tape")
+
+    def apply(self, gradients: Any) -> None:
+        """Take note of what an optimizer is given."""
+        self.given += self.tensors(gradients)
+        self.call("update", "apply")
+
+    def call(self, stage: str, what: str, name: str = "", *, called: bool = False) -> None:
+        """Take note of the line of a call of the step's, or of what the step calls."""
+        entry = self.entry(frames.here(), {what: 0}) | ({"name": name} if name else {}) | ({"called": True} if called else {})
+        if entry.get("file") and entry not in self.calls.setdefault(stage, []):
+            self.calls[stage].append(entry)
+
+    def entry(self, made: frames.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
+        """Return the description of a user's line; without a file where no line is known."""
+        begins = tuple(self._begins)
+        inner = made[len(begins) :] if tuple(made[: len(begins)]) == begins else made
+        place = innermost(list(inner or made or self._called_from))
+        told = {"called": True} if not inner else {}
+        return ({} if place is None else described(*place)) | told | {"roles": dict(roles), "near": near}
+
+    @property
+    def rows(self) -> set[walks.Key]:
+        """Return the tensors that hold this replica's examples."""
+        return {walks.key_of(one) for _, tensor in self.body.inputs for one in self.tensors([tensor])}
+
+    @property
+    def sizes(self) -> set[int]:
+        """Return the numbers of examples, as far as they are known."""
+        shapes = [walks.dims_of(tensor) for _, tensor in self.body.inputs]
+        return {shape[0] for shape in shapes if shape and shape[0] not in (None, 1)}
+
+    def stages(self) -> dict[str, list[Entry]]:
+        """Return the lines of each stage."""
+        loss = walks.region(self.objective, self.rows, self._is_own)
+        flows = walks.Flows(loss, self.rows, self.sizes)
+        found = {"loss": self.lines(loss, self._roles_of_loss(loss, flows))} | self._of_given()
+        for stage, entries in self.calls.items():
+            found[stage] = [*found.get(stage, []), *entries]
+        return {stage: entries for stage, entries in found.items() if entries}
+
+    def _roles_of_loss(self, loss: Collection[Any], flows: walks.Flows) -> dict[Any, set[str]]:
+        is_of_each = all(flows.of(one).batched for one in self.objective)
+        tail = walks.region(
+            self.objective, self.rows, lambda one: is_of_each or not any(flows.of(t).batched for t in one.outputs[:1])
+        )
+        tail = {one: distance for one, distance in tail.items() if one in loss}
+        roles = {one: walks.roles(one, flows) for one in loss}
+        roles = {one: names - (set() if one in tail else {*_IN_THE_TAIL}) for one, names in roles.items()}
+        for one in walks.counts([one for one in tail if "norm" not in roles[one]], flows):
+            roles[one] = roles.get(one, set()) | {"count"}
+        return roles
+
+    def _of_given(self) -> dict[str, list[Entry]]:
+        """Return the lines between the tapes and the sum, and between the sum and the optimizer."""
+        stops = {*self.rows, *map(walks.key_of, self.taped)}
+        whole = walks.region(self.given, stops, lambda one: self._is_own(one) or self._adds_up(one))
+        sums = {one for one in whole if self._adds_up(one)}
+        after = walks.region(self.given, stops, lambda one: one not in sums) if sums else {}
+        before = {one: distance for one, distance in whole.items() if one not in after}
+        flows = walks.Flows(whole, {walks.key_of(one) for one in self.taped}, ())
+        roles = {one: walks.roles(one, flows) for one in whole}
+        summed = {one: distance for one, distance in after.items() if one not in sums}
+        return {"given": self.lines(before, roles), "sum": self.lines(summed, roles)}
+
+    def _is_own(self, operation: Any) -> bool:
+        """Return whether this replica makes an operation."""
+        return owner(operation) == self.body.replica
+
+    def _adds_up(self, operation: Any) -> bool:
+        """Return whether an operation puts together what replicas have: one of a collective, or made by none of them."""
+        if operation.type.startswith(("Collective", "Nccl")):
+            return True
+        of_none = owner(operation) is None and operation.type not in ("Placeholder", "Const", "Given")
+        return self.body.probe.recording.local_replicas > 1 and of_none
+
+    def lines(self, region: Mapping[Any, int], roles: Mapping[Any, Iterable[str]]) -> list[Entry]:
+        """Return the lines of a region, the nearest first, with the types and the roles of their operations."""
+        found: dict[tuple[Any, ...], Entry] = {}
+        kinds: dict[tuple[Any, ...], Counter[str]] = {}
+        for operation, distance in region.items():
+            if operation.type in ("Placeholder", "Const", "Given") or not self._is_own(operation):
+                continue
+            entry = self.entry(frames.of_operation(operation), dict.fromkeys(roles.get(operation, ()), distance), distance)
+            if not entry.get("file"):
+                continue
+            place = (entry["file"], entry.get("cell"), entry["line"])
+            kept = found.setdefault(place, entry)
+            kept["roles"] = entry["roles"] | kept["roles"]  # walked from near to far: the nearest one counts
+            kinds.setdefault(place, Counter())[operation.type] += 1
+        return [entry | {"operations": dict(kinds[place])} for place, entry in found.items()]
+
+
+class Lines:
+    """Record the user's lines of each step function, when it is traced or runs eagerly for the first time."""
+
+    def __init__(self, probe: Probe, *, enabled: bool) -> None:
+        self._probe = probe
+        self.enabled = enabled
+        self._called_from: frames.Frames = ()
+        self._eager: Operations | None = None
+        self._seen: Counter[tuple[str, int]] = Counter()
+        self._written: set[str] = set()
+        self.listeners: list[Callable[[], None]] = []
+        self._steps: dict[int, StepLines] = {}
+
+    def run_entered(self) -> None:
+        """Take note that the program has called `Strategy.run`."""
+        if self.enabled and bodies.current() is None:
+            self._called_from, self._steps, self._eager = frames.here(), {}, Operations()
+
+    @contextlib.contextmanager
+    def of(self, body: Body) -> Iterator[None]:
+        """Record the lines of a replica's call."""
+        self._seen[(body.label, body.replica)] += 1
+        if not self.enabled or self._seen[(body.label, body.replica)] > _MOST_TRACES:
+            yield
+            return
+        is_eager = body.graph is None
+        body.lines = StepLines(body, (self._eager or Operations()) if is_eager else None, self._called_from)
+        watched = body.lines.eager.watch(body.replica) if body.lines.eager is not None else contextlib.nullcontext()
+        with watched:
+            yield
+        with self._told_if_it_fails():
+            self._end(body, body.lines)
+
+    @contextlib.contextmanager
+    def _told_if_it_fails(self) -> Iterator[None]:
+        """Note an error of ours: a program must not end because its lines could not be found."""
+        try:
+            yield
+        except Exception as error:
+            self._probe.note_once("lines", f"The lines of a finding may be missing: {type(error).__name__}: {error}")
+
+    def _end(self, body: Body, step: StepLines) -> None:
+        self._steps[body.replica] = step
+        if body.replica == min(self._steps):
+            self.write({"event": "lines", "function": body.label, "stages": step.stages()})
+        if len(self._steps) == self._probe.recording.local_replicas > 1:
+            self._write_crossings(body)
+
+    def _write_crossings(self, body: Body) -> None:
+        """Write where a replica takes a tensor that another one has made of its own examples."""
+        of_graph = [] if body.graph is None else body.graph.get_operations()
+        operations = next(iter(self._steps.values())).eager.all if body.graph is None else of_graph  # type: ignore[union-attr]
+        losses = {one for step in self._steps.values() for one in walks.region(step.objective)}
+        rows = {replica: step.rows for replica, step in self._steps.items()}
+        found = [
+            (one, tensor)
+            for one, tensor in walks.crossings(operations, owner, rows)
+            if one in losses and owner(one) in self._steps
+        ]
+        for one, tensor in found[:1]:
+            reader = owner(one)
+            entries = [self._steps[owner(op) or 0].entry(frames.of_operation(op), {"crosses": 0}) for op, _ in found]
+            unique = list({json.dumps(entry): entry for entry in entries}.values())
+            about = {"replica": reader, "of": owner(tensor.op), "operation": one.type, "number": len(found)}
+            self.write({"event": "crossing", **about, "lines": unique})
+
+    def reported(self, value: Any, name: str) -> None:
+        """Record the lines between the loss and a number that the program reports."""
+        if not self.enabled or not self._steps or bodies.current() is not None:
+            return
+        with self._told_if_it_fails():
+            self._report(value, name)
+
+    def _report(self, value: Any, name: str) -> None:
+        step = self._steps[min(self._steps)]
+        parts = getattr(value, "values", None)
+        parts = list(parts) if isinstance(parts, tuple) else [value]
+        ends = step.tensors(parts[:1])
+        region = walks.region(ends, {*step.rows, *map(walks.key_of, step.objective)})
+        entries = step.lines(region, {one: {"made"} for one in region})
+        entries.append(step.entry(frames.here(), {"reduced": 0}) | {"called": False})
+        self.write({"event": "lines", "report": name, "stages": {"reported": entries}})
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Write an event once."""
+        text = json.dumps(event, sort_keys=True)
+        if self.enabled and text not in self._written:
+            self._written.add(text)
+            self._probe.recording.write(event)
+
+
+def own_operations() -> None:
+    """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
+    import functools
+
+    from emulate.probe.lines import upstream
+
+    cls = upstream.graph_class()
+    original = cls._create_op_internal
+
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        operation = original(self, *args, **kwargs)
+        body = bodies.current()
+        if body is not None:
+            setattr(operation, _REPLICA, body.replica)
+        return operation
+
+    cls._create_op_internal = create

@@ -1,0 +1,183 @@
+"""Find the user's lines to blame, by queries over what a run has recorded of its program.
+
+A cause declares where it looks: `blame=(operations("loss", "mean"), made("examples", "batch"))`. The first query that finds
+something tells the stage and the lines. Where none does, nothing is told.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from emulate.probe import Trace
+from emulate.program import lines_of_traceback, lines_that_change_state
+from emulate.verify.verdict import Location
+
+if TYPE_CHECKING:
+    from emulate.verify.case import Case
+
+MOST = 5
+"""So many lines a finding has at most; the first is the one that is most likely to blame."""
+_PLACE = re.compile(r"^(?P<name>.+?)(?:, line |:)(?P<line>\d+)$")
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Say where the lines of a cause are looked for.
+
+    Attributes:
+        stage: The stage of the step.
+        find: Returns the lines' records, the one most likely to blame first.
+    """
+
+    stage: str
+    find: Callable[[Case], Sequence[Record]]
+
+
+class ProgramLines:
+    """Read what traces say of the user's lines.
+
+    Args:
+        *traces: The judged run, then the reference.
+    """
+
+    def __init__(self, *traces: Trace) -> None:
+        self._traces = traces
+
+    def of(self, stage: str) -> list[Record]:
+        """Return the records of a stage's lines: those of the program's own operations first, then of calls to libraries."""
+        found = [
+            entry
+            for trace in self._traces
+            for _, event in trace.of("lines")
+            for entry in event["stages"].get(stage, ())
+            if _trains(event)
+        ]
+        return sorted(found, key=lambda entry: bool(entry.get("called")))
+
+    def made(self, *kinds: str, **about: object) -> list[Record]:
+        """Return the records of calls that make something: the kinds in this order, the last call first.
+
+        Those of libraries count where the program itself makes none of the kind.
+        """
+        events = [event for trace in self._traces for _, event in trace.of("made")]
+        alike = [one for one in events if all(one.get(name) == value for name, value in about.items())]
+        by_kind = [[one for one in reversed(alike) if one["kind"] == kind] for kind in kinds]
+        own = [[one for one in found if not one.get("called")] or found for found in by_kind]
+        return [one["line"] for found in own for one in found]
+
+    def crossings(self) -> list[Record]:
+        """Return where a replica takes a tensor of another one."""
+        return [event for trace in self._traces for _, event in trace.of("crossing")]
+
+    def at(self, places: Iterable[str]) -> list[Record]:
+        """Return the records of places such as `train.py:9` and `train.py, line 9` in files of which lines were recorded."""
+        files = {os.path.basename(file): file for file in self._files()}
+        matches = [match for place in places if (match := _PLACE.match(place)) and match["name"] in files]
+        return [{"file": files[one["name"]], "line": int(one["line"])} for one in matches]
+
+    def _files(self) -> list[str]:
+        made = [event["line"]["file"] for trace in self._traces for _, event in trace.of("made")]
+        of_steps = [entry["file"] for trace in self._traces for _, event in trace.of("lines") for entry in _entries(event)]
+        return [*of_steps, *made]
+
+
+def _entries(event: Record) -> list[Record]:
+    return [entry for entries in event["stages"].values() for entry in entries]
+
+
+def _trains(event: Record) -> bool:
+    """Return whether the function is a training step, or the event of a report."""
+    return "report" in event or bool({"gradient", "update", "given", "assigned"} & set(event["stages"]))
+
+
+def operations(stage: str, *roles: str) -> Blame:
+    """Look for operations of a stage: the roles in this order, the program's own before libraries', the nearest first."""
+
+    def find(case: Case) -> list[Record]:
+        records = case.lines.of(stage)
+        for is_called in (False, True):
+            for role in roles:
+                found = [one for one in records if role in one["roles"] and bool(one.get("called")) is is_called]
+                if found:
+                    return sorted(found, key=lambda one: int(one["roles"][role]))
+        return []
+
+    return Blame(stage, find)
+
+
+def between(stage: str) -> Blame:
+    """Look for all operations of a stage, the program's own before libraries', the nearest to its end first."""
+    return Blame(stage, lambda case: [one for one in case.lines.of(stage) if "operations" in one])
+
+
+def made(stage: str, *kinds: str, **about: object) -> Blame:
+    """Look for calls that make something: the kinds in this order."""
+    return Blame(stage, lambda case: case.lines.made(*kinds, **about))
+
+
+def changes_of_state(stage: str) -> Blame:
+    """Look, in the functions that take gradients, for lines that change what outlives their call."""
+
+    def find(case: Case) -> list[Record]:
+        records = [one for one in case.lines.of("gradient") if "tape" in one["roles"] and one.get("cell") is None]
+        places = [(str(one["file"]), int(one["line"])) for one in records]
+        return [{"file": file, "line": number} for file, line in places for number in lines_that_change_state(file, line)]
+
+    return Blame(stage, find)
+
+
+def raised(stage: str = "ending") -> Blame:
+    """Look for the program's innermost line in the traceback of what it raised."""
+    return Blame(stage, lambda case: _innermost(case.outcome.failure or ""))
+
+
+def stuck(stage: str = "ending") -> Blame:
+    """Look for the program's innermost lines in the stacks of hosts that hung."""
+    return Blame(stage, lambda case: [one for _, text in sorted(case.outcome.stacks.items()) for one in _innermost(text)])
+
+
+def _innermost(text: str) -> Sequence[Record]:
+    return list(lines_of_traceback(text))[-1:]
+
+
+def locate(blame: Sequence[Blame], case: Case, places: Sequence[str] = ()) -> tuple[str | None, tuple[Location, ...]]:
+    """Return the stage and the lines of a finding; no lines where nothing can be said.
+
+    Args:
+        blame: Where its cause looks, in this order.
+        case: What is known of the run.
+        places: Lines that the cause itself knows; they come first.
+
+    Returns:
+        Both.
+    """
+    named = case.lines.at(places)
+    if named:
+        return (blame[0].stage if blame else None), located(named)
+    for one in blame:
+        if found := located(one.find(case)):
+            return one.stage, found
+    return (blame[0].stage if blame else None), ()
+
+
+def located(records: Iterable[Record]) -> tuple[Location, ...]:
+    """Return records as locations, each line once."""
+    return tuple(dict.fromkeys(map(_location, records)))[:MOST]
+
+
+def _location(record: Record) -> Location:
+    file, line = str(record["file"]), int(record["line"])
+    text = record.get("text") or linecache.getline(file, line).strip()
+    return Location(_shown(file), line, str(text), record.get("cell"))
+
+
+def _shown(file: str) -> str:
+    """Return a path relative to the current folder where the file is in it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith(os.pardir) else relative

@@ -1,0 +1,117 @@
+"""The user's lines of a step: of operations of graphs and of eager code, in threads of replicas and through autograph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from emulate.probe import Trace
+
+
+def clips(*, compiled: bool) -> Callable[[], None]:
+    """A loop that clips on each replica: its lines carry their names in a comment."""
+
+    def program() -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MirroredStrategy()
+        data = tf.data.Dataset.from_tensor_slices(tf.random.stateless_normal((16, 4), (1, 2)))
+        data = strategy.experimental_distribute_dataset(data.batch(8))  # batch
+        with strategy.scope():
+            weight = tf.Variable(tf.ones((4, 1)))  # variable
+            optimizer = tf.keras.optimizers.SGD(0.1, clipnorm=0.5)  # optimizer
+            optimizer.build([weight])
+
+        def step(x: Any) -> Any:
+            strategy.num_replicas_in_sync  # noqa: B018  # count
+            with tf.GradientTape() as tape:
+                each = tf.square(x @ weight)
+                if tf.reduce_sum(x) > -1e9:  # autograph converts this
+                    each = each * 1.0
+                loss = tf.reduce_mean(each)  # loss
+            gradient = tape.gradient(loss, weight)  # tape
+            gradient = tf.clip_by_norm(gradient, 0.1)  # clip
+            optimizer.apply_gradients([(gradient, weight)])  # apply
+            return loss * 2.0  # report
+
+        def train(x: Any) -> Any:
+            return strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)  # reduce
+
+        call = tf.function(train) if compiled else train
+        for batch in data:
+            call(batch)
+
+    return program
+
+
+SOURCE, FIRST = inspect.getsourcelines(clips)
+
+
+def named(comment: str) -> int:
+    return FIRST + next(number for number, line in enumerate(SOURCE) if line.rstrip().endswith(f"# {comment}"))
+
+
+def lines_of(trace: Trace, stage: str, role: str) -> list[int]:
+    entries = [entry for _, event in trace.of("lines") for entry in event["stages"].get(stage, ())]
+    return list(dict.fromkeys(entry["line"] for entry in entries if role in entry["roles"]))
+
+
+def made_at(trace: Trace, kind: str) -> list[Mapping[str, Any]]:
+    return [event for _, event in trace.of("made") if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("topology", ["1x1", "1x2"])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str, compiled: bool) -> None:
+    trace = recorded(clips(compiled=compiled), topology, reference=topology == "1x1")
+    assert lines_of(trace, "loss", "mean") == [named("loss")]
+    assert lines_of(trace, "gradient", "tape") == [named("tape")]
+    assert set(lines_of(trace, "given", "norm")) == {named("clip")}
+    assert lines_of(trace, "update", "apply") == [named("apply")]
+    assert lines_of(trace, "reported", "reduced") == [named("reduce")]
+    assert made_at(trace, "optimizer")[0]["line"]["line"] == named("optimizer")
+    assert made_at(trace, "optimizer")[0]["clips"]
+    assert [(one["line"]["line"], one["in_step"]) for one in made_at(trace, "num_replicas")] == [(named("count"), True)]
+    assert made_at(trace, "batch")[0]["line"] == {
+        "file": __file__,
+        "line": named("batch"),
+        "text": "data = strategy.experimental_distribute_dataset(data.batch(8))  # batch",
+    }
+
+
+def test_what_is_made_of_the_loss_for_a_report_has_its_line(recorded: Any) -> None:
+    trace = recorded(clips(compiled=True))
+    assert lines_of(trace, "reported", "made") == [named("report")]
+
+
+def keeps_tensors() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(tf.ones((4, 1)))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        optimizer.build([weight])
+    kept = {}
+
+    def step(x: Any) -> None:
+        with tf.GradientTape() as tape:
+            kept["x"] = tf.square(x)
+            tf.distribute.get_replica_context().all_reduce("SUM", tf.ones([]))  # the other replica's turn
+            loss = tf.reduce_sum((x + kept["x"]) @ weight)  # crosses
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    data = tf.data.Dataset.from_tensor_slices(tf.ones((16, 4))).batch(8)
+    for batch in strategy.experimental_distribute_dataset(data):
+        tf.function(strategy.run)(step, args=(batch,))
+
+
+def test_a_tensor_that_another_replica_has_made_is_seen_with_its_line(recorded: Any) -> None:
+    trace = recorded(keeps_tensors, "1x2")
+    (event, *_) = [event for _, event in trace.of("crossing")]
+    assert (event["replica"], event["of"]) == (0, 1)
+    assert event["lines"][0]["text"].endswith("# crosses")
+    assert not recorded(clips(compiled=True), "1x2").of("crossing")

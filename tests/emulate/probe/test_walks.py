@@ -1,0 +1,112 @@
+"""What operations do between two points of a step, told by types and shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emulate.probe.lines import walks
+from emulate.probe.lines.eager import Operation, Value
+
+
+@dataclass(frozen=True)
+class Shape:
+    dims: Sequence[int | None]
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    def as_list(self) -> list[int | None]:
+        return list(self.dims)
+
+
+@dataclass(frozen=True)
+class Dtype:
+    name: str = "float32"
+
+    @property
+    def is_floating(self) -> bool:
+        return self.name.startswith("float")
+
+
+def made(kind: str, *inputs: Value, shape: Sequence[int | None] = (), dtype: str = "float32", replica: int = 0) -> Value:
+    """The result of an operation."""
+    operation = Operation(kind, replica, (), inputs)
+    operation.outputs.append(Value(operation, 0, Shape(shape), Dtype(dtype)))
+    return operation.outputs[0]
+
+
+class Loss:
+    """A small step: rows, a model's results for each of them, and numbers."""
+
+    def __init__(self) -> None:
+        self.rows = made("Given", shape=[None, 4])
+        self.weight = made("ReadVariableOp", made("Given", dtype="resource"), shape=[4, 3])
+        self.logits = made("MatMul", self.rows, self.weight, shape=[None, 3])
+        self.each = made("Sum", made("Square", self.logits, shape=[None, 3]), made("Const", shape=[1]), shape=[None])
+        self.number = made("Const")
+
+    def flows(self, *ends: Value) -> walks.Flows:
+        return walks.Flows(walks.region(ends), {walks.key_of(self.rows)})
+
+    def roles(self, end: Value) -> set[str]:
+        return walks.roles(end.op, self.flows(end))
+
+
+def test_a_region_ends_at_the_tensors_that_stop_it_and_tells_distances() -> None:
+    loss = Loss()
+    mean = made("Mean", loss.each)
+    found = walks.region([mean], {walks.key_of(loss.logits)})
+    assert {operation.type: distance for operation, distance in found.items()} == {
+        "Mean": 0, "Sum": 1, "Square": 2, "Const": 2,
+    }  # fmt: skip
+
+
+def test_a_mean_over_examples_is_told_from_a_mean_of_each() -> None:
+    loss = Loss()
+    assert loss.roles(made("Mean", loss.each, made("Const", shape=[1]))) == {"mean"}
+    assert loss.roles(made("Mean", loss.logits, made("Const", shape=[1]), shape=[None])) == set()
+
+
+def test_a_division_by_a_number_scales_and_one_by_a_count_is_a_ratio() -> None:
+    loss = Loss()
+    total = made("Sum", loss.each, made("Const", shape=[1]))
+    count = made("Sum", made("Cast", loss.rows, shape=[None, 4]), made("Const", shape=[2]))
+    ratio = made("RealDiv", total, made("Maximum", count, loss.number))
+    assert loss.roles(made("RealDiv", total, loss.number)) == {"scale"}
+    assert loss.roles(ratio) == {"ratio"}
+    assert walks.counts(walks.region([ratio]), loss.flows(ratio)) == {count.op}
+
+
+def test_a_term_of_the_weights_alone_is_a_penalty() -> None:
+    loss = Loss()
+    total = made("Sum", loss.each, made("Const", shape=[1]))
+    assert loss.roles(made("AddV2", total, made("L2Loss", loss.weight))) == {"penalty"}
+    assert loss.roles(made("AddV2", total, loss.number)) == set()
+
+
+def test_examples_that_meet_each_other_mix() -> None:
+    loss = Loss()
+    center = made("Mean", loss.logits, made("Const", shape=[1]), shape=[3])
+    assert loss.roles(made("Sub", loss.logits, center, shape=[None, 3])) == {"mixes"}
+    turned = made("Transpose", loss.logits, made("Const", shape=[2]), shape=[3, None])
+    assert loss.roles(made("MatMul", loss.logits, turned, shape=[None, None])) == {"mixes"}
+    of_data = made("Mean", loss.rows, made("Const", shape=[1]), shape=[4])
+    assert loss.roles(made("Sub", loss.rows, of_data, shape=[None, 4])) == {"mixes-data"}
+    bias = made("ReadVariableOp", made("Given", dtype="resource"), shape=[3])
+    assert "mixes" not in loss.roles(made("AddV2", loss.logits, bias, shape=[None, 3]))
+
+
+def test_a_replica_that_takes_a_tensor_of_anothers_examples_crosses() -> None:
+    rows = {replica: made("Given", shape=[None, 4], replica=replica) for replica in (0, 1)}
+    made_of = {replica: made("Relu", one, shape=[None, 4], replica=replica) for replica, one in rows.items()}
+    constant = made("Const", replica=0)
+    right = made("Mul", made_of[1], constant, shape=[None, 4], replica=1)
+    wrong = made("AddV2", right, made_of[0], shape=[None, 4], replica=1)
+    summed = made("AddN", made_of[0], made_of[1], shape=[None, 4])
+    summed.op.replica = None  # a collective belongs to no replica
+    after = made("Mul", summed, constant, shape=[None, 4], replica=1)
+    keys = {replica: {walks.key_of(one)} for replica, one in rows.items()}
+    found = walks.crossings([one.op for one in (right, wrong, summed, after)], lambda one: one.replica, keys)
+    assert list(found) == [(wrong.op, made_of[0])]

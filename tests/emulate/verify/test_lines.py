@@ -1,0 +1,93 @@
+"""Which lines a cause blames: queries over what runs recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from emulate.verify.case import Outcome
+from emulate.verify.causes import all_causes
+from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stuck
+from emulate.verify.verdict import STAGES, Finding, Location
+from tests.emulate.verify.cases import Folder
+
+
+def entry(line: int, *roles: str, near: int = 0, called: bool = False, file: str = "/away/train.py") -> dict[str, Any]:
+    told: dict[str, Any] = {"file": file, "line": line, "text": f"line {line}", "near": near, "operations": {"Mul": 1}}
+    return told | {"roles": dict.fromkeys(roles, near)} | ({"called": True} if called else {})
+
+
+@pytest.fixture
+def case(folder: Folder) -> Any:
+    made_trace = folder.made("1x2")
+    loss = [entry(9, "scale", near=1, called=True), entry(7, "mean", near=2), entry(8, "mean", "scale", near=1)]
+    stages = {"loss": loss, "update": [entry(12, "apply")]}
+    made_trace.event({"event": "lines", "function": "step", "stages": stages})
+    made_trace.event({"event": "lines", "function": "test_step", "stages": {"loss": [entry(99, "mean")]}})
+    for kind, line in (("batch", 3), ("shuffle", 4), ("shuffle", 5)):
+        about = {"kind": kind, "in_step": False, "seeded": line == 4}
+        made_trace.event({"event": "made", **about, "line": {"file": "/away/data.py", "line": line, "text": kind}})
+    return SimpleNamespace(lines=ProgramLines(made_trace.trace()), outcome=Outcome())
+
+
+def found(case: Any, *blame: Blame) -> tuple[str | None, list[int]]:
+    stage, locations = locate(blame, case)
+    return stage, [one.line for one in locations]
+
+
+def test_the_nearest_operation_of_the_first_role_comes_first(case: Any) -> None:
+    assert found(case, operations("loss", "mean", "scale")) == ("loss", [8, 7])
+    assert found(case, operations("loss", "scale")) == ("loss", [8])
+
+
+def test_a_library_s_own_operations_are_blamed_only_where_the_program_has_none(case: Any) -> None:
+    assert found(case, between("loss"))[1][-1] == 9
+    assert found(case, operations("loss", "count", "scale")) == ("loss", [8])
+
+
+def test_a_function_that_does_not_train_is_not_blamed(case: Any) -> None:
+    assert 99 not in found(case, between("loss"))[1]
+
+
+def test_the_first_query_that_finds_something_tells_the_stage(case: Any) -> None:
+    assert found(case, operations("given", "norm"), made("examples", "batch")) == ("examples", [3])
+
+
+def test_nothing_found_is_a_stage_without_lines(case: Any) -> None:
+    assert found(case, operations("given", "norm"), made("start", "optimizer")) == ("given", [])
+    assert found(case) == (None, [])
+
+
+def test_what_is_made_is_asked_for_by_kind_and_by_what_is_known_of_it(case: Any) -> None:
+    assert found(case, made("examples", "shuffle"))[1] == [5, 4]
+    assert found(case, made("examples", "shuffle", seeded=False))[1] == [5]
+
+
+def test_places_that_a_cause_knows_itself_come_first(case: Any) -> None:
+    _, locations = locate([made("examples", "batch")], case, ["data.py, line 8", "unknown.py:3"])
+    assert [(one.file, one.line) for one in locations] == [("/away/data.py", 8)]
+
+
+def test_the_line_of_a_traceback_or_a_stack_is_the_innermost_of_the_user(case: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("step()\nx = 1\n")
+    library = "/usr/lib/python3/dist-packages/keras/src/trainer.py"
+    text = f'  File "{script}", line 1, in <module>\n  File "{library}", line 5, in fit\n'
+    case.outcome = Outcome(failure=f"Traceback (most recent call last):\n{text}ValueError: no", stacks={1: text})
+    expected = ("ending", (Location(str(script), 1, "step()"),))
+    assert locate([raised()], case) == expected
+    assert locate([stuck()], case) == expected
+
+
+def test_a_finding_has_its_first_line_as_location() -> None:
+    lines = (Location("train.py", 3, "x"), Location("train.py", 4, "y"))
+    assert Finding("nan", "", "", "", locations=lines).location == lines[0]
+    assert Finding("nan", "", "", "").location is None
+    assert Location("train.ipynb", 2, cell=3).place == "train.ipynb, cell 3:2"
+
+
+def test_every_cause_looks_in_known_stages() -> None:
+    assert {blame.stage for cause in all_causes() for blame in cause.blame} <= set(STAGES)
