@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,6 +118,12 @@ def stored() -> dict[str, Result]:
     return {cell["name"]: Result(**{name: _frozen(cell[name]) for name in names}) for cell in cells}
 
 
+def _rounded(one: Result) -> Result:
+    return replace(
+        one, seconds=round(one.seconds, 1), plain=one.plain and round(one.plain, 1), starts=one.starts and round(one.starts, 2)
+    )
+
+
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -147,8 +153,7 @@ def store(results: Sequence[Result], names: Collection[str]) -> None:
         names: All cells of the scorecard: others are forgotten.
     """
     cells = {name: one for name, one in {**stored(), **{one.name: one for one in results}}.items() if name in names}
-    every = [cells[name] for name in names if name in cells]
-    rounded = [{**asdict(one), "seconds": round(one.seconds, 1), "plain": one.plain and round(one.plain, 1)} for one in every]
-    STORED.write_text(json.dumps({"figures": figures(every), "cells": rounded}, indent=1) + "\n")
+    every = [_rounded(cells[name]) for name in names if name in cells]
+    STORED.write_text(json.dumps({"figures": figures(every), "cells": [asdict(one) for one in every]}, indent=1) + "\n")
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(markdown(every, len(names) - len(every)))
