@@ -103,8 +103,14 @@ def read(path: Path) -> list[Entry]:
 
 
 def marked_lines(text: str) -> tuple[int, ...]:
-    """Return the numbers, from 1, of the lines that carry the mark; at the end of a statement it stands for all its lines."""
-    marked = {number for number, line in enumerate(text.splitlines(), 1) if MARK in line}
+    """Return the numbers, from 1, of the lines that carry the mark.
+
+    At the end of a statement it stands for all its lines, and in a line of its own for the next one.
+    """
+    lines = list(enumerate(text.splitlines(), 1))
+    marked = {
+        number + at for number, line in lines if MARK in line for at in ((0, 1) if line.lstrip().startswith("#") else (0,))
+    }
     simple = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
     whole = [range(one.lineno, one.end_lineno + 1) for one in simple if one.end_lineno in marked]
     return tuple(sorted(marked.union(*whole)))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import optimizers, upstream
+from emulate.probe.reports import program_caller
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -47,9 +49,8 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
         body.keeps = True
         if body.lines is not None:
-            of_metric = hasattr(self, "_gpudist_of_metric")
-            stage, role = ("reported", "update") if of_metric else ("assigned", "assign")
-            body.lines.call(stage, role, probe.names.of(self), called=bool(body.layer_depth))
+            of_metric, of_layer = _is_of_metric(self, sys._getframe(1)), bool(body.layer_depth)
+            body.lines.assign(probe.names.of(self), [*args, *kwargs.values()], of_metric=of_metric, of_layer=of_layer)
         if probe.plan.replay is not None and body.share not in (None, -1) and _is_left_to_the_last(probe, body, self):
             return self
         if id(self) not in body.assigned and _is_shared_number(self):
@@ -65,6 +66,14 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
             return original(self, *args, **kwargs)
 
     setattr(cls, name, assign)
+
+
+def _is_of_metric(variable: Any, frame: Any) -> bool:
+    """Return whether a library, not the program itself, counts something on each replica."""
+    import tensorflow as tf
+
+    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ and program_caller(frame) is None
+    return is_own or hasattr(variable, "_gpudist_of_metric")
 
 
 def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool:

@@ -28,15 +28,18 @@ def users(frames: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def is_users(file: str) -> bool:
     """Return whether a file is the user's: neither a library's, Python's nor ours. What lies beside the program is, too."""
-    return not file.startswith("<") and _GENERATED not in file and (_is_beside_the_program(file) or not _is_library(file))
-
-
-def _is_beside_the_program(file: str) -> bool:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    return isinstance(main, str) and not is_ours(main) and os.path.dirname(file) == os.path.dirname(main)
+    return _is_users(file, main if isinstance(main, str) else "")
 
 
 @lru_cache(maxsize=4096)
+def _is_users(file: str, main: str) -> bool:
+    if file.startswith("<") or _GENERATED in file:
+        return False
+    is_beside = bool(main) and not is_ours(main) and os.path.dirname(file) == os.path.dirname(main)
+    return is_beside or not _is_library(file)
+
+
 def _is_library(file: str) -> bool:
     return is_ours(file) or is_core(file) or any(part in _PACKAGES for part in Path(file).parts) or _is_pythons(file)
 

@@ -6,6 +6,7 @@ something tells the stage and the lines. Where none does, nothing is told.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import re
@@ -133,8 +134,19 @@ def changes_of_state(stage: str) -> Blame:
 
 
 def raised(stage: str = "ending") -> Blame:
-    """Look for the program's innermost line in the traceback of what it raised."""
+    """Look for the program's innermost line in what it raised: where TensorFlow tells it, that which made the operation."""
     return Blame(stage, lambda case: _innermost(case.outcome.failure or ""))
+
+
+def stopped(stage: str = "ending") -> Blame:
+    """Look for the program's innermost call in the traceback of what it raised."""
+    return Blame(stage, lambda case: _innermost(_calls(case.outcome.failure or "")))
+
+
+def _calls(traceback: str) -> str:
+    """Return the frames of a traceback without the message, which may quote others."""
+    _, header, rest = traceback.partition("Traceback (most recent call last):\n")
+    return header + "\n".join(itertools.takewhile(lambda line: line.startswith(" "), rest.splitlines()))
 
 
 def stuck(stage: str = "ending") -> Blame:

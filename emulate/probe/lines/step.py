@@ -47,6 +47,7 @@ class StepLines:
         self.objective: list[Any] = []
         self.taped: list[Any] = []
         self.given: list[Any] = []
+        self.kept: list[Any] = []
         self.calls: dict[str, list[Entry]] = {}
 
     def tensors(self, values: Any) -> list[Any]:
@@ -66,6 +67,12 @@ class StepLines:
         self.objective += self.tensors(target)
         self.taped += self.tensors(gradients)
         self.call("gradient", "tape")
+
+    def assign(self, name: str, values: Any, *, of_metric: bool, of_layer: bool) -> None:
+        """Take note of what the step assigns to a variable by itself."""
+        stage, role = ("reported", "update") if of_metric else ("assigned", "assign")
+        self.call(stage, role, name, called=of_layer)
+        self.kept += self.tensors(values)
 
     def apply(self, gradients: Any) -> None:
         """Take note of what an optimizer is given."""
@@ -120,15 +127,23 @@ class StepLines:
 
     def _of_given(self) -> dict[str, list[Entry]]:
         """Return the lines between the tapes and the sum, and between the sum and the optimizer."""
-        stops = {*self.rows, *map(walks.key_of, self.taped)}
-        whole = walks.region(self.given, stops, lambda one: self._is_own(one) or self._adds_up(one))
+        taped = set(map(walks.key_of, self.taped))
+        stops = {*self.rows, *taped}
+        # What is kept of gradients in variables, as accumulation does, is given to an optimizer later.
+        ends = [*self.given, *(one for one in self.kept if self._is_made_of(one, taped))]
+        whole = walks.region(ends, stops, lambda one: self._is_own(one) or self._adds_up(one))
         sums = {one for one in whole if self._adds_up(one)}
-        after = walks.region(self.given, stops, lambda one: one not in sums) if sums else {}
+        after = walks.region(ends, stops, lambda one: one not in sums) if sums else {}
         before = {one: distance for one, distance in whole.items() if one not in after}
-        flows = walks.Flows(whole, {walks.key_of(one) for one in self.taped}, ())
+        flows = walks.Flows(whole, taped)
         roles = {one: walks.roles(one, flows) for one in whole}
         summed = {one: distance for one, distance in after.items() if one not in sums}
         return {"given": self.lines(before, roles), "sum": self.lines(summed, roles)}
+
+    def _is_made_of(self, tensor: Any, taped: set[walks.Key]) -> bool:
+        """Return whether a tensor is computed with one of the gradients."""
+        made = walks.region([tensor], taped, self._is_own)
+        return walks.key_of(tensor) in taped or any(walks.key_of(one) in taped for op in made for one in op.inputs)
 
     def _is_own(self, operation: Any) -> bool:
         """Return whether this replica makes an operation."""

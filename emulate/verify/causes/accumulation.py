@@ -78,5 +78,7 @@ def _changed(case: Case, optimizer: str, ratio: float, count: str) -> Sign | Non
 
 
 ACCUMULATION = Cause(
-    "accumulation", _search, blame=(operations("given", "norm"), operations("loss", "mean", "scale"), between("given"))
+    "accumulation",
+    _search,
+    blame=(operations("given", "norm"), operations("sum", "norm"), operations("loss", "mean", "scale"), between("given")),
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from emulate.verify.case import Case, Outcome
 from emulate.verify.causes.cause import Cause, Sign, numbers
-from emulate.verify.lines import made, raised, stuck
+from emulate.verify.lines import made, stopped, stuck
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",
@@ -134,16 +134,16 @@ def _suspected(code: str, summary: str) -> Callable[[Case], Sign | None]:
 
 
 HOST_EXITED = Cause(
-    "host-exited", _search_exited, runs_that_ended=True, completed=False, blame=(made("ending", "exit"), raised(), stuck())
+    "host-exited", _search_exited, runs_that_ended=True, completed=False, blame=(made("ending", "exit"), stopped(), stuck())
 )
 
-UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False, blame=(stuck(), raised()))
+UNEQUAL_STEPS = Cause("unequal-steps", _search_unequal, runs_that_ended=True, completed=False, blame=(stuck(), stopped()))
 
 COLLECTIVE_MISMATCH = Cause(
-    "collective-mismatch", _search_mismatch, runs_that_ended=True, completed=False, blame=(stuck(), raised())
+    "collective-mismatch", _search_mismatch, runs_that_ended=True, completed=False, blame=(stuck(), stopped())
 )
 
-COLLECTIVE_ORDER = Cause("collective-order", _search_order, runs_that_ended=True, completed=False, blame=(stuck(), raised()))
+COLLECTIVE_ORDER = Cause("collective-order", _search_order, runs_that_ended=True, completed=False, blame=(stuck(), stopped()))
 
 WAITS_FOR_DATA = Cause(
     "waits-for-data",

@@ -33,5 +33,5 @@ def _search(case: Case) -> Sign | None:
 
 
 IN_BATCH_NEGATIVES = Cause(
-    "in-batch-negatives", _search, blame=(operations("loss", "mixes", "ratio", "mixes-data", "contracts"),)
+    "in-batch-negatives", _search, blame=(operations("loss", "contracts", "mixes", "ratio", "mixes-data"),)
 )

@@ -10,7 +10,7 @@ import pytest
 
 from emulate.verify.case import Outcome
 from emulate.verify.causes import all_causes
-from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stuck
+from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stopped, stuck
 from emulate.verify.verdict import STAGES, Finding, Location
 from tests.emulate.verify.cases import Folder
 
@@ -80,6 +80,10 @@ def test_the_line_of_a_traceback_or_a_stack_is_the_innermost_of_the_user(case: A
     expected = ("ending", (Location(str(script), 1, "step()"),))
     assert locate([raised()], case) == expected
     assert locate([stuck()], case) == expected
+    quoting = f'Traceback (most recent call last):\n{text}Error: defined at\n  File "{script}", line 2, in made\n'
+    case.outcome = Outcome(failure=quoting)
+    assert locate([stopped()], case) == expected
+    assert found(case, raised())[1] == [2]
 
 
 def test_a_finding_has_its_first_line_as_location() -> None:
