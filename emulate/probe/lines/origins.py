@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,8 @@ def install_keras(probe: Probe, package: str) -> None:
                 note(probe, kind)
             _original(self, *args, **kwargs)
 
+        # Keras 3 makes a layer's configuration of the arguments of `__init__`, and asks for them past `__wrapped__`.
+        init.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
         cls.__init__ = init
 
 
