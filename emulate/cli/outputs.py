@@ -97,7 +97,7 @@ def _check_apart(named: Mapping[str, str]) -> None:
         other = taken.setdefault(_place(text), option)
         if other != option:
             raise UsageError(
-                f"{other} and {option} must be files of their own. Received: {text!r} for both. Name another for one."
+                f"{other} and {option} must be files of their own. Received: {named[other]!r} for both. Name another for one."
             )
 
 

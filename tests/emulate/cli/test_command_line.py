@@ -213,7 +213,7 @@ WRONG = [
         "train.py --json - --html -",
         "--json and --html must be files of their own. Received: '-' for both. Name another for one.",
     ),
-    ("train.py --sarif v --json ./v", "--json and --sarif must be files of their own. Received: 'v' for both. Name another"),
+    ("train.py --sarif v --json ./v", "--json and --sarif must be files of their own. Received: './v' for both. Name another"),
     ("train.py --json=", "--json must name a file. Received: --json ''. Name one, or leave --json out."),
     ("train.py --topology 0x4", "A topology has 1 to 64 hosts. Received: topology='0x4' with 0 hosts."),
     ("train.py --topology 1x100000", "Received: topology='1x100000' with 100000 devices per host."),
