@@ -5,7 +5,7 @@ from __future__ import annotations
 from emulate.topology import Topology
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
-from emulate.verify.lines import made
+from emulate.verify.lines import Blame
 
 _DEFAULT = "_DefaultDistributionStrategy"
 """TensorFlow's name of the default strategy, if a program creates none."""
@@ -56,4 +56,7 @@ _HIDDEN = "If the program hides GPUs"
 _OF_A_SCOPE = "If there is no strategy"
 _OF_SERVERS = "If no parameter server is used"
 
-REPLICAS_MISSING = Cause("replicas-missing", _search, runs_that_ended=True, blame=(made("start", "strategy"),))
+# The first that the program makes: TensorFlow makes others for itself in its scope.
+_MADE = Blame("start", lambda case: case.lines.made("strategy")[::-1])
+
+REPLICAS_MISSING = Cause("replicas-missing", _search, runs_that_ended=True, blame=(_MADE,))
