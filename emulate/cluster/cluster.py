@@ -136,18 +136,18 @@ class Cluster:
             )
         self._owner.check("A cluster")
         check_function(function)
-        befalling = parse_all(faults)
-        check_for(befalling, self.topology)
+        wanted_faults = parse_all(faults)
+        check_for(wanted_faults, self.topology)
         if not (isinstance(restarts, int) and restarts >= 0):
             raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts!r}. Use 0 for none.")
         call = _Call(
             pickle_by_value(functools.partial(function, *args, **kwargs), getattr(function, "__qualname__", repr(function)))
         )
         try:
-            return self._run_once(self._preload, call, befalling, restarts)
+            return self._run_once(self._preload, call, wanted_faults, restarts)
         except _NeedsFreshProcessError:
             with Preload(environment=self._early(), imports=False) as preload:
-                return self._run_once(preload, call, befalling, restarts)
+                return self._run_once(preload, call, wanted_faults, restarts)
 
     def _run_once(self, preload: Preload, call: _Call, faults: tuple[Fault, ...], restarts: int) -> list[Any]:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))

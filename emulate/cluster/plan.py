@@ -39,7 +39,7 @@ class ClusterPlan:
         echo: Pass output through instead of capturing it.
         start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
         shutdown_timeout: Seconds a host gets to leave by itself once all are over.
-        faults: What is to befall the hosts and their links.
+        faults: The faults to inject into the hosts and their links.
         fired: Places in `faults` of those that came to pass in an earlier life of this cluster.
     """
 

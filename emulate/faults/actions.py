@@ -12,7 +12,7 @@ from emulate.faults.board import Board
 from emulate.faults.values import AtStep, Disconnect, FillDisk, Kill, Preempt, Slow, Stop
 
 
-def befall(fault: AtStep, host: int, board: Board) -> None:
+def inject(fault: AtStep, host: int, board: Board) -> None:
     """Let a fault that comes to pass once do so; of one that kills there is no return."""
     if isinstance(fault, Kill):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ from emulate.topology import Topology
 
 
 def check_for(faults: Sequence[Fault], topology: Topology) -> None:
-    """Check that these faults can befall this topology.
+    """Check that these faults can be injected into this topology.
 
     Args:
         faults: All of a run.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulate.faults.actions import Slowness, befall
+from emulate.faults.actions import Slowness, inject
 from emulate.faults.board import Board
 from emulate.faults.values import AtStep, Fault, Slow
 
@@ -154,7 +154,7 @@ class Triggers:
                 self._tell_once(number, fault, step)
                 self._slow[number].slow_down(step)
             elif self._tell_once(number, fault, step):
-                befall(fault, self.known.host, self.known.board)
+                inject(fault, self.known.host, self.known.board)
                 self._pending.pop(number, None)
 
     def _tell_once(self, number: int, fault: AtStep, step: int) -> bool:

@@ -99,7 +99,7 @@ def verify(
 
     topologies = _topologies(topology)
     _check(steps, timeout)
-    befalling = _faults(faults, restarts, topologies)
+    wanted_faults = _faults(faults, restarts, topologies)
     choice = choose_device(device, topologies)
     found = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
@@ -117,7 +117,7 @@ def verify(
         tf_config=any(one.has_several_hosts for one in fitting),
         reference_args=None if reference_args is None else tuple(reference_args),
         versions=versions(),
-        faults=befalling,
+        faults=wanted_faults,
         restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
@@ -131,18 +131,18 @@ def verify(
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:
     """Return the faults, after checking that every topology can have each of them."""
-    befalling = parse_all(faults)
+    wanted_faults = parse_all(faults)
     if restarts < 0:
         raise UsageError(f"A number of restarts must not be negative. Received: restarts={restarts}. Use 0 for none.")
-    for topology in topologies if befalling else ():
-        check_for(befalling, topology)
+    for topology in topologies if wanted_faults else ():
+        check_for(wanted_faults, topology)
         if topology.num_ps:
             raise UsageError(
                 f"A run with faults is compared where every host makes steps. Received: topology={str(topology)!r}, faults="
-                f"{[str(one) for one in befalling]}, where the chief alone makes them. "
+                f"{[str(one) for one in wanted_faults]}, where the chief alone makes them. "
                 "Use `gpudist run --fault`, or leave the servers out."
             )
-    return befalling
+    return wanted_faults
 
 
 def _unavailable(topology: Topology, why: str) -> Run:

@@ -103,8 +103,8 @@ class Case:
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
         noise: Noise runs of the reference.
         plain: The reference run with the program's own randomness; `reference` unless given.
-        alike: Another run on one device that begins as `plain` does, with the program's own examples and draws; the first noise
-            run where `plain` is `reference`.
+        same_seed: Another run on one device that begins as `plain` does, with the examples and draws of the program; the first
+            noise run where `plain` is `reference`.
         repeat: Runs `plain` once more, to see whether it repeats; None where that did not end well.
         untouched: The topology's run with the program's own randomness; `topology` unless given.
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
@@ -136,7 +136,7 @@ class Case:
         noise: Sequence[Trace] = (),
         *,
         plain: Trace | None = None,
-        alike: Trace | None = None,
+        same_seed: Trace | None = None,
         repeat: Callable[[], Trace | None] = _no_trace,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
@@ -158,7 +158,7 @@ class Case:
         self.topology = topology
         self.noise = noise
         self.plain = plain or reference
-        self._alike = alike
+        self._same_seed = same_seed
         self._repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
@@ -185,10 +185,7 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        first = compare(self.reference, self.topology, self.noise[:1])
-        if first.is_equivalent or self._agrees_synchronized():
-            return first
-        first = compare(self.reference, self.topology, self.noise)
+        first = compare_enough(self.reference, self.topology, self.noise, is_known=self._agrees_synchronized)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
@@ -220,8 +217,8 @@ class Case:
         than rounding does.
         """
         noise = self.noise[:1]
-        alike = next(iter(noise), None) if self._alike is None and self.plain is self.reference else self._alike
-        is_same = alike is not None and differing(self.plain, alike) is None
+        other = next(iter(noise), None) if self._same_seed is None and self.plain is self.reference else self._same_seed
+        is_same = other is not None and differing(self.plain, other) is None
         return is_same and bool(noise) and not is_wide_at_first(self.reference, noise)
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -229,7 +229,9 @@ def compare(
     )
 
 
-def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) -> Comparison:
+def compare_enough(
+    reference: Trace, topology: Trace, noise: Sequence[Trace], *, is_known: Callable[[], bool] = lambda: False
+) -> Comparison:
     """Compare with the first noise run, and with all of them only where that leaves a difference.
 
     Each further run makes the noise floor wider or leaves it as it is: what agrees beside one agrees beside all.
@@ -238,12 +240,15 @@ def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) ->
         reference: The run on one device.
         topology: The run to judge.
         noise: Replays of the reference, which may be made as they are asked for.
+        is_known: Tells of a difference whether its cause is known already, so that one noise run says enough.
 
     Returns:
         The comparison.
     """
     first = compare(reference, topology, noise[:1])
-    return first if first.is_equivalent or len(noise) == len(noise[:1]) else compare(reference, topology, noise)
+    if first.is_equivalent or is_known() or len(noise) == len(noise[:1]):
+        return first
+    return compare(reference, topology, noise)
 
 
 def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:

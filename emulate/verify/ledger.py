@@ -28,7 +28,7 @@ class Ledger:
         topology: Rows of each step by replica.
         hosts: The host of each replica.
         ended: Whether the topology's run came to its own end in fewer steps than the reference recorded.
-        by: The inputs of the step by which rows were told apart, where others are computed and rounded otherwise; else none.
+        by: The inputs that identify the examples, if others are computed and rounded differently; else none.
     """
 
     optimizer: str

@@ -21,7 +21,7 @@ class Lives:
     """Hold the runs from one start of a program to the next.
 
     Attributes:
-        faults: What was to befall it.
+        faults: The faults to inject.
         fired: What did.
         runs: How each life went; only the last one can be the program's end.
         in_life: Of each fault that came to pass, by its place in `faults`, in which life.

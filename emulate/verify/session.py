@@ -328,7 +328,7 @@ class Session:
                 compared,
                 used[1],
                 plain=reference.trace,
-                alike=self._yardsticks.alike(),
+                same_seed=self._yardsticks.same_seed(),
                 repeat=lambda: trace_of(self._yardsticks.again()),
                 untouched=run.trace,
                 rerun=lambda *asked: self._reruns.make(asked, run, compared, base),

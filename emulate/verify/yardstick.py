@@ -224,7 +224,7 @@ class Yardsticks:
             self.repeat = self._start("reference again", Variation(), plan)
         return self.repeat
 
-    def alike(self) -> Trace | None:
+    def same_seed(self) -> Trace | None:
         """Return a run that was made anyway, with the unchanged reference's examples and draws; None if there is none."""
         noise = self._known[Variation()].noise
         keyed = self._known.get(Variation(keyed_draws=True))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
-from emulate.probe.lines import frames, walks
+from emulate.probe.lines import frames, upstream, walks
 from emulate.probe.lines.eager import Operations
 from emulate.program import described, innermost
 
@@ -21,7 +22,7 @@ _MOST_TRACES = 4
 """So often the lines of a function are recorded: it may be traced again for other shapes, or once variables are made."""
 _REPLICA = "_gpudist_replica"
 _IN_THE_TAIL = ("mean", "sum", "scale", "ratio", "penalty")
-"""What tells of the loss alone, not of the layers behind it: of operations whose results have no entry for each example."""
+"""Roles that count in the loss only, not in the layers: of operations whose results have no entry for each example."""
 Entry = dict[str, Any]
 
 
@@ -266,10 +267,6 @@ class Lines:
 
 def own_operations() -> None:
     """Have each operation of a graph know the replica that makes it: replicas are traced one after the other by threads."""
-    import functools
-
-    from emulate.probe.lines import upstream
-
     cls = upstream.graph_class()
     original = cls._create_op_internal
 

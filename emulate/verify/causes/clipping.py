@@ -17,7 +17,7 @@ from emulate.verify.gradients import GradientView
 from emulate.verify.lines import between, made, operations
 
 _SEEN = 1e-6
-"""From this relative difference on, clipping before and after the sum are told apart."""
+"""From this relative difference on, clipping before the sum and after it are different."""
 
 
 def _search(case: Case) -> Sign | None:

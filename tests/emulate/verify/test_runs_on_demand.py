@@ -75,14 +75,14 @@ def reversed_sum(locals_: list[Weights]) -> Weights:
     return {name: np.flip(sum(one[name] for one in locals_)) for name in locals_[0]}
 
 
-def case(folder: Folder, topology: Trace, noise: list[Trace], repeats: list[str], alike: Trace | None = None) -> Case:
+def case(folder: Folder, topology: Trace, noise: list[Trace], repeats: list[str], same_seed: Trace | None = None) -> Case:
     problem = Problem(steps=4)
 
     def repeat() -> Trace:
         repeats.append("made")
         return folder.trained(problem)
 
-    return Case(folder.trained(problem), topology, noise, repeat=repeat, alike=alike)
+    return Case(folder.trained(problem), topology, noise, repeat=repeat, same_seed=same_seed)
 
 
 def test_a_program_that_seems_to_repeat_is_not_run_again(folder: Folder, noise: list[Trace]) -> None:
@@ -106,5 +106,5 @@ def test_a_program_with_an_unexplained_difference_is_run_again(folder: Folder, n
 
 def test_a_program_that_starts_elsewhere_where_its_draws_are_keyed_is_run_again(folder: Folder, noise: list[Trace]) -> None:
     repeats: list[str] = []
-    judge(case(folder, folder.trained(Problem(steps=4), 4), noise, repeats, alike=folder.trained(Problem(seed=7, steps=4))))
+    judge(case(folder, folder.trained(Problem(steps=4), 4), noise, repeats, same_seed=folder.trained(Problem(seed=7, steps=4))))
     assert repeats == ["made"]
