@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from emulate.probe import body as bodies
 from emulate.probe import optimizers, upstream
 from emulate.probe.reports import program_caller
+from emulate.probe.variables import is_of_metric
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -73,7 +74,7 @@ def _is_of_metric(variable: Any, frame: Any) -> bool:
     import tensorflow as tf
 
     is_own = variable.synchronization == tf.VariableSynchronization.ON_READ and program_caller(frame) is None
-    return is_own or hasattr(variable, "_gpudist_of_metric")
+    return is_own or is_of_metric(variable)
 
 
 def _is_left_to_the_last(probe: Probe, body: bodies.Body, variable: Any) -> bool:
@@ -98,5 +99,5 @@ def _is_shared_number(variable: Any) -> bool:
     """Return whether each replica holds the same value, unlike a count of each replica (`ON_READ`, a metric)."""
     import tensorflow as tf
 
-    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ or hasattr(variable, "_gpudist_of_metric")
+    is_own = variable.synchronization == tf.VariableSynchronization.ON_READ or is_of_metric(variable)
     return bool(variable.dtype.name.startswith(_NUMBERS)) and not is_own

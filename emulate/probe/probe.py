@@ -38,7 +38,7 @@ from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace_writer import TraceWriter
-from emulate.probe.variables import Names, is_floating, read_local
+from emulate.probe.variables import Names, is_floating, is_of_metric, read_local
 from emulate.program import users
 
 _TRAIN_STEPS = "gpudist_core.steps.train"
@@ -429,7 +429,7 @@ def _is_count_of_each(variable: Any) -> bool:
     """Return whether each replica keeps its own count, added up on read: the state of a metric in a Keras 2 model."""
     import tensorflow as tf
 
-    if hasattr(upstream.tf_variable(variable), "_gpudist_of_metric"):
+    if is_of_metric(upstream.tf_variable(variable)):
         return True
     if getattr(variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
         return False

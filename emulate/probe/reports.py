@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from emulate.probe import body as bodies
 from emulate.probe import upstream
-from emulate.probe.variables import is_floating
+from emulate.probe.variables import is_floating, mark_of_metric
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -202,8 +202,7 @@ def _mark_variables(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def add_variable(self: Any, *args: Any, **kwargs: Any) -> Any:
         variable = original(self, *args, **kwargs)
-        if (inner := upstream.tf_variable(variable)) is not None:  # one that is made within a tf.function comes later
-            inner._gpudist_of_metric = True
+        mark_of_metric(variable)
         return variable
 
     cls.add_variable = add_variable

@@ -53,3 +53,16 @@ def is_floating(variable: Any) -> bool:
     dtype = getattr(variable, "dtype", None)
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", "")
     return name.startswith(("float", "bfloat"))
+
+
+_of_metrics: list[Any] = []
+
+
+def mark_of_metric(variable: Any) -> None:
+    """Note that a Keras variable belongs to a metric. Within a `tf.function` its tf.Variable is only made later."""
+    _of_metrics.append(variable)
+
+
+def is_of_metric(variable: Any) -> bool:
+    """Return whether a tf.Variable belongs to a metric (`mark_of_metric`)."""
+    return any(upstream.tf_variable(one) is variable for one in _of_metrics)
