@@ -1,5 +1,6 @@
 """Record a program while it runs, and write the trace."""
 
+from emulate.probe.functions import Evaluations, evaluate, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
@@ -14,6 +15,7 @@ __all__ = [
     "SAME_ON_ONE_DEVICE",
     "SWITCHES",
     "TAPES_JOINED",
+    "Evaluations",
     "Follow",
     "Paths",
     "Probe",
@@ -28,4 +30,6 @@ __all__ = [
     "Variable",
     "check_intact",
     "digest",
+    "evaluate",
+    "refusal",
 ]

@@ -46,7 +46,11 @@ def _wrap(probe: Probe, cls: Any, name: str) -> None:
     @functools.wraps(original)
     def assign(self: Any, *args: Any, **kwargs: Any) -> Any:
         body = bodies.current()
-        if body is None or body.assigns or optimizers.is_applying(body.replica):
+        if body is None:
+            result = original(self, *args, **kwargs)
+            probe.assigned_between_steps(self)
+            return result
+        if body.assigns or optimizers.is_applying(body.replica):
             return original(self, *args, **kwargs)
         body.keeps = True
         if body.lines is not None:

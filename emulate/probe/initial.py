@@ -46,7 +46,8 @@ class InitialWeights:
         @functools.wraps(original)
         def initialize(function: Any, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(function, *args, **kwargs)
+                with self._probe.functions.unchanged():
+                    return original(function, *args, **kwargs)
             finally:
                 self._born()
 
@@ -96,6 +97,7 @@ class InitialWeights:
 
         with tf.init_scope(), graph_functions.device("CPU:0"):
             self._unborn = [started for started in self._unborn if not self._record(started)]
+        self._probe.functions.born()
 
     def _record(self, started: Started) -> bool:
         """Hand the values over; False where there are none yet."""

@@ -48,6 +48,12 @@ class Replay:
     workers: int = 1
     rate: float = 1.0
 
+    @property
+    def is_of_rows(self) -> bool:
+        """Return whether nothing but the rows differs: what the program is told and does besides stays as it is."""
+        as_it_is = (self.told, self.batch_of, self.workers, self.rate) == (1, 1, 1, 1.0)
+        return as_it_is and not (self.taped or self.numbered)
+
 
 @dataclass(frozen=True)
 class Follow:
@@ -91,6 +97,7 @@ class ProbePlan:
         initial: Folder of a trace whose initial weights are taken.
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
+        keeps_functions: Keep the functions of the steps, so that they can be evaluated without the program.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
@@ -122,6 +129,7 @@ class ProbePlan:
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()
     functions: bool = False
+    keeps_functions: bool = False
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None

@@ -30,9 +30,10 @@ from emulate.probe import (
 )
 from emulate.probe.body import Body
 from emulate.probe.following import Following
+from emulate.probe.functions import Functions
 from emulate.probe.initial import InitialWeights
 from emulate.probe.plan import ProbePlan
-from emulate.probe.recorder import Recorder
+from emulate.probe.recorder import Record, Recorder
 from emulate.probe.recording import Recording
 from emulate.probe.rounding import Rounding
 from emulate.probe.slices import shard_of
@@ -84,7 +85,8 @@ class Probe:
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask)
         self.epochs = epochs.Epochs(self.recording.write)
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
-        self.recorder = Recorder(plan.steps, self.recording.handle, lambda text: send({"event": "fault", "text": text}))
+        self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
+        self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
         self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
         self.facts |= {
             "apply_only": [],
@@ -117,6 +119,7 @@ class Probe:
         self._strategies: set[int] = set()
         self.initial = InitialWeights(self)
         self.recording.at_end.append(self.initial.note_unseen)
+        self.recording.at_end.append(self._note_changes)
         self.streams = Streams(self.recording) if several_hosts else None
         self.has_optimizer = False
         self._replay = replay.Rows(plan.replay) if plan.replay else None
@@ -166,6 +169,16 @@ class Probe:
         reports.install_keras(self, package)
         epochs.install_keras(self, package)
         switches.install_keras(self, package)
+
+    def _handle(self, record: Record) -> None:
+        """Write what a record says, and, the first time, the function that makes it."""
+        if "function" in record.about:
+            self.functions.write(record.about["function"])
+        self.recording.handle(record)
+
+    def _note_changes(self) -> None:
+        for number in self.functions.changed_elsewhere():
+            self.recording.write({"event": "changed-in-a-graph", "variable": number})
 
     def _ask_for_steps(self) -> int:
         """Return the last wanted step, which is decided once it is known how long the epoch and a step are."""
@@ -297,7 +310,17 @@ class Probe:
         self._note_shared(state)
         if state and body.is_here():
             tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
-            self.recorder.hand_over("state", {"replica": body.replica}, tensors)
+            about = {"replica": body.replica}
+            self.recorder.hand_over("state", about | self.functions.see("state", about, tensors), tensors)
+
+    def assigned_between_steps(self, variable: Any) -> None:
+        """Record what the program makes of a variable that a kept function reads."""
+        import tensorflow as tf
+
+        if not tf.executing_eagerly():
+            self.functions.changes(variable)
+        elif (number := self.functions.variable(variable)) is not None and not self.recording.has_reached_last:
+            self.recorder.hand_over("set", {"variable": number}, [(("set",), variable.read_value())])
 
     def _note_shared(self, state: list[Any]) -> None:
         """Note which assigned values belong to one variable for several replicas."""
@@ -374,6 +397,7 @@ class Probe:
         self.facts["train_steps"] = _TRAIN_STEPS in sys.modules
         self.write_facts()
         about = {"optimizer": optimizer, "replica": replica, "shards": self.shards(variables), **about}
+        about |= self.functions.see("step", about, tensors)
         operation = self.recorder.hand_over("step", about, tensors)
         if not about.get("free"):
             self.recorder.gate(optimizer, replica, operation, one_more=bool(about.get("outside")))

@@ -90,6 +90,7 @@ class Recording:
             "initial": self._initial,
             "state": self._state,
             "left": self._left,
+            "set": self._set,
         }[record.kind](record)
 
     def _initial(self, record: Record) -> None:
@@ -112,6 +113,11 @@ class Recording:
             if key[1] in changed or _shard(record, key[1]) is not None
         }
         self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
+
+    def _set(self, record: Record) -> None:
+        """Record what the program made of a variable between its steps."""
+        ((_, value),) = record.values
+        self.write({"event": "set", **record.about, "value": self._writer.array(_plain(value), whole=True)})
 
     def _settle(self, record: Record, names: Collection[str]) -> None:
         """Record the variables after the last step, if the step itself does not change them."""
@@ -176,6 +182,7 @@ class Recording:
             return
         event: dict[str, Any] = {"event": "step", "optimizer": optimizer, "step": index, "replica": replica}
         event |= {name: about[name] for name in ("reduced", "tape", "free", "again", "outside") if about.get(name)}
+        event |= {"function": about["function"]} if "function" in about else {}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
         taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from emulate.probe import told
 from emulate.probe.plan import Replay
 from emulate.probe.rows import row_positions
 from emulate.probe.slices import local_slice, shard_of
-from emulate.probe.trace import Step, Trace
+from emulate.probe.trace import Array, Step, Trace
 from emulate.probe.variables import is_floating
 
 if TYPE_CHECKING:
@@ -218,6 +218,29 @@ class Rows:
             raise ValueError(_OF_OTHER_CALLS if any(step.rows for step in made) else _NO_ROWS)
         self._calls: dict[int | None, int] = {}
         self._lock = threading.Lock()
+
+    def batches(self, number: int, own: Mapping[Any, Array]) -> list[dict[Any, Array]]:
+        """Return the inputs of a step share by share, with the recorded examples in place of a run's own.
+
+        Args:
+            number: The step's number.
+            own: The run's own inputs in the order of its arguments.
+
+        Returns:
+            One for each share; nothing after the last recorded step.
+        """
+        if number >= len(self._steps):
+            return []
+        steps, order = self._steps[number], range(self._shares)
+        shares = [None] if self._shares == 1 else list(reversed(order) if self._backwards else order)
+        places = steps[0].row_inputs
+        return [
+            {
+                key: self._rows(steps, place, share).astype(value.dtype) if place in places else value
+                for place, (key, value) in enumerate(own.items())
+            }
+            for share in shares
+        ]
 
     def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the program's function on the recorded examples: on their union, or share after share."""

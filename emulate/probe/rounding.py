@@ -77,7 +77,7 @@ class Rounding:
             moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
             name = self._names.of(variable)
-            largest = self._locals.in_step(optimizer, name, tf.zeros(variable.shape, gradient.dtype), _largest)
+            largest = self._locals.in_step(optimizer, name, tf.zeros_like(gradient), _largest)
             moved += tf.reshape(largest, [-1]) * units(499, self._plan.perturb_summands)
         return tf.reshape(moved, tf.shape(gradient))
 

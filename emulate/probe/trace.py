@@ -20,7 +20,7 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, runs, reduced, tape,
-                 free, again, outside
+                 free, again, outside, function (the number of the function that makes it)
     after        replica, variables: what the update has made of them that followed their last step
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
@@ -31,6 +31,8 @@ Events (every one has `event`):
     collective   phase (enter or exit), name, ordinal, replica, step
     final        replica, variables                                          after the last recorded step
     left         replica, variables, changed: those of them that it changed itself when it had made all steps, at its end
+    set          variable, value: what the program made between two steps of a variable that their functions read
+    changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """
@@ -379,8 +381,10 @@ class Trace:
         }
 
     def _array(self, host: int, entry: Mapping[str, Any] | None) -> StoredArray | None:
-        if entry is None:
-            return None
+        return None if entry is None else self.array(host, entry)
+
+    def array(self, host: int, entry: Mapping[str, Any]) -> StoredArray:
+        """Return the array that an event of a host refers to."""
         norm = entry["norm"]
         return StoredArray(
             path=self.directory / f"host-{host}" / "arrays.bin",

@@ -110,6 +110,14 @@ def control_flow_root(graph: Any) -> Any:
     return graph
 
 
+def register_functions(graph_def: Any) -> None:
+    """Make the functions that a GraphDef brings along known: an import into a `tf.function` alone does not (TF 2.21)."""
+    context = load("tensorflow.python.eager.context").context()
+    for definition in graph_def.library.function:
+        if not context.has_function(definition.signature.name):
+            context.add_function_def(definition)
+
+
 def keras_optimizers() -> list[tuple[Any, str]]:
     """Return (class, method) of every apply that can end a training step, of each imported Keras."""
     found: list[tuple[Any, str]] = []

@@ -17,7 +17,7 @@ from emulate.verify.lines import ProgramLines
 from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order, is_wide_at_first
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import differing
+from emulate.verify.repeats import begins_alike, differing
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
@@ -214,12 +214,13 @@ class Case:
         """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
 
         Another run that begins alike has its first weights, examples and draws then, and noise changes the first step no more
-        than rounding does.
+        than rounding does. Where no other was made on one device, the topology's says it.
         """
-        noise = self.noise[:1]
-        other = next(iter(noise), None) if self._same_seed is None and self.plain is self.reference else self._same_seed
-        is_same = other is not None and differing(self.plain, other) is None
-        return is_same and bool(noise) and not is_wide_at_first(self.reference, noise)
+        if self._same_seed is None:
+            is_same = self.comparison.is_equivalent or begins_alike(self.plain, self.untouched)
+        else:
+            is_same = differing(self.plain, self._same_seed) is None
+        return is_same and bool(self.noise[:1]) and not is_wide_at_first(self.reference, self.noise[:1])
 
     @cached_property
     def met_alone(self) -> Sequence[Met]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Paths, Probe, ProbePlan
+from emulate.probe import Evaluations, Paths, Probe, ProbePlan, evaluate
 from emulate.program import Program
 from emulate.verify.listing import list_in_another_order
 from emulate.verify.seeding import Seeding
@@ -99,6 +99,22 @@ class RecordedProgram:
             probe.finish("returned" if isinstance(error, SystemExit) and not error.code else "raised")
             raise
         probe.finish("returned")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluate the functions of a recorded run, as the entry of a host.
+
+    Attributes:
+        wanted: What is evaluated.
+    """
+
+    wanted: Evaluations
+
+    def __call__(self, context: Any) -> None:
+        """Run on this host."""
+        when_imported("tensorflow", _without_graph_optimization)
+        evaluate(self.wanted)
 
 
 def _finish_at_exit(probe: Probe) -> None:

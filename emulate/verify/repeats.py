@@ -31,3 +31,11 @@ def _first_draw(one: Trace, other: Trace) -> int | None:
             if [step.draws for step in a.values()] != [step.draws for step in b.values()]:
                 return k
     return None
+
+
+def begins_alike(reference: Trace, topology: Trace) -> bool:
+    """Return whether a topology's replicas start with the reference's weights, and train on the same examples."""
+    first, *_ = [*initial(reference), {}]
+    weights = initial(topology)
+    known = [ledger for ledger in ledgers(reference, topology).values() if ledger.is_known]
+    return bool(first) and all(one == first for one in weights) and bool(known) and all(one.is_same for one in known)

@@ -27,6 +27,7 @@ class RunResult:
         saved: Checkpoints and models it wrote, with the hosts that did.
         cut: Hosts whose process ended before what they had recorded was written.
         hides: How the program hides GPUs from itself.
+        is_evaluated: Whether it was evaluated from another run's functions: the program was not started for it.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -50,4 +51,5 @@ class RunResult:
     cut: set[int] = field(default_factory=set)
     hides: str | None = None
     xla: bool = False
+    is_evaluated: bool = False
     seconds: float = 0.0

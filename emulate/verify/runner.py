@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
 from emulate.faults import Fault
-from emulate.probe import ProbePlan, Trace
+from emulate.probe import Evaluations, ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
+from emulate.verify.causes.cause import error_line
+from emulate.verify.host import COMPARABLE_ON_GPUS, Evaluation, RecordedProgram
 from emulate.verify.meetings import Met
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
@@ -110,9 +111,62 @@ class Runner:
 
     def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
         """Run the program; `plan.trace` is chosen here."""
-        folder = self._directory / label.replace(" ", "-")
-        plan = replace(self._with_settings(plan, folder), asks=self.limit.join(label))
+        plan = replace(self._with_settings(plan, self._folder_of(label)), asks=self.limit.join(label))
         return self._pool.submit(self._run, label, topology, plan, reference)
+
+    def start_evaluated(
+        self, plans: Mapping[str, ProbePlan], topology: Topology, source: Future[RunResult]
+    ) -> list[Future[RunResult]]:
+        """Make runs that do the mathematics of a run that was started before.
+
+        Args:
+            plans: By label how each of them differs; `trace` is chosen here.
+            topology: Where the program runs if its functions cannot be evaluated.
+            source: The other run.
+
+        Returns:
+            A result for each label, in order: evaluated from the functions of the other run, else of the program.
+        """
+        evaluated = self._pool.submit(self._evaluate, dict(plans), source)
+
+        def result_of(label: str, plan: ProbePlan) -> RunResult:
+            made = evaluated.result().get(label)
+            plan = self._with_settings(plan, self._folder_of(label))
+            return self._run(label, topology, plan, True) if made is None else made
+
+        return [self._pool.submit(result_of, label, plan) for label, plan in plans.items()]
+
+    def _evaluate(self, plans: Mapping[str, ProbePlan], source: Future[RunResult]) -> dict[str, RunResult]:
+        """Evaluate the functions of a run; return nothing where that is not possible."""
+        of = source.result()
+        if of.status != "ok" or of.trace is None:
+            return {}
+        if (why := refusal(of.trace)) is not None:
+            self._note_started_again(why)
+            return {}
+        made = {label: self._with_settings(plan, self._folder_of(label)) for label, plan in plans.items()}
+        for plan in made.values():
+            (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
+        first, *_ = made
+        result = RunResult(first, REFERENCE, None)
+        self._progress.run_started(first, None)
+        entry = Evaluation(Evaluations(of.trace.directory, tuple(made.values())))
+        launched = replace(self._cluster_plan(REFERENCE, made[first].trace, entry, True), tf_config=False, views=())
+        self._follow(result, self._fresh or self._preload, launched, self._settings.timeout, counts=False)
+        self._progress.run_ended(first, f"{result.status}, without the program")
+        if result.status != "ok":
+            self._note_started_again(error_line(result.failure, "it did not end"))
+            for plan in made.values():
+                remove_tree(plan.trace)
+            return {}
+        return {label: RunResult(label, REFERENCE, Trace(plan.trace), is_evaluated=True) for label, plan in made.items()}
+
+    def _note_started_again(self, why: str) -> None:
+        with self._lock:
+            self._notes[f"To measure rounding, gpudist started the program again, because {why.rstrip('.')}."] = None
+
+    def _folder_of(self, label: str) -> Path:
+        return self._directory / label.replace(" ", "-")
 
     def _with_settings(self, plan: ProbePlan, folder: Path) -> ProbePlan:
         settings = self._settings
@@ -149,8 +203,7 @@ class Runner:
     def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"
-        folder = self._directory / label.replace(" ", "-")
-        plan = replace(self._with_settings(plan, folder), begun={})
+        plan = replace(self._with_settings(plan, self._folder_of(label)), begun={})
         return self._pool.submit(self._run_with_faults, label, topology, plan)
 
     def _run_with_faults(self, label: str, topology: Topology, plan: ProbePlan) -> Lives:
@@ -273,7 +326,7 @@ class Runner:
     def _run_unprobed(self, label: str, topology: Topology, seconds: float) -> RunResult:
         result = RunResult(label, topology, None)
         self._progress.run_started(label, None)
-        folder = self._directory / label.replace(" ", "-")
+        folder = self._folder_of(label)
         folder.mkdir(parents=True, exist_ok=True)
         self._attempt(result, folder, None, reference=False, seconds=seconds)
         if result.status == "hung" and result.reason == "timeout":
@@ -321,8 +374,9 @@ class Runner:
             return
         self._note_meetings(result)
 
-    def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float) -> Watch:
-        self._begin(result)
+    def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float, *, counts: bool = True) -> Watch:
+        if counts:
+            self._begin(result)
         with preload.launch(plan) as cluster:
             watch = Watch(
                 cluster,
@@ -353,7 +407,13 @@ class Runner:
         return RecordedProgram(program, plan, settings.seed, settings.precision, settings.device, self._begun)
 
     def _cluster_plan(
-        self, topology: Topology, folder: Path, entry: RecordedProgram, reference: bool, *, own_hashes: bool = False
+        self,
+        topology: Topology,
+        folder: Path,
+        entry: RecordedProgram | Evaluation,
+        reference: bool,
+        *,
+        own_hashes: bool = False,
     ) -> ClusterPlan:
         settings = self._settings
         return ClusterPlan(

@@ -60,6 +60,12 @@ class Variation:
             initial=initial,
         )
 
+    @property
+    def source(self) -> Variation:
+        """Return the variation whose functions do the steps of this one, on other rows and with other gradients."""
+        is_of_rows = self.replay is None or self.replay.is_of_rows
+        return replace(self, follow=None, replay=None if is_of_rows else self.replay)
+
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
         parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
@@ -93,17 +99,18 @@ class NoiseRuns(Sequence[Trace]):
     More runs only make the noise floor wider. So what agrees beside the first run agrees beside all of them (`compare_enough`).
 
     Args:
-        start: Starts the run with this number, from 1.
+        start: Starts the runs with these numbers, from 1.
         number: How many there are in all.
     """
 
-    def __init__(self, start: Callable[[int], Future[RunResult]], number: int = NOISE_RUNS) -> None:
+    def __init__(self, start: Callable[[Sequence[int]], list[Future[RunResult]]], number: int = NOISE_RUNS) -> None:
         self._start, self._number = start, number
         self._runs: list[Future[RunResult]] = []
 
     def start(self, number: int) -> None:
         """Start this many runs, as far as they are not started yet."""
-        self._runs += [self._start(k + 1) for k in range(len(self._runs), number)]
+        wanted = range(len(self._runs) + 1, number + 1)
+        self._runs += self._start(wanted) if wanted else []
 
     def results(self) -> list[RunResult]:
         """Return how each run went that was started so far."""
@@ -191,7 +198,11 @@ class Yardsticks:
         """Return the reference alone."""
         if variation not in self._known:
             plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping, functions=self.functions)
-            self._known[variation] = Yardstick(self._start("reference", variation, plan))
+            if variation.source == variation:
+                run = self._start("reference", variation, replace(plan, keeps_functions=True))
+            else:
+                (run,) = self._evaluated(variation, {self._label("reference", variation): plan})
+            self._known[variation] = Yardstick(run)
         return self._known[variation]
 
     def take_back_functions(self, known: Yardstick) -> None:
@@ -203,7 +214,7 @@ class Yardsticks:
         """Return the reference and its noise runs, of which the first is started."""
         yardstick = self.reference(variation)
         if yardstick.noise is None:
-            yardstick.noise = NoiseRuns(lambda number: self._noise(variation, number, 1.0))
+            yardstick.noise = NoiseRuns(lambda numbers: self._noise(variation, numbers, 1.0))
             yardstick.noise.start(1)
         return yardstick
 
@@ -228,7 +239,9 @@ class Yardsticks:
         """Return a run that was made anyway, with the unchanged reference's examples and draws; None if there is none."""
         noise = self._known[Variation()].noise
         keyed = self._known.get(Variation(keyed_draws=True))
-        return next(iter(noise[:1]), None) if noise is not None else trace_of(keyed.reference) if keyed is not None else None
+        if keyed is not None:
+            return trace_of(keyed.reference)
+        return None if noise is None or any(run.is_evaluated for run in noise.results()) else next(iter(noise[:1]), None)
 
     def by_functions(self) -> Future[RunResult]:
         """Run the unchanged reference with the inputs of its functions as examples, and do so from now on."""
@@ -248,7 +261,7 @@ class Yardsticks:
             The traces of those that ended well.
         """
         numbers = range(NOISE_RUNS + 1, NOISE_RUNS + CONFIRMING_RUNS + 1)
-        runs = [self._noise(variation, number, CONFIRMING_ULPS, topology.directory) for number in numbers]
+        runs = self._noise(variation, numbers, CONFIRMING_ULPS, topology.directory)
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
     def rounded_in_order(self, variation: Variation, ulps: float) -> NoiseRuns:
@@ -261,7 +274,7 @@ class Yardsticks:
         Returns:
             The traces of those that end well.
         """
-        return NoiseRuns(lambda number: self._noise(variation, number, ulps, permute=False), ORDER_RUNS)
+        return NoiseRuns(lambda numbers: self._noise(variation, numbers, ulps, permute=False), ORDER_RUNS)
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """Run the topology in this variation, once."""
@@ -271,14 +284,19 @@ class Yardsticks:
         return self._topologies[topology, variation]
 
     def _noise(
-        self, variation: Variation, number: int, ulps: float, summands: Path | None = None, *, permute: bool = True
-    ) -> Future[RunResult]:
+        self,
+        variation: Variation,
+        numbers: Sequence[int],
+        ulps: float,
+        summands: Path | None = None,
+        *,
+        permute: bool = True,
+    ) -> list[Future[RunResult]]:
         rounding, permute = self.rounding_of(variation), permute and self.permutes
         plan = replace(
             variation.plan(self.seed),
             permute=permute,
             perturb=ulps * rounding.units,
-            noise_seed=number,
             short=rounding.units > 1,
             summands=summands,
             perturb_summands=max(ulps * rounding.units, SUMMAND_ULPS * rounding.coarsest),
@@ -286,11 +304,21 @@ class Yardsticks:
             taping=self.taping,
             functions=self.functions,
         )
-        name = f"noise {number}" if permute else f"noise {number} in order"
-        name = name if permute == self.permutes else f"{name} of {ulps:.0f} units"
-        name = name if summands is None else f"{name} for {summands.name}"
-        return self._start(name, variation, plan)
+
+        def label(number: int) -> str:
+            name = f"noise {number}" if permute else f"noise {number} in order"
+            name = name if permute == self.permutes else f"{name} of {ulps:.0f} units"
+            return self._label(name if summands is None else f"{name} for {summands.name}", variation)
+
+        plans = {label(number): replace(plan, noise_seed=number) for number in numbers}
+        return self._evaluated(variation, plans)
+
+    def _evaluated(self, variation: Variation, plans: Mapping[str, ProbePlan]) -> list[Future[RunResult]]:
+        """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
+        return self._runner.start_evaluated(plans, self._reference, self.reference(variation.source).reference)
+
+    def _label(self, name: str, variation: Variation) -> str:
+        return variation.label(name if self._reference == REFERENCE else f"{name} on {self._reference}")
 
     def _start(self, name: str, variation: Variation, plan: ProbePlan) -> Future[RunResult]:
-        name = name if self._reference == REFERENCE else f"{name} on {self._reference}"
-        return self._runner.start(variation.label(name), self._reference, plan, reference=True)
+        return self._runner.start(self._label(name, variation), self._reference, plan, reference=True)

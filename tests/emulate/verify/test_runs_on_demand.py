@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -27,8 +28,11 @@ class Started:
         self._traces, self._failing = traces, failing
         self.runs = NoiseRuns(self._start, len(traces))
 
-    def _start(self, number: int) -> Future[RunResult]:
-        self.numbers.append(number)
+    def _start(self, numbers: Sequence[int]) -> list[Future[RunResult]]:
+        self.numbers += numbers
+        return [self._result(number) for number in numbers]
+
+    def _result(self, number: int) -> Future[RunResult]:
         result = RunResult(f"noise {number}", REFERENCE, self._traces[number - 1])
         result.status = "failed" if number in self._failing else "ok"
         run: Future[RunResult] = Future()
@@ -94,7 +98,13 @@ def test_a_program_that_seems_to_repeat_is_not_run_again(folder: Folder, noise: 
 def test_a_program_whose_noise_run_starts_elsewhere_is_run_again(folder: Folder) -> None:
     repeats: list[str] = []
     elsewhere = folder.noise(Problem(seed=7, steps=4))
-    judge(case(folder, folder.trained(Problem(steps=4), 4), elsewhere, repeats))
+    judge(case(folder, folder.trained(Problem(steps=4), 4), elsewhere, repeats, same_seed=elsewhere[0]))
+    assert repeats == ["made"]
+
+
+def test_a_program_whose_topology_starts_elsewhere_is_run_again(folder: Folder, noise: list[Trace]) -> None:
+    repeats: list[str] = []
+    judge(case(folder, folder.trained(Problem(seed=7, steps=4), 4), noise, repeats))
     assert repeats == ["made"]
 
 

@@ -1,0 +1,267 @@
+"""Write the trace of a run that was never made: the steps of another run, rounded otherwise or led by a third one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.probe.following import Following
+from emulate.probe.functions.step_function import Fetched, Key, State, StepFunction, Values
+from emulate.probe.plan import ProbePlan
+from emulate.probe.recorder import Record
+from emulate.probe.recording import Recording
+from emulate.probe.replay import Rows
+from emulate.probe.rounding import Pairs, Rounding
+from emulate.probe.trace import Array, Step, Trace
+from emulate.probe.trace_writer import TraceWriter
+
+_SAME = 1e-3
+"""Largest relative L2 difference between a step's recorded gradients and those of its function: rounding is far below."""
+
+
+class NotReproduced(Exception):
+    """Say that the functions of a run do not give what it has recorded."""
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Describe runs that do the mathematics of another run.
+
+    Attributes:
+        source: The folder of the other run's trace.
+        plans: How the rows of each are permuted, its gradients perturbed, whose gradients it applies, where its trace goes.
+    """
+
+    source: Path
+    plans: tuple[ProbePlan, ...]
+
+
+def evaluate(wanted: Evaluations) -> None:
+    """Evaluate the steps of a run, from its first state on, and write a trace for each plan.
+
+    Args:
+        wanted: What is to be evaluated.
+
+    Raises:
+        NotReproduced: When the functions of the run do not give the gradients that it has recorded.
+    """
+    source = Trace(wanted.source)
+    state = State(wanted.source)
+    functions: dict[int, StepFunction] = {}
+    first = state.read()
+    for plan in wanted.plans:
+        state.assign(first)
+        _Evaluation(source, state, functions, plan).write()
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """Stand for a variable of the program."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class _Names:
+    def of(self, variable: _Variable) -> str:
+        return variable.name
+
+
+class _Evaluation:
+    def __init__(self, source: Trace, state: State, functions: dict[int, StepFunction], plan: ProbePlan) -> None:
+        self._source, self._state, self._functions, self._plan = source, state, functions, plan
+        names: Any = _Names()
+        self._rounding, self._following = Rounding(plan, names), Following(plan, names)
+        self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
+        self._rows = None if plan.replay is None else Rows(plan.replay)
+
+    def write(self) -> None:
+        """Write the trace."""
+        writer = TraceWriter(self._plan.trace / "host-0", budget=self._plan.budget)
+        shutil.copy(self._source.directory / "trace.json", self._plan.trace / "trace.json")
+        recording = Recording(writer, steps=None, send=lambda event: None)
+        if not self._plan.perturb:
+            self._copy_facts(writer)
+        self._start()
+        for batch in self._batches():
+            for record in self._step(*batch):
+                recording.handle(record)
+        recording.close("steps")
+        writer.close()
+
+    def _start(self) -> None:
+        """Check the functions, and begin with the first weights of the plan."""
+        number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
+        function = self._function(number)
+        self._check(function, _rows(function, step), step)
+        if self._plan.initial is not None:
+            for name, first in next(iter(Trace(self._plan.initial).variables("initial").values()), {}).items():
+                place = function.variable_of(("weight", name, first.trainable))
+                if place is not None and first.array is not None and first.array.is_complete:
+                    self._assign(place, first.array.read())
+
+    def _assign(self, number: int, value: Array) -> None:
+        variable = self._state.variables[number]
+        variable.assign(np.reshape(value, variable.shape))  # a single number is kept with one dimension
+
+    def _batches(self) -> Iterator[tuple[StepFunction, list[dict[Key, Array]]]]:
+        """Yield the function of each step with its rows: all at once, or one share after the other."""
+        made = 0
+        for number, step in _calls(self._source):
+            if isinstance(step, Change):
+                self._assign(number, step.value)
+                continue
+            function = self._function(number)
+            own = _rows(function, step)
+            shares = [own] if self._rows is None else self._rows.batches(made, own)
+            if not shares:
+                return
+            made += 1
+            if not all(function.fits(share) for share in shares):
+                raise NotReproduced("The function of a step takes batches of one size alone.")
+            if len(shares) > 1 and function.assigns_besides:
+                raise NotReproduced("A step that assigns more than its optimizers do is made of one batch.")
+            yield function, [self._permuted(share, step) for share in shares]
+
+    def _function(self, number: int) -> StepFunction:
+        if number not in self._functions:
+            self._functions[number] = StepFunction(self._source.directory, number, self._state)
+        return self._functions[number]
+
+    def _step(self, function: StepFunction, shares: list[dict[Key, Array]]) -> Iterator[Record]:
+        """Make one step, and yield its records."""
+        recorded: list[Values] = []
+        given: list[Values] = []
+        for place, one in enumerate(function.records):
+            own = self._joined([function.gradients(place, rows, given) for rows in shares])
+            changed = self._changed(one, own)
+            recorded.append(changed[0])
+            given.append(changed[1])
+        rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
+        after = function.update(rows, given)
+        for one, before, made in zip(function.records, recorded, after, strict=True):
+            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **made}
+            yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
+
+    def _joined(self, found: list[Values]) -> Values:
+        """Return what shares give together: the mean or the sum of their gradients, the sum of their objectives."""
+        import tensorflow as tf
+
+        if len(found) == 1:
+            return found[0]
+        assert self._plan.replay is not None
+        number = 1 if self._plan.replay.summed else len(found)
+        joined = dict(found[0])
+        for key in found[0]:
+            values = [one[key] for one in found]
+            if key[0] in ("gradient", "taped"):
+                joined[key] = tf.add_n(values) / number
+            elif key[0] == "sparse-gradient":
+                joined[key] = tf.concat(values, 0) / number
+            elif key[0] == "sparse-rows":
+                joined[key] = tf.concat(values, 0)
+            elif key[0] == "objective":
+                joined[key] = tf.add_n(values)
+        return joined
+
+    def _permuted(self, rows: Mapping[Key, Array], step: Step) -> dict[Key, Array]:
+        if not self._plan.permute or not step.row_inputs:
+            return dict(rows)
+        keys = [key for place, key in enumerate(rows) if place in step.row_inputs]
+        order = self._generator.permutation(len(rows[keys[0]]))
+        return {key: value[order] if key in keys else value for key, value in rows.items()}
+
+    def _changed(self, record: Fetched, values: Values) -> tuple[Values, Values]:
+        """Return what a record holds before the update as it is recorded, and as its optimizer is given it."""
+        name, own = record.about.get("optimizer", ""), _pairs(values)
+        recorded = self._rounding.changed(name, own)
+        return values | _values(recorded), values | _values(self._following.applied(name, own, recorded))
+
+    def _copy_facts(self, writer: TraceWriter) -> None:
+        """Copy what the run knows of its program, and its first weights."""
+        facts = [event for _, event in self._source.of("program")][-1:]
+        for event in facts:
+            writer.write(event | {"follows": self._plan.follow is not None})
+        for place, found in self._source.variables("initial").items():
+            variables = {
+                name: {"digest": one.digest, "trainable": one.trainable, "array": writer.array(one.array.read())}
+                for name, one in found.items()
+                if one.array is not None and one.array.is_complete
+            }
+            writer.write({"event": "initial", "replica": place[1], "variables": variables})
+
+    def _check(self, function: StepFunction, rows: Mapping[Key, Array], step: Step) -> None:
+        """Compare the first step's gradients with the recorded ones."""
+        place = next(place for place, one in enumerate(function.records) if one.about.get("optimizer") == step.optimizer)
+        before = function.gradients(place, rows)
+        found = {key[1]: np.asarray(value) for key, value in before.items() if key[0] == "gradient"}
+        off = size = 0.0
+        for name, stored in step.gradients.items():
+            if name in found and stored.is_complete and stored.rows is None:
+                recorded = stored.read().astype(np.float64)
+                off += float(np.sum((recorded - found[name].astype(np.float64)) ** 2))
+                size += float(np.sum(recorded**2))
+        if not off <= _SAME**2 * size:
+            raise NotReproduced(
+                f"relative difference of the first step's gradients: {(off / size) ** 0.5 if size else off:.2g}"
+            )
+
+
+def _pairs(values: Values) -> Pairs:
+    """Return gradients with their variables, as an optimizer is given them."""
+    import tensorflow as tf
+
+    pairs: Pairs = [(value, _Variable(key[1], tuple(value.shape))) for key, value in values.items() if key[0] == "gradient"]
+    for name in [key[1] for key in values if key[0] == "sparse-gradient"]:
+        value, rows, shape = (values[(kind, name)] for kind in ("sparse-gradient", "sparse-rows", "sparse-shape"))
+        pairs.append((tf.IndexedSlices(value, rows, shape), _Variable(name, tuple(shape.numpy()))))
+    return pairs
+
+
+def _values(pairs: Pairs) -> Values:
+    """Return the tensors of gradients by their key."""
+    values: Values = {}
+    for gradient, variable in pairs:
+        if hasattr(gradient, "indices"):
+            values[("sparse-gradient", variable.name)] = gradient.values
+            values[("sparse-rows", variable.name)] = gradient.indices
+        else:
+            values[("gradient", variable.name)] = gradient
+    return values
+
+
+@dataclass(frozen=True)
+class Change:
+    """Hold what a program made of a variable between two steps."""
+
+    value: Array
+
+
+def _calls(trace: Trace) -> Iterator[tuple[int, Step | Change]]:
+    """Yield, in order, each function with the step that holds its rows, and each variable with what was made of it."""
+    steps = {name: [next(iter(one.values())) for one in trace.steps(name)] for name in trace.optimizers}
+    last: int | None = None
+    for host, event in trace.events:
+        if event["event"] == "set":
+            yield event["variable"], Change(trace.array(host, event["value"]).read())
+        if event["event"] != "step":
+            continue
+        if event["optimizer"] in steps and not (event.get("again") and event["function"] == last):
+            yield event["function"], steps[event["optimizer"]][event["step"]]
+        last = event["function"]
+
+
+def _rows(function: StepFunction, step: Step) -> dict[Key, Array]:
+    """Return the inputs of a step by their key, in the order of its arguments."""
+    keys = next(one.inputs for one in function.records if one.inputs)
+    return {key: _read(array) for key, array in zip(keys, step.inputs, strict=True)}
+
+
+def _read(stored: Any) -> Array:
+    value: Array = stored.read()
+    return value.astype(object) if value.dtype.kind == "S" else value

@@ -1,0 +1,49 @@
+"""Say where the functions of a trace lie, and whether its steps can be evaluated by them.
+
+In the folder `host-0/functions` of a trace:
+
+- `state.npz`: the first value of each variable that a function reads or assigns, by its number;
+- `0/graph.pb`: a GraphDef with everything that the recorded tensors of a step are computed from;
+- `0/function.json`: its records (kind, about, tensors) and its captures (tensor, number of the variable), or a refusal;
+- `0/constants.npz`: captured tensors that are no variables, by their place in the captures.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from emulate.probe.trace import Trace
+
+_NOT_IN_A_GRAPH = "its steps are made in eager code"
+_CHANGED_ELSEWHERE = "another function of the program assigns variables that its step reads"
+_ROWS_LEFT_OUT = "the examples of a step were not kept whole"
+
+
+def folder_of(trace: Path) -> Path:
+    """Return the folder of the functions of a run with one host."""
+    return trace / "host-0" / "functions"
+
+
+def described(trace: Path, number: int) -> dict[str, Any]:
+    """Return what `function.json` says."""
+    found: dict[str, Any] = json.loads((folder_of(trace) / str(number) / "function.json").read_text(encoding="utf-8"))
+    return found
+
+
+def refusal(trace: Trace) -> str | None:
+    """Return why the steps of a trace cannot be evaluated by functions; None where they can."""
+    made = trace.of("step")
+    numbers = {event["function"] for _, event in made if "function" in event}
+    if trace.num_hosts != 1 or not made or any("function" not in event for _, event in made):
+        return _NOT_IN_A_GRAPH
+    described_ = [described(trace.directory, number) for number in sorted(numbers)]
+    if (why := next((one["refusal"] for one in described_ if "refusal" in one), None)) is not None:
+        return str(why)
+    read = {number for one in described_ for _, number in one["captures"]}
+    if any(event["variable"] in read for _, event in trace.of("changed-in-a-graph")):
+        return _CHANGED_ELSEWHERE
+    steps = [step for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values()]
+    kept = all(array is not None and array.is_complete for step in steps for array in step.inputs)
+    return None if kept else _ROWS_LEFT_OUT

@@ -1,0 +1,277 @@
+"""Keep the function of each step that a run makes in a graph: what its records are computed from.
+
+A step's record holds tensors of the graph that makes it. Their ancestors, cut out of that graph, are a function of the step's
+rows and of the variables that it reads; evaluated elsewhere it gives the same record for other rows or at another state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate import graph_functions
+from emulate.probe import upstream
+from emulate.probe.functions.files import folder_of
+
+_FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
+"""Operations whose result is not a function of rows and variables."""
+_READ = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "Identity")
+_IN_A_CONDITION = "its optimizer applies inside a condition or a loop of the step"
+
+
+class _Refused(Exception):
+    """Say why a step is no function of its rows and variables."""
+
+
+@dataclass
+class _Kept:
+    """Hold what is known of one graph.
+
+    Attributes:
+        sites: (kind, about, keys, tensors) of each record that the graph hands over.
+    """
+
+    graph: Any
+    sites: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = field(default_factory=list)
+    is_written: bool = False
+
+
+class Functions:
+    """Keep the functions of one host's steps.
+
+    Args:
+        trace: The folder of the trace.
+        enabled: Whether this run keeps any.
+    """
+
+    def __init__(self, trace: Path, *, enabled: bool) -> None:
+        self._folder = folder_of(trace)
+        self._enabled = enabled
+        self._kept: list[_Kept] = []
+        self._handles: dict[int, tuple[int, Any]] = {}
+        self._values: dict[int, Any] = {}
+        self._unborn: dict[int, Any] = {}
+        self._changes: list[tuple[Any, Any]] = []
+        self._changes_count = True
+
+    def see(self, kind: str, about: dict[str, Any], tensors: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
+        """Note a record that this place of a graph hands over, and return what to add to what is said of it.
+
+        Args:
+            kind: Of the record.
+            about: What is said of it.
+            tensors: What it holds, by key.
+
+        Returns:
+            The number of its function; nothing in eager code.
+        """
+        import tensorflow as tf
+
+        if not self._enabled or tf.executing_eagerly():
+            return {}
+        graph = tf.compat.v1.get_default_graph()
+        number = next((n for n, one in enumerate(self._kept) if one.graph is graph), len(self._kept))
+        if number == len(self._kept):
+            self._kept.append(_Kept(graph))
+        about = about | {"function": number}
+        self._kept[number].sites.append((kind, about, [key for key, _ in tensors], [tensor for _, tensor in tensors]))
+        self._note_state(graph)
+        return {"function": number}
+
+    def _note_state(self, graph: Any) -> None:
+        """Keep the value that each variable has before the step that captures it runs for the first time."""
+        import tensorflow as tf
+
+        for outer, _ in getattr(graph, "captures", ()):
+            handle = _outermost(outer, graph)
+            if handle is None or handle.dtype != tf.resource or id(handle) in self._handles:
+                continue
+            number = len(self._handles)
+            self._handles[id(handle)] = (number, handle)
+            self._unborn[number] = handle
+        self.born()
+
+    def born(self) -> None:
+        """Keep the values of variables that had none before."""
+        import tensorflow as tf
+
+        with tf.init_scope(), graph_functions.device("CPU:0"):
+            for number, handle in list(self._unborn.items()):
+                value = _value(handle)
+                if value is not None:
+                    self._values[number] = value
+                    del self._unborn[number]
+
+    def variable(self, variable: Any) -> int | None:
+        """Return the number of a variable that a function captures; None of others."""
+        found = self._handles.get(id(getattr(variable, "_handle", None)))
+        return None if found is None else found[0]
+
+    def changes(self, variable: Any) -> None:
+        """Note that the graph of the moment assigns a variable outside of a replica's step."""
+        import tensorflow as tf
+
+        if self._enabled and self._changes_count:
+            graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
+            self._changes.append((graph, getattr(variable, "_handle", None)))
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Let TensorFlow give variables their first values in this block."""
+        self._changes_count = False
+        try:
+            yield
+        finally:
+            self._changes_count = True
+
+    def changed_elsewhere(self) -> list[int]:
+        """Return the variables of the functions that other functions of the program assign."""
+        own = [kept.graph for kept in self._kept]
+        changed = [handle for graph, handle in self._changes if not any(graph is one for one in own)]
+        return sorted({self._handles[id(handle)][0] for handle in changed if id(handle) in self._handles})
+
+    def write(self, number: int) -> None:
+        """Write a function whose graph is complete by now, once."""
+        kept = self._kept[number]
+        if kept.is_written:
+            return
+        kept.is_written = True
+        folder = self._folder / str(number)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            described = self._cut(kept, folder)
+        except _Refused as refused:
+            described = {"refusal": str(refused)}
+        kept.sites.clear()
+        (folder / "function.json").write_text(json.dumps(described), encoding="utf-8")
+        values = {str(n): np.asarray(value.numpy()) for n, value in self._values.items()}
+        np.savez(self._folder / "state.npz", allow_pickle=False, **values)
+
+    def _cut(self, kept: _Kept, folder: Path) -> dict[str, Any]:
+        graph = kept.graph
+        rows: dict[str, Any] = {}
+        for kind, about, keys, tensors in kept.sites:
+            if kind == "step" and (about.get("outside") or about.get("reduced") or about.get("apply_only")):
+                raise _Refused("its gradients are applied outside of the function that makes them")
+            if any(getattr(tensor, "graph", None) is not graph for tensor in tensors):
+                raise _Refused(_IN_A_CONDITION)
+            rows |= {tensor.name: key for key, tensor in zip(keys, tensors, strict=True) if key[0] == "input"}
+        if not rows or any(key[2] != "dense" for key in rows.values()):
+            raise _Refused("its step gets no examples, or sparse or ragged ones")
+        fetched = [tensor.op for *_, tensors in kept.sites for tensor in tensors if tensor.name not in rows]
+        names = _with_updates(graph, fetched, rows)
+        captures, constants = self._captures(graph, names, rows)
+        graph_def = graph.as_graph_def()
+        nodes = [node for node in graph_def.node if node.name in names]
+        del graph_def.node[:]
+        graph_def.node.extend(nodes)
+        (folder / "graph.pb").write_bytes(graph_def.SerializeToString())
+        np.savez(folder / "constants.npz", allow_pickle=False, **constants)
+        records = [
+            {"kind": kind, "about": about, "tensors": [[key, *_told(one)] for key, one in zip(keys, tensors, strict=True)]}
+            for kind, about, keys, tensors in kept.sites
+        ]
+        inner = {name.rpartition(":")[0]: number for name, number in captures if number is not None}
+        updates = [op.name for op in graph.get_operations() if op.name in names and _changed_by(op) & inner.keys()]
+        return {"records": records, "captures": captures, "updates": updates}
+
+    def _captures(self, graph: Any, names: set[str], rows: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        import tensorflow as tf
+
+        captures: list[Any] = []
+        constants: dict[str, Any] = {}
+        known = {inner.op.name: _outermost(outer, graph) for outer, inner in graph.captures}
+        for operation in graph.get_operations():
+            if operation.type != "Placeholder" or operation.name not in names or f"{operation.name}:0" in rows:
+                continue
+            outer = known.get(operation.name)
+            if outer is None:
+                raise _Refused(f"its step depends on {operation.name}, which is neither an example nor a variable")
+            if outer.dtype == tf.resource:
+                number, _ = self._handles.get(id(outer), (-1, None))
+                if number not in self._values:
+                    raise _Refused("its step reads a table, or a variable without a value")
+                captures.append([f"{operation.name}:0", number])
+            else:
+                constants[str(len(captures))] = outer.numpy()
+                captures.append([f"{operation.name}:0", None])
+        return captures, constants
+
+
+def _told(tensor: Any) -> tuple[str, str, list[int | None] | None]:
+    """Return name, dtype and static shape of a tensor."""
+    return tensor.name, tensor.dtype.name, None if tensor.shape.rank is None else tensor.shape.as_list()
+
+
+def _outermost(tensor: Any, graph: Any) -> Any:
+    """Return the eager tensor that a capture stands for in the end; None where an outer graph computes it."""
+    import tensorflow as tf
+
+    while not isinstance(tensor, tf.__internal__.EagerTensor):
+        graph = getattr(graph, "outer_graph", None)
+        found = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
+        if not found:
+            return None
+        tensor = found[0]
+    return tensor
+
+
+def _value(handle: Any) -> Any:
+    """Return a variable's value; None of one without a value, and of other resources."""
+    import tensorflow as tf
+
+    known = getattr(handle, "_handle_data", None)
+    if known is None or not known.is_set or not known.shape_and_type:
+        return None
+    about = known.shape_and_type[0]
+    try:
+        value = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(about.dtype)))
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
+        return None
+    return value if tf.TensorShape(about.shape).is_compatible_with(value.shape) else None  # empty before it is initialized
+
+
+def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> set[str]:
+    """Return the names of operations, of what they are computed from, and of all that assigns a variable read by these."""
+    found = _ancestors(operations, rows)
+    while True:
+        resources = {op.name for op in graph.get_operations() if op.type == "Placeholder" and op.name in found}
+        updates = [op for op in graph.get_operations() if op.name not in found and _changed_by(op) & resources]
+        if not updates:
+            return found
+        found |= _ancestors(updates, rows)
+
+
+def _changed_by(operation: Any) -> set[str]:
+    """Return the names of the resources that an operation may assign."""
+    import tensorflow as tf
+
+    if operation.type in _READ:
+        return set()
+    found = [tensor.op.name for tensor in operation.inputs if tensor.dtype == tf.resource]
+    only_read: list[int] = []
+    if found and "_read_only_resource_inputs" in operation.node_def.attr:
+        only_read = list(operation.get_attr("_read_only_resource_inputs"))
+    return {tensor.op.name for place, tensor in enumerate(operation.inputs) if place not in only_read} & set(found)
+
+
+def _ancestors(operations: list[Any], rows: dict[str, Any]) -> set[str]:
+    """Return the names of operations and of those that they are computed from, up to the rows."""
+    todo = list(operations)
+    found: set[str] = set()
+    while todo:
+        operation = todo.pop()
+        if operation.name in found:
+            continue
+        if operation.type in _FORBIDDEN:
+            raise _Refused(f"its step computes with {operation.type}, whose result depends on more than rows and variables")
+        found.add(operation.name)
+        todo += [tensor.op for tensor in operation.inputs if tensor.name not in rows]
+        todo += operation.control_inputs
+    return found

@@ -1,0 +1,257 @@
+"""Evaluate the function of a step: what it records for given rows and given gradients, at a given state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulate.probe import upstream
+from emulate.probe.functions.files import described, folder_of
+
+Key = tuple[Any, ...]
+Values = dict[Key, Any]
+GIVEN = ("gradient", "sparse-gradient", "sparse-rows")
+"""Kinds of tensors that an optimizer is given, and that can be given to it in place of the step's own."""
+OF_THE_FORWARD_PASS = (*GIVEN, "sparse-shape", "taped", "objective", "draw")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Describe one record that a function makes: its kind, what is said of it, and the name of the tensor of each key."""
+
+    kind: str
+    about: dict[str, Any]
+    tensors: Mapping[Key, str]
+
+    @property
+    def inputs(self) -> list[Key]:
+        """Return the keys of the examples, in the order of the step's arguments."""
+        return sorted(key for key in self.tensors if key[0] == "input")
+
+
+class State:
+    """Hold the variables of a run's functions, whose values are the state of a step.
+
+    Args:
+        trace: The folder of the run's trace.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        import tensorflow as tf
+
+        with np.load(folder_of(trace) / "state.npz", allow_pickle=False) as values:
+            self.variables = {int(name): tf.Variable(values[name], trainable=False) for name in values.files}
+
+    def read(self) -> list[Any]:
+        """Return all values."""
+        return list(self._read())
+
+    def assign(self, values: Sequence[Any]) -> None:
+        """Go back to values that `read` has returned."""
+        self._assign(*values)
+
+    @cached_property
+    def _read(self) -> Any:
+        import tensorflow as tf
+
+        return tf.function(lambda: [tf.identity(v.read_value()) for v in self.variables.values()], autograph=False)
+
+    @cached_property
+    def _assign(self) -> Any:
+        import tensorflow as tf
+
+        def assign(*values: Any) -> None:
+            for variable, value in zip(self.variables.values(), values, strict=True):
+                variable.assign(value)
+
+        return tf.function(assign, autograph=False)
+
+
+class StepFunction:
+    """Evaluate one function of a run.
+
+    Args:
+        trace: The folder of the run's trace.
+        number: The function's number.
+        state: Its variables.
+    """
+
+    def __init__(self, trace: Path, number: int, state: State) -> None:
+        from tensorflow.core.framework import graph_pb2
+
+        about = described(trace, number)
+        folder = folder_of(trace) / str(number)
+        told = [[(_key(key), *rest) for key, *rest in one["tensors"]] for one in about["records"]]
+        self.records = [
+            Fetched(one["kind"], one["about"], {key: name for key, name, *_ in tensors})
+            for one, tensors in zip(about["records"], told, strict=True)
+        ]
+        self._specs = {name: (dtype, shape) for tensors in told for _, name, dtype, shape in tensors}
+        self._rows = {key: name for one in self.records for key, name in one.tensors.items() if key[0] == "input"}
+        self._captures, self._updates = about["captures"], about["updates"]
+        self._state = state
+        self._before: dict[int, Any] = {}
+        self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
+        upstream.register_functions(self._graph)
+        with np.load(folder / "constants.npz", allow_pickle=False) as values:
+            self._constants = {int(place): values[place] for place in values.files}
+
+    def fits(self, rows: Mapping[Key, Any]) -> bool:
+        """Return whether the function takes rows of these shapes: in some graphs the size of the batch is fixed."""
+        import tensorflow as tf
+
+        shapes = {name: np.shape(rows[key]) for key, name in self._rows.items()}
+        return all(tf.TensorShape(self._specs[name][1]).is_compatible_with(shape) for name, shape in shapes.items())
+
+    @property
+    def assigns_besides(self) -> bool:
+        """Return whether a step assigns more than its optimizers do, such as statistics of the batch."""
+        return any(one.kind == "state" or any(key[0] == "weight" and not key[2] for key in one.tensors) for one in self.records)
+
+    def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
+        """Return what a record holds before its optimizer's update, and leave the state as it is.
+
+        Args:
+            number: The place of the record in `records`.
+            rows: The tensors of the batch by their key.
+            given: What the optimizers of earlier records are given.
+
+        Returns:
+            Gradients, the objective and the random draws, by key.
+        """
+        if not any(key[0] in OF_THE_FORWARD_PASS for key in self.records[number].tensors):
+            return {}
+        before = self._state.read()
+        try:
+            return self._call(self._before_the_update(number), rows, self._named(given))[number]
+        finally:
+            self._state.assign(before)
+
+    def update(self, rows: Mapping[Key, Any], given: Sequence[Values]) -> list[Values]:
+        """Make the step with these gradients in place of its own, and return the variables after it, by record."""
+        return self._call(self._after_the_update, rows, self._named(given))
+
+    def variable_of(self, key: Key) -> int | None:
+        """Return the number of the variable whose value is recorded under a key; None where that is not one variable's."""
+        nodes = {node.name: node for node in self._graph.node}
+        names = dict(self._captures)
+        for one in self.records:
+            node = nodes.get(one.tensors.get(key, "").rpartition(":")[0])
+            while node is not None and node.op in ("Identity", "ReadVariableOp"):
+                if node.op == "ReadVariableOp":
+                    return names.get(_tensor(node.input[0]))
+                node = nodes.get(node.input[0].partition(":")[0])
+        return None
+
+    def _named(self, given: Sequence[Values]) -> dict[str, Any]:
+        pairs = zip(self.records, given, strict=False)
+        return {one.tensors[key]: value for one, values in pairs for key, value in values.items() if key[0] in GIVEN}
+
+    def _call(self, part: Any, rows: Mapping[Key, Any], given: Mapping[str, Any]) -> list[Values]:
+        function, names, keys = part
+        values = {name: rows[key] for key, name in self._rows.items()} | dict(given)
+        found = iter(function(*(self._tensor(name, values[name]) for name in names)))
+        return [{key: next(found) for key in of_record} for of_record in keys]
+
+    def _tensor(self, name: str, value: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.cast(value, self._specs[name][0]) if self._specs[name][0] != "string" else tf.constant(value)
+
+    def _given_names(self, records: Sequence[Fetched]) -> list[str]:
+        return list(dict.fromkeys(name for one in records for key, name in one.tensors.items() if key[0] in GIVEN))
+
+    def _before_the_update(self, number: int) -> Any:
+        if number not in self._before:
+            self._before[number] = self._part(OF_THE_FORWARD_PASS, self._given_names(self.records[:number]), only=number)
+        return self._before[number]
+
+    @cached_property
+    def _after_the_update(self) -> Any:
+        return self._part(("weight", "variable"), self._given_names(self.records), updates=self._updates)
+
+    def _part(self, kinds: Sequence[str], given: Sequence[str], *, only: int | None = None, updates: Sequence[str] = ()) -> Any:
+        """Return a function that fetches these kinds of tensors, the names of what it is given, and the keys of what it gives.
+
+        Args:
+            kinds: Of what is fetched.
+            given: Tensors that are given in place of the graph's own, besides the rows.
+            only: The place of the one record whose tensors are fetched; None for all.
+            updates: Operations that are executed besides.
+
+        Returns:
+            All three.
+        """
+        import tensorflow as tf
+
+        keys = [
+            [key for key in one.tensors if key[0] in kinds and only in (None, place)] for place, one in enumerate(self.records)
+        ]
+        fetched = [one.tensors[key] for one, found in zip(self.records, keys, strict=True) for key in found]
+        inputs = list(dict.fromkeys([*self._rows.values(), *given]))
+        graph_def = _cut(self._graph, [*fetched, *(f"{name}:0" for name in updates)], set(inputs))
+        used = _inputs_of(graph_def)
+        inputs = [name for name in inputs if name in used or name in fetched]
+        specs = [tf.TensorSpec(shape, dtype) for dtype, shape in map(self._specs.__getitem__, inputs)]
+
+        @tf.function(autograph=False, input_signature=specs)
+        def part(*values: Any) -> list[Any]:
+            at_hand = dict(zip(inputs, values, strict=True))
+            mapped = {name: value for name, value in (self._captured(used) | at_hand).items() if name in used}
+            others = [name for name in dict.fromkeys(fetched) if name not in at_hand]
+            made = tf.graph_util.import_graph_def(graph_def, mapped, return_elements=others, name="") if others else []
+            found = at_hand | dict(zip(others, made, strict=True))
+            return [found[name] for name in fetched]
+
+        return part, inputs, keys
+
+    def _captured(self, used: set[str]) -> dict[str, Any]:
+        import tensorflow as tf
+
+        here = tf.compat.v1.get_default_graph()
+        variables = self._state.variables
+        return {
+            name: tf.constant(self._constants[place]) if number is None else here.capture(variables[number].handle)
+            for place, (name, number) in enumerate(self._captures)
+            if name in used
+        }
+
+
+def _key(key: Sequence[Any]) -> Key:
+    return tuple(key)
+
+
+def _inputs_of(graph_def: Any) -> set[str]:
+    return {_tensor(name) for node in graph_def.node for name in node.input if not name.startswith("^")}
+
+
+def _tensor(name: str) -> str:
+    """Return the full name of a tensor: `x:0` for the `x` of a GraphDef."""
+    return name if ":" in name else f"{name}:0"
+
+
+def _cut(graph_def: Any, names: Sequence[str], given: set[str]) -> Any:
+    """Return the nodes that tensors are computed from where others are given."""
+    nodes = {node.name: node for node in graph_def.node}
+    todo = [name.rpartition(":")[0] for name in names if name not in given]
+    kept: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in kept:
+            continue
+        kept.add(name)
+        for entry in nodes[name].input:
+            if entry.startswith("^"):
+                todo.append(entry[1:])
+            elif _tensor(entry) not in given:
+                todo.append(entry.partition(":")[0])
+    found = type(graph_def)()
+    found.CopyFrom(graph_def)
+    del found.node[:]
+    found.node.extend(node for node in graph_def.node if node.name in kept and node.op != "Placeholder")
+    return found

@@ -1,0 +1,261 @@
+"""The functions that a run keeps of its steps: they give what it has recorded, and what it would have for other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emulate.cluster import Preload
+from emulate.probe import Follow, ProbePlan, Replay, Trace, refusal
+from emulate.program import Program
+from emulate.progress import Silent
+from emulate.topology import REFERENCE, Topology
+from emulate.verify.runner import Runner, Settings
+from tests.emulate.probe.loops import assigning_loop, custom_loop
+
+Evaluated = Callable[..., tuple[Trace, Trace | None]]
+
+
+@pytest.fixture
+def evaluated(preload: Preload, tmp_path: Path) -> Evaluated:
+    """evaluated(program, keyed=False, **fields of the plan) -> the run's trace, and the one that its functions give."""
+
+    def make(program: Callable[[], Any], *, keyed: bool = False, beside: str | None = None, **fields: Any) -> Any:
+        settings = Settings(program=Program.find(program), steps=6, timeout=120)
+        with Runner(settings, tmp_path, Silent(), preload=preload) as runner:
+            plan = ProbePlan(tmp_path, keyed_draws=keyed, keeps_functions=True)
+            run = runner.start("reference", REFERENCE, plan, reference=True)
+            assert run.result().status == "ok", run.result().failure
+            if beside is not None:
+                runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path)).result()
+            (other,) = runner.start_evaluated({"evaluated": ProbePlan(tmp_path, **fields)}, REFERENCE, run)
+            made = other.result()
+        assert run.result().trace is not None
+        return run.result().trace, made.trace if made.is_evaluated else None
+
+    return make
+
+
+def values(trace: Trace, *kinds: str) -> dict[tuple[Any, ...], Any]:
+    """Every array of these kinds in every step."""
+    found = {}
+    for name in trace.optimizers:
+        for index, step in enumerate(trace.steps(name)):
+            for kind in kinds:
+                for tensor, one in getattr(step[0], kind).items():
+                    array = getattr(one, "array", one)
+                    found[(name, index, kind, tensor)] = array.read() if array is not None else one.digest
+    return found
+
+
+def apart(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:
+    """What the other lacks, or has with other bits."""
+    return [key for key in one if key not in other or not np.array_equal(one[key], other[key])]
+
+
+def fit(*, layers: Callable[[Any], list[Any]], rate: bool = False, rows: int = 100, legacy: bool = False) -> None:
+    import keras as keras_3
+    import tensorflow as tf
+    import tf_keras
+
+    keras: Any = tf_keras if legacy else keras_3
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(rows, 4, 6)).astype("float32"), rng.integers(0, 3, rows)
+    with tf.distribute.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((4, 6)), *layers(keras), keras.layers.Dense(3)])
+        model.compile(
+            keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+        )
+    halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=[halved] if rate else [])
+
+
+def flat(keras: Any) -> list[Any]:
+    return [keras.layers.Flatten()]
+
+
+def two_optimizers(*, swap: bool = False) -> None:
+    """A step with two optimizers, the second of which uses what the first has made, and weights swapped between steps."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    rng = np.random.default_rng(0)
+    data = tf.data.Dataset.from_tensor_slices(rng.integers(0, 9, (96, 5))).batch(24).repeat(2)
+    with strategy.scope():
+        table = tf.Variable(rng.normal(size=(9, 4)).astype("f4"), name="table")
+        head = tf.Variable(rng.normal(size=(4, 1)).astype("f4"), name="head")
+        first, second = keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adam(0.1)
+        second.build([head])
+
+    def loss_of(rows: Any) -> Any:
+        return tf.reduce_sum((tf.reduce_mean(tf.gather(table, rows), 1) @ head - 1.0) ** 2) / 24
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            for optimizer, variable in ((first, table), (second, head)):
+                with tf.GradientTape() as tape:
+                    loss = loss_of(rows)
+                optimizer.apply([tape.gradient(loss, variable)], [variable])
+
+        strategy.run(step, args=(rows,))
+
+    for rows in strategy.experimental_distribute_dataset(data):
+        train(rows)
+        if swap:
+            head.assign(0.5 * head)
+
+
+PROGRAMS: dict[str, tuple[Callable[[], Any], bool]] = {
+    "a loop whose optimizer makes its variables in the first step": (partial(custom_loop, optimizer="adam"), False),
+    "dropout by example": (partial(custom_loop, dropout=True), True),
+    "fit with an uneven last batch and a new learning rate": (partial(fit, layers=flat, rate=True), False),
+    "fit of tf_keras": (partial(fit, layers=flat, legacy=True), False),
+    "batch normalization": (partial(fit, layers=lambda keras: [*flat(keras), keras.layers.BatchNormalization()]), False),
+    "a loop inside the step": (partial(fit, layers=lambda keras: [keras.layers.GRU(5)]), False),
+    "variables that the step assigns": (assigning_loop, False),
+    "sparse gradients and two optimizers": (two_optimizers, False),
+    "weights changed between two steps": (partial(two_optimizers, swap=True), False),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_functions_of_a_run_give_to_the_bit_what_it_has_recorded(evaluated: Evaluated, name: str) -> None:
+    program, keyed = PROGRAMS[name]
+    run, found = evaluated(program, keyed=keyed)
+    assert refusal(run) is None
+    assert found is not None
+    kinds = ("gradients", "weights", "state")
+    assert values(run, *kinds)
+    assert apart(values(run, *kinds), values(found, *kinds)) == []
+    for optimizer in run.optimizers:
+        assert [step[0].objective for step in found.steps(optimizer)] == [step[0].objective for step in run.steps(optimizer)]
+
+
+def test_permuted_rows_and_units_in_the_last_place_change_gradients_by_rounding_alone(evaluated: Evaluated) -> None:
+    run, found = evaluated(partial(custom_loop, optimizer="adam"), permute=True, perturb=1.0, noise_seed=1)
+    assert found is not None
+    one, other = values(run, "gradients"), values(found, "gradients")
+    off = [float(np.max(np.abs(one[key] - other[key])) / np.max(np.abs(one[key]))) for key in one]
+    assert 0 < max(off) < 1e-4
+    rows = [trace.steps(run.optimizers[0])[0][0].rows or () for trace in (run, found)]
+    assert rows[0] != rows[1]
+    assert sorted(rows[0]) == sorted(rows[1]) != []
+
+
+def test_with_another_runs_gradients_the_weights_are_that_runs_and_the_gradients_its_own(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    follow = Follow(tmp_path / "1x2")
+    run, found = evaluated(custom_loop, beside="1x2", follow=follow)
+    assert found is not None
+    assert found.follows
+    one, other = values(run, "gradients", "weights"), values(found, "gradients", "weights")
+    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
+    assert apart(one, other)  # the sum over two replicas is rounded in another way
+
+
+@pytest.mark.parametrize("shares", [1, 2])
+def test_the_rows_of_another_run_give_its_gradients(evaluated: Evaluated, tmp_path: Path, shares: int) -> None:
+    replay = Replay(tmp_path / "1x2", shares)
+    _, found = evaluated(partial(fit, layers=flat), beside="1x2", replay=replay, initial=tmp_path / "1x2")
+    assert found is not None
+    other = Trace(tmp_path / "1x2")
+    (name,) = other.optimizers
+    first, made = other.steps(name)[0], found.steps(name)[0][0]
+    for tensor, gradient in made.gradients.items():
+        parts = [first[replica].gradients[tensor].read() for replica in first]
+        whole = sum(parts) if shares == 2 else gradient.read()
+        assert np.allclose(gradient.read(), whole, atol=1e-6)
+
+
+def eager() -> None:
+    assigning_loop(eager=True)
+
+
+def ragged() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(1.0)
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((tf.reduce_sum(rows, 1) * weight) ** 2) / 4
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        strategy.run(step, args=(rows,))
+
+    for _ in range(3):
+        train(tf.ragged.constant([[1.0, 2.0], [3.0]]))
+
+
+def in_python() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable([1.0])
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.numpy_function(lambda x: x, [rows], tf.float32) * weight)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        strategy.run(step, args=(rows,))
+
+    for _ in range(3):
+        train(tf.ones([4, 1]))
+
+
+def elsewhere() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable([1.0])
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(rows * weight)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        strategy.run(step, args=(rows,))
+
+    @tf.function
+    def shrink() -> None:
+        weight.assign(0.9 * weight)
+
+    for _ in range(3):
+        train(tf.ones([4, 1]))
+        shrink()
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (eager, "eager code"),
+        (ragged, "sparse or ragged"),
+        (in_python, "PyFunc"),
+        (elsewhere, "another function of the program assigns"),
+    ],
+)
+def test_a_step_that_is_no_function_of_its_rows_and_variables_is_refused_and_the_program_runs_again(
+    evaluated: Evaluated, program: Callable[[], Any], why: str
+) -> None:
+    run, found = evaluated(program)
+    assert why in str(refusal(run))
+    assert found is None
