@@ -386,14 +386,21 @@ def _best_scale(seen: Sequence[GradientView], totals: Sequence[Floats]) -> float
 
 
 def _own_scale(seen: Sequence[GradientView]) -> float | None:
-    """Return the median factor of the tensors that differ by a factor only."""
-    found = []
+    """Return the factor of least squares of what is no multiple of the weights or of their signs, in units of the noise."""
+    above = below = 0.0
     for view in seen:
-        size = float(np.dot(view.reference, view.reference))
-        scale = float(np.dot(view.total, view.reference)) / size if largest(view.reference) > FACTOR * view.noise else 0.0
-        if scale and _ratio(view.total / scale - view.reference, view, scale) <= FACTOR:
-            found.append(scale)
-    return sorted(found)[len(found) // 2] if found else None
+        unit = 1.0 / (view.noise or 1.0)
+        whole, reference = (_without_weights(values, view.weight) * unit for values in (view.total, view.reference))
+        above += float(np.dot(whole, reference))
+        below += float(np.dot(reference, reference))
+    return above / below if above and below > len(seen) * FACTOR**2 else None
+
+
+def _without_weights(values: Floats, weight: Floats | None) -> Floats:
+    if weight is None or weight.size != values.size or not weight.any():
+        return values
+    basis, _ = np.linalg.qr(np.stack([weight, np.sign(weight)], axis=1))
+    return np.asarray(values - basis @ (basis.T @ values))
 
 
 def _after(seen: Sequence[GradientView], totals: Sequence[Floats], scale: float) -> float | None:

@@ -17,7 +17,7 @@ from emulate.verify.lines import ProgramLines
 from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order, is_wide_at_first
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import begins_alike, differing
+from emulate.verify.repeats import differing, starts_alike, trains_on_the_same
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
@@ -31,18 +31,23 @@ def _none() -> Sequence[Trace]:
 
 @dataclass(frozen=True)
 class Rerun:
-    """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation."""
+    """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation.
+
+    Attributes:
+        plain: The run on one device with its own gradients, where `reference` applies the topology's.
+    """
 
     reference: Trace
     topology: Trace
     noise: Sequence[Trace] = ()
     confirm: Callable[[], Sequence[Trace]] = _none
+    plain: Trace | None = None
 
     def compare(self) -> Comparison:
         """Compare both sides. Look again at gradients that may cancel over the batch."""
-        first = compare_enough(self.reference, self.topology, self.noise)
+        first = compare_enough(self.reference, self.topology, self.noise, plain=self.plain)
         more = self.confirm() if first.cancels else ()
-        return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+        return compare(self.reference, self.topology, self.noise, confirmation=more, plain=self.plain) if more else first
 
 
 @dataclass(frozen=True)
@@ -185,12 +190,14 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        first = compare_enough(self.reference, self.topology, self.noise, is_known=self._agrees_synchronized)
+        plain = self.plain if self.reference.follows else None
+        known = self._agrees_synchronized
+        first = compare_enough(self.reference, self.topology, self.noise, plain=plain, is_known=known)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
         more = self._confirm()
-        return compare(self.reference, self.topology, self.noise, confirmation=more) if more else first
+        return compare(self.reference, self.topology, self.noise, confirmation=more, plain=plain) if more else first
 
     def _agrees_synchronized(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
@@ -217,7 +224,8 @@ class Case:
         than rounding does. Where no other was made on one device, the topology's says it.
         """
         if self._same_seed is None:
-            is_same = self.comparison.is_equivalent or begins_alike(self.plain, self.untouched)
+            agrees = self.comparison.is_equivalent or starts_alike(self.plain, self.untouched)
+            is_same = agrees and trains_on_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None
         return is_same and bool(self.noise[:1]) and not is_wide_at_first(self.reference, self.noise[:1])
@@ -305,6 +313,8 @@ class Case:
                 f"{ledger.dropped} examples of one device are dropped: an epoch does not divide by the larger batch, and "
                 "the remainder is dropped"
             )
+        if self.reference.follows:
+            return  # each step began with this run's weights, and had its examples
         if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
             self._replay(0, "the initial weights differ from those of one device")
         elif ledger is not None and ledger.grows and self.plain is self.reference:

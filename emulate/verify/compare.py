@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -190,7 +191,12 @@ def _order(point: Point) -> tuple[int, int, float]:
 
 
 def compare(
-    reference: Trace, topology: Trace, noise: Sequence[Trace] = (), *, confirmation: Sequence[Trace] = ()
+    reference: Trace,
+    topology: Trace,
+    noise: Sequence[Trace] = (),
+    *,
+    confirmation: Sequence[Trace] = (),
+    plain: Trace | None = None,
 ) -> Comparison:
     """Compare a run on a topology with the reference.
 
@@ -199,11 +205,12 @@ def compare(
         topology: The run to judge.
         noise: Replays of the reference with permuted rows and gradients off by one unit in the last place.
         confirmation: Replays with a larger perturbation, where a first comparison asked for them.
+        plain: The run on one device with its own gradients, where `reference` applies the topology's.
 
     Returns:
         Every tensor, step and report of both runs with its error and its noise floor.
     """
-    runs = Runs(reference, topology, noise, confirmation)
+    runs = Runs(reference, topology, noise, confirmation, plain)
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
     seen = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
@@ -230,7 +237,12 @@ def compare(
 
 
 def compare_enough(
-    reference: Trace, topology: Trace, noise: Sequence[Trace], *, is_known: Callable[[], bool] = lambda: False
+    reference: Trace,
+    topology: Trace,
+    noise: Sequence[Trace],
+    *,
+    plain: Trace | None = None,
+    is_known: Callable[[], bool] = lambda: False,
 ) -> Comparison:
     """Compare with the first noise run, and with all of them only where that leaves a difference.
 
@@ -240,15 +252,16 @@ def compare_enough(
         reference: The run on one device.
         topology: The run to judge.
         noise: Replays of the reference, which may be made as they are asked for.
+        plain: As in `compare`.
         is_known: Tells of a difference whether its cause is known already, so that one noise run says enough.
 
     Returns:
         The comparison.
     """
-    first = compare(reference, topology, noise[:1])
+    first = compare(reference, topology, noise[:1], plain=plain)
     if first.is_equivalent or is_known() or len(noise) == len(noise[:1]):
         return first
-    return compare(reference, topology, noise)
+    return compare(reference, topology, noise, plain=plain)
 
 
 def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
@@ -256,7 +269,7 @@ def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
     scales: dict[Key, dict[int, float]] = {}
     units: dict[Key, float] = {}
     for m in measures:
-        spreads.setdefault(m.key, {})[m.step] = max(m.spread, spreads.get(m.key, {}).get(m.step, 0.0))
+        spreads.setdefault(m.key, {})[m.step] = float(np.fmax(m.spread, spreads.get(m.key, {}).get(m.step, math.nan)))
         scales.setdefault(m.key, {})[m.step] = max(m.scale, scales.get(m.key, {}).get(m.step, 0.0))
         units[m.key] = max(m.eps, units.get(m.key, 0.0))
     found = floors(spreads, scales, units, lockstep=lockstep)
@@ -273,7 +286,8 @@ def _as_in_the_second_step(points: Sequence[Point]) -> list[Point]:
     of_first = [p.measure for p in points if p.step == 0 and p.measure.key.kind == "gradient"]
     largest = max((m.scale for m in of_first), default=0.0)
     tiny = {(m.key.optimizer, m.key.tensor) for m in of_first if m.scale < m.eps**0.5 * largest}
-    shares = {p.measure.key: p.measure.spread / p.measure.scale for p in points if p.step == 1 and p.measure.scale}
+    second = [p.measure for p in points if p.step == 1 and p.measure.scale and not math.isnan(p.measure.spread)]
+    shares = {measure.key: measure.spread / measure.scale for measure in second}
 
     def floor(point: Point) -> float:
         m = point.measure

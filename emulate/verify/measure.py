@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ class Measure:
     Attributes:
         error: Largest absolute difference from the reference.
         relative: L2 norm of the difference over the L2 norm of the reference.
-        spread: Largest absolute difference of the noise runs from the reference.
+        spread: Largest absolute difference of the noise runs from the reference; NaN without one that has it.
         confirmed: The same of the extra noise runs with larger perturbation.
         scale: Largest absolute element of the reference and of the local gradients.
         non_finite: The topology has a NaN or an infinity where the reference has a number.
@@ -81,7 +82,7 @@ def measure(
         step=step,
         error=float(distance.max()) if distance.size else 0.0,
         relative=norm(distance) / size if size else (float("inf") if distance.any() else 0.0),
-        spread=max((_distance(one, theirs) for one in noise), default=0.0),
+        spread=max((_distance(one, theirs) for one in noise), default=math.nan),
         confirmed=max((_distance(one, theirs) for one in confirmation), default=0.0),
         scale=max(scale, largest(theirs)),
         eps=eps,
@@ -103,12 +104,22 @@ def _distance(one: Floats, other: Floats) -> float:
 
 @dataclass(frozen=True)
 class Runs:
-    """Hold the traces of one comparison."""
+    """Hold the traces of one comparison.
+
+    Attributes:
+        plain: The reference with steps of its own, where `reference` is led step by step by the run that is judged.
+    """
 
     reference: Trace
     topology: Trace
     noise: Sequence[Trace]
     confirmation: Sequence[Trace] = ()
+    plain: Trace | None = None
+
+    @cached_property
+    def as_they_came(self) -> Runs:
+        """Return the runs with the reference that led itself: for what the program starts with, reports and ends with."""
+        return self if self.plain is None else replace(self, reference=self.plain, noise=(), confirmation=(), plain=None)
 
     @property
     def others(self) -> list[Trace]:
@@ -158,7 +169,7 @@ def _batches(step: StepOfAll) -> int:
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
     """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
-    yield from _initial(runs)
+    yield from _initial(runs.as_they_came)
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
         for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
@@ -167,8 +178,29 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
             yield from _variables(runs, ("weight", optimizer, k), ours, theirs, beside)
             yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
             yield from _objective(runs, optimizer, k, ours, theirs, beside)
-    yield from _left(runs)
-    yield from _reports(runs)
+    apart = _apart_before(runs)
+    for one in (*_left(runs.as_they_came), *_reports(runs.as_they_came)):
+        spread = apart[min(one.step if one.at is None else one.at, len(apart) - 1)] * one.scale if apart else one.spread
+        yield replace(one, spread=float(np.fmax(one.spread, spread)))
+
+
+def _apart_before(runs: Runs) -> list[float]:
+    """Return how far, before each step and relative to their size, the weights of runs are apart that went their own ways.
+
+    So far the numbers may be apart that the programs report. Nothing is returned where the reference went its own way.
+    """
+    if runs.plain is None:
+        return []
+    found = [0.0]
+    for optimizer in runs.optimizers:
+        pairs = zip(complete(runs.topology, optimizer), complete(runs.plain, optimizer), strict=False)
+        for step, (ours, theirs) in enumerate(pairs, 1):
+            found += [found[-1]] * (step + 1 - len(found))
+            both = [(weight_of(ours, name), weight_of(theirs, name)) for one in theirs.values() for name in one.weights]
+            known = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and _same_shape([a, b])]
+            offs = [(norm(a - b), norm(b)) for a, b in (aligned([*pair]) for pair in known)]
+            found[step] = max(found[step], *(off / size for off, size in offs if size), found[step - 1])
+    return found
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:

@@ -53,7 +53,8 @@ def floors(
     """Return the noise floor of each tensor by step.
 
     Args:
-        spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference).
+        spreads: For each tensor and step how far the noise runs are from the reference (largest absolute difference); NaN
+            where none has it.
         scales: For each tensor and step its largest absolute element.
         eps: The unit in the last place at 1 of each tensor's dtype.
         lockstep: Whether the runs have the same weights in each step.
@@ -65,7 +66,8 @@ def floors(
         {key: _of_each(values) if lockstep and key.kind in _OF_A_STEP else _running(values) for key, values in one.items()}
         for one in (spreads, scales)
     )
-    pool = _Pool(spread, scale)
+    known = {key for key, values in spreads.items() if any(not np.isnan(value) for value in values.values())}
+    pool = _Pool({key: values for key, values in spread.items() if key in known}, scale)
     return {
         key: {k: max(spread[key][k], max(UNITS * eps[key], pool.at(key.kind, k)) * scale[key][k]) for k in spread[key]}
         for key in spread

@@ -33,9 +33,13 @@ def _first_draw(one: Trace, other: Trace) -> int | None:
     return None
 
 
-def begins_alike(reference: Trace, topology: Trace) -> bool:
-    """Return whether a topology's replicas start with the reference's weights, and train on the same examples."""
-    first, *_ = [*initial(reference), {}]
-    weights = initial(topology)
+def trains_on_the_same(reference: Trace, topology: Trace) -> bool:
+    """Return whether a topology's replicas together train on the reference's examples, step by step."""
     known = [ledger for ledger in ledgers(reference, topology).values() if ledger.is_known]
-    return bool(first) and all(one == first for one in weights) and bool(known) and all(one.is_same for one in known)
+    return bool(known) and all(ledger.is_same for ledger in known)
+
+
+def starts_alike(reference: Trace, topology: Trace) -> bool:
+    """Return whether each replica of a topology starts with the reference's weights."""
+    first, *_ = [*initial(reference), {}]
+    return bool(first) and all(one == first for one in initial(topology))

@@ -66,7 +66,8 @@ class Reruns:
             failed = self._yardsticks.reference(variation).reference.result()
             self._failed[failed.label] = _ending(failed, variation.replay)
             return None
-        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology))
+        plain = None if variation.follow is None else trace_of(self._yardsticks.reference(variation.source).reference)
+        return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology), plain)
 
     def _of_one_device(self, base: Variation, variation: Variation, topology: Trace) -> Traces | None:
         """Return the runs on one device that are there already, where the switches change nothing there but rounding.
@@ -79,6 +80,8 @@ class Reruns:
         Returns:
             The reference and its noise if the topology agrees with them; else the reference is to be run in the variation too.
         """
+        if base.follow is not None:
+            return None  # each step is judged at the state that this run has
         if replace(variation, switches=base.switches) != base or not variation.switches - base.switches <= SAME_ON_ONE_DEVICE:
             return None
         traces = self._yardsticks.with_noise(base).traces()

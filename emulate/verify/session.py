@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from emulate.errors import UsageError
-from emulate.probe import IN_32_BITS, Trace
+from emulate.probe import IN_32_BITS, Replay, Trace, refusal
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case, Outcome
@@ -27,7 +27,7 @@ from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run, StepsRun
-from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
+from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
@@ -161,10 +161,9 @@ class Session:
         self._yardsticks.drawn = facts.drawn
         notes = _unseen(reference)
         bases = self._bases(reference, notes, len(topologies))
-        yardstick = self._yardsticks.with_noise(bases[0])
         runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
-        if self._order_matters(bases[0], yardstick):
+        if self._order_matters(bases[0], first.result(), compared[0][0]):
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
@@ -202,9 +201,11 @@ class Session:
         self._yardsticks.take_back_functions(known)
         return reference
 
-    def _order_matters(self, base: Variation, yardstick: Yardstick) -> bool:
+    def _order_matters(self, base: Variation, run: RunResult, keyed: Future[RunResult] | None) -> bool:
         """Return whether permuted examples are another training: by themselves, or because only their noise is wide."""
-        traces = yardstick.traces()
+        plain, trace = trace_of(self._yardsticks.reference(AS_IT_STANDS).reference), trace_of(keyed) or run.trace
+        led = self._led(run, trace, base, plain) if plain is not None and trace is not None else None
+        traces = self._yardsticks.with_noise(led or base).traces()
         if traces is None:
             return False
         reference, noise = traces
@@ -212,7 +213,7 @@ class Session:
         # All runs must show it, so that the first one, which is made in any case, often answers for all.
         if order_matters(reference, noise[:1], units) and order_matters(reference, noise, units):
             return True
-        in_order = self._yardsticks.rounded_in_order(base, COARSE)
+        in_order = self._yardsticks.rounded_in_order(led or base, COARSE)
         if not (is_wide(reference, noise[:1]) and order_widens(reference, noise[:1], in_order[:1])):
             return False
         return is_wide(reference, noise) and order_widens(reference, noise, in_order)
@@ -347,6 +348,11 @@ class Session:
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
+        led = self._led(run, compared, base, reference.trace) if growth == 1 and not asynchronous else None
+        if led is not None:
+            judgement = judged_on(led)
+            if judgement.is_well or not judgement.has_unexplained:
+                return judgement
         judgement, decides = judged_on(bases[0]), bases[0]
         if len(bases) > 1 and (judgement.is_unexplained or judgement.leaves_the_scale_open):
             on_shares = judged_on(bases[1]).advised_by(judgement)
@@ -360,6 +366,26 @@ class Session:
             told = f"Further runs failed, which could have shown more. The first was {failed}"
             judgement = replace(judgement, notes=(*judgement.notes, told))
         return judgement
+
+    def _led(self, run: RunResult, compared: Trace, base: Variation, plain: Trace) -> Variation | None:
+        """Return the reference that has in each step the weights and the examples of a run; None where there is none.
+
+        Args:
+            run: How the topology's run went.
+            compared: Its trace.
+            base: The variation that is compared.
+            plain: The trace of the unchanged reference.
+
+        Returns:
+            Its variation.
+        """
+        own = trace_of(self._yardsticks.reference(base).reference)
+        follow = lockstep.follow(own, compared) if own is not None and run.status == "ok" else None
+        if own is None or follow is None or refusal(own) is not None:
+            return None
+        known = ledgers(plain, compared).values()
+        is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
+        return replace(base, follow=follow, replay=None if is_same else Replay(compared.directory))
 
     def _recovery(self, run: RunResult) -> Recovery | None:
         """Run again with the requested faults; None for a program that already failed without them."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, Follow, ProbePlan, Replay, Trace
+from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -46,7 +46,8 @@ class Variation:
 
     def plan(self, seed: int) -> ProbePlan:
         """Return the probe's plan for it; the runner sets the place of its trace."""
-        initial = None if self.replay is None else self.replay.trace
+        led_by = self.replay or self.follow
+        initial = None if led_by is None else led_by.trace
         return ProbePlan(
             trace=Path(),
             seed=seed,
@@ -64,7 +65,8 @@ class Variation:
     def source(self) -> Variation:
         """Return the variation whose functions do the steps of this one, on other rows and with other gradients."""
         is_of_rows = self.replay is None or self.replay.is_of_rows
-        return replace(self, follow=None, replay=None if is_of_rows else self.replay)
+        own = replace(self, follow=None, replay=None if is_of_rows else self.replay)
+        return own if self.follow is None else replace(own, switches=self.switches - SAME_ON_ONE_DEVICE)
 
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
