@@ -278,7 +278,20 @@ class Probe:
             self._leave(body)
             if body.share is None:  # the last share of several has made it of its own rows alone
                 self._state_left(body)
+                self._returned(body, result)
         return result
+
+    def _returned(self, body: Body, result: Any) -> None:
+        """Record the numbers that a step of a kept function returns: what the program reports may be one of them."""
+        import tensorflow as tf
+
+        if not body.applied or body.graph is not tf.compat.v1.get_default_graph():
+            return
+        flat = [one for one in tf.nest.flatten(result) if tf.is_tensor(one) and one.shape.rank == 0 and is_floating(one)]
+        tensors = [(("result", place), one) for place, one in enumerate(body.reachable(flat))]
+        about = {"replica": body.replica}
+        if tensors and (kept := self.functions.see("result", about, tensors)):
+            self.recorder.hand_over("result", about | kept, tensors)
 
     @property
     def _is_joined_at_tapes(self) -> bool:

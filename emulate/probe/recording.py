@@ -91,6 +91,7 @@ class Recording:
             "state": self._state,
             "left": self._left,
             "set": self._set,
+            "result": self._result,
         }[record.kind](record)
 
     def _initial(self, record: Record) -> None:
@@ -113,6 +114,11 @@ class Recording:
             if key[1] in changed or _shard(record, key[1]) is not None
         }
         self.write({"event": "left", "replica": replica, "changed": changed, "variables": variables})
+
+    def _result(self, record: Record) -> None:
+        """Record the numbers that the last step has returned."""
+        values = [float(value) if np.isfinite(value) else None for _, value in record.values]
+        self.write({"event": "result", "made": self.num_steps, "values": values})
 
     def _set(self, record: Record) -> None:
         """Record what the program made of a variable between its steps."""

@@ -306,6 +306,10 @@ def _not_compared(runs: Runs) -> list[str]:
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
+    if runs.reference.follows and runs.reference.has_other_examples:
+        evaluated = {one.name for one in runs.reference.reports}
+        others = dict.fromkeys(one.name for one in runs.topology.reports if one.name not in evaluated)
+        found += [f"{name} (the examples before it are not those of one device)" for name in others]
     found += [f"{name} (in other batches, with the same total)" for name in of_other_batches(runs)]
     return found + [
         f"{name} (over all steps before it, and the runs made different numbers of steps)" for name in of_other_steps(runs)

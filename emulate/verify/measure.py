@@ -178,19 +178,26 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
             yield from _variables(runs, ("weight", optimizer, k), ours, theirs, beside)
             yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
             yield from _objective(runs, optimizer, k, ours, theirs, beside)
+    yield from _reports(runs)
+    if runs.plain is None:
+        yield from _left(runs)
+        return
+    if runs.reference.has_other_examples:
+        return
+    evaluated = {one.name for one in runs.reference.reports}
     apart = _apart_before(runs)
     for one in (*_left(runs.as_they_came), *_reports(runs.as_they_came)):
-        spread = apart[min(one.step if one.at is None else one.at, len(apart) - 1)] * one.scale if apart else one.spread
-        yield replace(one, spread=float(np.fmax(one.spread, spread)))
+        if one.key.tensor not in evaluated:
+            spread = apart[min(one.step if one.at is None else one.at, len(apart) - 1)] * one.scale
+            yield replace(one, spread=float(np.fmax(one.spread, spread)))
 
 
 def _apart_before(runs: Runs) -> list[float]:
     """Return how far, before each step and relative to their size, the weights of runs are apart that went their own ways.
 
-    So far the numbers may be apart that the programs report. Nothing is returned where the reference went its own way.
+    So far the numbers may be apart that the programs report.
     """
-    if runs.plain is None:
-        return []
+    assert runs.plain is not None
     found = [0.0]
     for optimizer in runs.optimizers:
         pairs = zip(complete(runs.topology, optimizer), complete(runs.plain, optimizer), strict=False)

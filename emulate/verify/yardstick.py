@@ -103,11 +103,17 @@ class NoiseRuns(Sequence[Trace]):
     Args:
         start: Starts the runs with these numbers, from 1.
         number: How many there are in all.
+        made: The first ones, as far as they are started already.
     """
 
-    def __init__(self, start: Callable[[Sequence[int]], list[Future[RunResult]]], number: int = NOISE_RUNS) -> None:
+    def __init__(
+        self,
+        start: Callable[[Sequence[int]], list[Future[RunResult]]],
+        number: int = NOISE_RUNS,
+        made: Sequence[Future[RunResult]] = (),
+    ) -> None:
         self._start, self._number = start, number
-        self._runs: list[Future[RunResult]] = []
+        self._runs = list(made)
 
     def start(self, number: int) -> None:
         """Start this many runs, as far as they are not started yet."""
@@ -199,11 +205,10 @@ class Yardsticks:
     def reference(self, variation: Variation) -> Yardstick:
         """Return the reference alone."""
         if variation not in self._known:
-            plan = replace(variation.plan(self.seed), apply_only=self.apply_only, taping=self.taping, functions=self.functions)
             if variation.source == variation:
-                run = self._start("reference", variation, replace(plan, keeps_functions=True))
+                run = self._start("reference", variation, replace(self._plan(variation), keeps_functions=True))
             else:
-                (run,) = self._evaluated(variation, {self._label("reference", variation): plan})
+                (run,) = self._evaluated(variation, self._reference_plan(variation))
             self._known[variation] = Yardstick(run)
         return self._known[variation]
 
@@ -214,11 +219,26 @@ class Yardsticks:
 
     def with_noise(self, variation: Variation) -> Yardstick:
         """Return the reference and its noise runs, of which the first is started."""
+
+        def noise(numbers: Sequence[int]) -> list[Future[RunResult]]:
+            return self._evaluated(variation, self._noise_plans(variation, numbers, 1.0))
+
+        if variation not in self._known and variation.source != variation:
+            both = {**self._reference_plan(variation), **self._noise_plans(variation, [1], 1.0)}
+            run, first = self._evaluated(variation, both)
+            self._known[variation] = Yardstick(run, NoiseRuns(noise, made=[first]))
         yardstick = self.reference(variation)
         if yardstick.noise is None:
-            yardstick.noise = NoiseRuns(lambda numbers: self._noise(variation, numbers, 1.0))
+            yardstick.noise = NoiseRuns(noise)
             yardstick.noise.start(1)
         return yardstick
+
+    def _plan(self, variation: Variation) -> ProbePlan:
+        plan = variation.plan(self.seed)
+        return replace(plan, apply_only=self.apply_only, taping=self.taping, functions=self.functions)
+
+    def _reference_plan(self, variation: Variation) -> dict[str, ProbePlan]:
+        return {self._label("reference", variation): self._plan(variation)}
 
     def leave_rows_in_order(self) -> None:
         """Let later noise runs differ by rounding alone: the order of the examples matters to this program."""
@@ -263,7 +283,7 @@ class Yardsticks:
             The traces of those that ended well.
         """
         numbers = range(NOISE_RUNS + 1, NOISE_RUNS + CONFIRMING_RUNS + 1)
-        runs = self._noise(variation, numbers, CONFIRMING_ULPS, topology.directory)
+        runs = self._evaluated(variation, self._noise_plans(variation, numbers, CONFIRMING_ULPS, topology.directory))
         return [trace for run in runs if (trace := trace_of(run)) is not None]
 
     def rounded_in_order(self, variation: Variation, ulps: float) -> NoiseRuns:
@@ -276,7 +296,11 @@ class Yardsticks:
         Returns:
             The traces of those that end well.
         """
-        return NoiseRuns(lambda numbers: self._noise(variation, numbers, ulps, permute=False), ORDER_RUNS)
+
+        def start(numbers: Sequence[int]) -> list[Future[RunResult]]:
+            return self._evaluated(variation, self._noise_plans(variation, numbers, ulps, permute=False))
+
+        return NoiseRuns(start, ORDER_RUNS)
 
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """Run the topology in this variation, once."""
@@ -285,7 +309,7 @@ class Yardsticks:
             self._topologies[topology, variation] = self._runner.start(variation.label(str(topology)), topology, plan)
         return self._topologies[topology, variation]
 
-    def _noise(
+    def _noise_plans(
         self,
         variation: Variation,
         numbers: Sequence[int],
@@ -293,18 +317,16 @@ class Yardsticks:
         summands: Path | None = None,
         *,
         permute: bool = True,
-    ) -> list[Future[RunResult]]:
+    ) -> dict[str, ProbePlan]:
+        """Return, by the label of the run, how each noise run differs from the reference of a variation."""
         rounding, permute = self.rounding_of(variation), permute and self.permutes
         plan = replace(
-            variation.plan(self.seed),
+            self._plan(variation),
             permute=permute,
             perturb=ulps * rounding.units,
             short=rounding.units > 1,
             summands=summands,
             perturb_summands=max(ulps * rounding.units, SUMMAND_ULPS * rounding.coarsest),
-            apply_only=self.apply_only,
-            taping=self.taping,
-            functions=self.functions,
         )
 
         def label(number: int) -> str:
@@ -312,8 +334,7 @@ class Yardsticks:
             name = name if permute == self.permutes else f"{name} of {ulps:.0f} units"
             return self._label(name if summands is None else f"{name} for {summands.name}", variation)
 
-        plans = {label(number): replace(plan, noise_seed=number) for number in numbers}
-        return self._evaluated(variation, plans)
+        return {label(number): replace(plan, noise_seed=number) for number in numbers}
 
     def _evaluated(self, variation: Variation, plans: Mapping[str, ProbePlan]) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""

@@ -92,6 +92,7 @@ class _Evaluation:
             for record in self._step(*batch):
                 recording.handle(record)
         recording.close("steps")
+        _write_reports(self._source, writer, Trace(self._plan.trace))
         writer.close()
 
     def _start(self) -> None:
@@ -186,7 +187,7 @@ class _Evaluation:
         """Copy what the run knows of its program, and its first weights."""
         facts = [event for _, event in self._source.of("program")][-1:]
         for event in facts:
-            writer.write(event | {"follows": self._plan.follow is not None})
+            writer.write(event | {"follows": self._plan.follow is not None, "replayed": self._plan.replay is not None})
         for place, found in self._source.variables("initial").items():
             variables = {
                 name: {"digest": one.digest, "trainable": one.trainable, "array": writer.array(one.array.read())}
@@ -210,6 +211,28 @@ class _Evaluation:
             raise NotReproduced(
                 f"relative difference of the first step's gradients: {(off / size) ** 0.5 if size else off:.2g}"
             )
+
+
+def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
+    """Write the numbers that the program would report, as far as they are what its steps return.
+
+    Args:
+        source: The run whose program has reported numbers.
+        writer: Of the evaluated run.
+        made: The evaluated run's trace, with what its steps return.
+    """
+    own, evaluated = ({event["made"]: event["values"] for _, event in one.of("result")} for one in (source, made))
+    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _, event in source.of("report"):
+        by_name.setdefault((event["kind"], event["name"]), []).append(event)
+    for events in by_name.values():
+        known = [(own.get(event.get("made"), ()), event["value"]) for event in events]
+        places = range(min(len(values) for values, _ in known))
+        place = next((i for i in places if all(values[i] == value for values, value in known)), None)
+        for event in events if place is not None else ():
+            value = evaluated.get(event["made"], {place: None})[place]
+            if value is not None:
+                writer.write(event | {"value": value})
 
 
 def _pairs(values: Values) -> Pairs:

@@ -97,6 +97,8 @@ class StepFunction:
         self._state = state
         self._before: dict[int, Any] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
+        for node in [*self._graph.node, *(node for one in self._graph.library.function for node in one.node_def)]:
+            node.device = ""  # they name the job of a cluster that is not there
         upstream.register_functions(self._graph)
         with np.load(folder / "constants.npz", allow_pickle=False) as values:
             self._constants = {int(place): values[place] for place in values.files}
@@ -173,7 +175,7 @@ class StepFunction:
 
     @cached_property
     def _after_the_update(self) -> Any:
-        return self._part(("weight", "variable"), self._given_names(self.records), updates=self._updates)
+        return self._part(("weight", "variable", "result"), self._given_names(self.records), updates=self._updates)
 
     def _part(self, kinds: Sequence[str], given: Sequence[str], *, only: int | None = None, updates: Sequence[str] = ()) -> Any:
         """Return a function that fetches these kinds of tensors, the names of what it is given, and the keys of what it gives.

@@ -114,7 +114,7 @@ def numbers(values: Iterable[object]) -> str:
 def error_line(text: str | None, otherwise: str) -> str:
     """Return the line that says what went wrong: the last of a traceback, the first if a process ended without one."""
     # TensorFlow names the operation after the error.
-    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[{{node")]
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip() and not line.strip().startswith("[[")]
     if not lines:
         return otherwise
     return lines[0] if lines[0].startswith("The process of ") else lines[-1]
