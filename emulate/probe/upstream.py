@@ -110,6 +110,39 @@ def control_flow_root(graph: Any) -> Any:
     return graph
 
 
+def handle_of(variable: Any) -> Any:
+    """Return the tensor by which graphs capture a variable of one device; None of others."""
+    return getattr(variable, "_handle", None)
+
+
+def value_of(handle: Any) -> Any:
+    """Return the value of the variable with a handle; None of one without a value, and of other resources."""
+    import tensorflow as tf
+
+    known = getattr(handle, "_handle_data", None)
+    if known is None or not known.is_set or not known.shape_and_type:
+        return None
+    about = known.shape_and_type[0]
+    try:
+        value = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(about.dtype)))
+    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
+        return None
+    return value if tf.TensorShape(about.shape).is_compatible_with(value.shape) else None  # empty before it is initialized
+
+
+def eager_origin(tensor: Any, graph: Any) -> Any:
+    """Return the eager tensor that a graph captures in the end by a tensor of an outer graph; None where that computes it."""
+    import tensorflow as tf
+
+    while not isinstance(tensor, tf.__internal__.EagerTensor):
+        graph = getattr(graph, "outer_graph", None)
+        found = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
+        if not found:
+            return None
+        tensor = found[0]
+    return tensor
+
+
 def register_functions(graph_def: Any) -> None:
     """Make the functions that a GraphDef brings along known: an import into a `tf.function` alone does not (TF 2.21)."""
     context = load("tensorflow.python.eager.context").context()

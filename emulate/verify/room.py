@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 
 from emulate.errors import Unavailable
+from emulate.probe import ProbePlan
 from emulate.topology import Topology
 
 MIB = 1 << 20
-MOST_PER_HOST = 256 * MIB
+MOST_PER_HOST = ProbePlan.budget
 LEAST_PER_HOST = 4 * MIB
 HOST_MEMORY = 120 * MIB
 """Memory of a host without its model: TensorFlow's runtime and a first step (four forked hosts: 477 MiB)."""

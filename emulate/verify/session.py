@@ -381,7 +381,7 @@ class Session:
         """
         own = trace_of(self._yardsticks.reference(base).reference)
         follow = lockstep.follow(own, compared) if own is not None and run.status == "ok" else None
-        if own is None or follow is None or refusal(own) is not None:
+        if own is None or follow is None or refusal(own) is not None or not _has_whole_gradients(compared):
             return None
         known = ledgers(plain, compared).values()
         is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
@@ -546,6 +546,12 @@ def _outcome(run: RunResult, reference: RunResult) -> Outcome:
 def _rows(trace: Trace) -> set[str]:
     """Return the examples that were seen in its steps."""
     return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
+
+
+def _has_whole_gradients(trace: Trace) -> bool:
+    """Return whether all of each gradient was kept, so that another run can apply it."""
+    made = (one for name in trace.optimizers for step in trace.steps(name) for one in step.values())
+    return all(array.is_complete for one in made for array in one.gradients.values())
 
 
 def _unseen(reference: RunResult) -> list[str]:

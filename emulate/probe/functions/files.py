@@ -2,7 +2,7 @@
 
 In the folder `host-0/functions` of a trace:
 
-- `state.npz`: the first value of each variable that a function reads or assigns, by its number;
+- `state/0.npy`: the first value of each variable that a function reads or assigns, by its number;
 - `0/graph.pb`: a GraphDef with everything that the recorded tensors of a step are computed from;
 - `0/function.json`: its records (kind, about, tensors) and its captures (tensor, number of the variable), or a refusal;
 - `0/constants.npz`: captured tensors that are no variables, by their place in the captures.
@@ -24,6 +24,11 @@ _ROWS_LEFT_OUT = "the examples of a step were not kept whole"
 def folder_of(trace: Path) -> Path:
     """Return the folder of the functions of a run with one host."""
     return trace / "host-0" / "functions"
+
+
+def state_of(functions: Path) -> Path:
+    """Return the folder of the first values in the folder of the functions."""
+    return functions / "state"
 
 
 def described(trace: Path, number: int) -> dict[str, Any]:

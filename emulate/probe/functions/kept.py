@@ -17,7 +17,7 @@ import numpy as np
 
 from emulate import graph_functions
 from emulate.probe import upstream
-from emulate.probe.functions.files import folder_of
+from emulate.probe.functions.files import folder_of, state_of
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
 """Operations whose result is not a function of rows and variables."""
@@ -55,7 +55,7 @@ class Functions:
         self._enabled = enabled
         self._kept: list[_Kept] = []
         self._handles: dict[int, tuple[int, Any]] = {}
-        self._values: dict[int, Any] = {}
+        self._valued: set[int] = set()
         self._unborn: dict[int, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
         self._changes_count = True
@@ -89,7 +89,7 @@ class Functions:
         import tensorflow as tf
 
         for outer, _ in getattr(graph, "captures", ()):
-            handle = _outermost(outer, graph)
+            handle = upstream.eager_origin(outer, graph)
             if handle is None or handle.dtype != tf.resource or id(handle) in self._handles:
                 continue
             number = len(self._handles)
@@ -103,14 +103,16 @@ class Functions:
 
         with tf.init_scope(), graph_functions.device("CPU:0"):
             for number, handle in list(self._unborn.items()):
-                value = _value(handle)
+                value = upstream.value_of(handle)
                 if value is not None:
-                    self._values[number] = value
+                    state_of(self._folder).mkdir(parents=True, exist_ok=True)
+                    np.save(state_of(self._folder) / f"{number}.npy", value.numpy(), allow_pickle=False)
+                    self._valued.add(number)
                     del self._unborn[number]
 
     def variable(self, variable: Any) -> int | None:
         """Return the number of a variable that a function captures; None of others."""
-        found = self._handles.get(id(getattr(variable, "_handle", None)))
+        found = self._handles.get(id(upstream.handle_of(variable)))
         return None if found is None else found[0]
 
     def changes(self, variable: Any) -> None:
@@ -119,7 +121,7 @@ class Functions:
 
         if self._enabled and self._changes_count:
             graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
-            self._changes.append((graph, getattr(variable, "_handle", None)))
+            self._changes.append((graph, upstream.handle_of(variable)))
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -150,8 +152,6 @@ class Functions:
             described = {"refusal": str(refused)}
         kept.sites.clear()
         (folder / "function.json").write_text(json.dumps(described), encoding="utf-8")
-        values = {str(n): np.asarray(value.numpy()) for n, value in self._values.items()}
-        np.savez(self._folder / "state.npz", allow_pickle=False, **values)
 
     def _cut(self, kept: _Kept, folder: Path) -> dict[str, Any]:
         graph = kept.graph
@@ -186,7 +186,7 @@ class Functions:
 
         captures: list[Any] = []
         constants: dict[str, Any] = {}
-        known = {inner.op.name: _outermost(outer, graph) for outer, inner in graph.captures}
+        known = {inner.op.name: upstream.eager_origin(outer, graph) for outer, inner in graph.captures}
         for operation in graph.get_operations():
             if operation.type != "Placeholder" or operation.name not in names or f"{operation.name}:0" in rows:
                 continue
@@ -195,7 +195,7 @@ class Functions:
                 raise _Refused(f"its step depends on {operation.name}, which is neither an example nor a variable")
             if outer.dtype == tf.resource:
                 number, _ = self._handles.get(id(outer), (-1, None))
-                if number not in self._values:
+                if number not in self._valued:
                     raise _Refused("its step reads a table, or a variable without a value")
                 captures.append([f"{operation.name}:0", number])
             else:
@@ -207,34 +207,6 @@ class Functions:
 def _told(tensor: Any) -> tuple[str, str, list[int | None] | None]:
     """Return name, dtype and static shape of a tensor."""
     return tensor.name, tensor.dtype.name, None if tensor.shape.rank is None else tensor.shape.as_list()
-
-
-def _outermost(tensor: Any, graph: Any) -> Any:
-    """Return the eager tensor that a capture stands for in the end; None where an outer graph computes it."""
-    import tensorflow as tf
-
-    while not isinstance(tensor, tf.__internal__.EagerTensor):
-        graph = getattr(graph, "outer_graph", None)
-        found = [outer for outer, inner in getattr(graph, "captures", ()) if inner is tensor]
-        if not found:
-            return None
-        tensor = found[0]
-    return tensor
-
-
-def _value(handle: Any) -> Any:
-    """Return a variable's value; None of one without a value, and of other resources."""
-    import tensorflow as tf
-
-    known = getattr(handle, "_handle_data", None)
-    if known is None or not known.is_set or not known.shape_and_type:
-        return None
-    about = known.shape_and_type[0]
-    try:
-        value = tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.as_dtype(about.dtype)))
-    except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError, tf.errors.InvalidArgumentError):
-        return None
-    return value if tf.TensorShape(about.shape).is_compatible_with(value.shape) else None  # empty before it is initialized
 
 
 def _with_updates(graph: Any, operations: list[Any], rows: dict[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe import upstream
-from emulate.probe.functions.files import described, folder_of
+from emulate.probe.functions.files import described, folder_of, state_of
 
 Key = tuple[Any, ...]
 Values = dict[Key, Any]
@@ -44,8 +44,9 @@ class State:
     def __init__(self, trace: Path) -> None:
         import tensorflow as tf
 
-        with np.load(folder_of(trace) / "state.npz", allow_pickle=False) as values:
-            self.variables = {int(name): tf.Variable(values[name], trainable=False) for name in values.files}
+        files = {int(file.stem): file for file in state_of(folder_of(trace)).glob("*.npy")}
+        values = {number: np.load(file, allow_pickle=False) for number, file in sorted(files.items())}
+        self.variables = {number: tf.Variable(value, trainable=False) for number, value in values.items()}
 
     def read(self) -> list[Any]:
         """Return all values."""

@@ -83,7 +83,9 @@ class Known:
         problem = self._switched if variation.switches else Problem(steps=3)
         yardstick = Yardstick(ended(RunResult("reference", REFERENCE, self._folder.trained(problem))))
         noise = self._folder.noise(problem)
-        yardstick.noise = NoiseRuns(lambda number: ended(RunResult("noise", REFERENCE, noise[number - 1])))
+        yardstick.noise = NoiseRuns(
+            lambda numbers: [ended(RunResult("noise", REFERENCE, noise[number - 1])) for number in numbers]
+        )
         return yardstick
 
 
