@@ -29,6 +29,11 @@ def _none() -> Sequence[Trace]:
     return ()
 
 
+_JUDGED_ON_ITS_OWN = (
+    "differ from those of one device: gradients, weights and losses were compared with one device that got this run's own"
+)
+
+
 @dataclass(frozen=True)
 class Rerun:
     """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation.
@@ -313,9 +318,12 @@ class Case:
                 f"{ledger.dropped} examples of one device are dropped: an epoch does not divide by the larger batch, and "
                 "the remainder is dropped"
             )
-        if self.reference.follows:
-            return  # each step began with this run's weights, and had its examples
-        if any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding):
+        starts_elsewhere = any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding)
+        if self.reference.follows:  # each step began with this run's weights
+            if starts_elsewhere or self.reference.has_other_examples:
+                self.notes.append(f"the {'initial weights' if starts_elsewhere else 'examples'} {_JUDGED_ON_ITS_OWN}")
+            return
+        if starts_elsewhere:
             self._replay(0, "the initial weights differ from those of one device")
         elif ledger is not None and ledger.grows and self.plain is self.reference:
             self._replay(0, "the batch grows with the number of replicas")

@@ -23,6 +23,7 @@ from emulate.verify.meetings import Met
 from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
+from emulate.verify.repeats import starts_alike
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.runner import Runner
@@ -381,7 +382,7 @@ class Session:
         """
         own = trace_of(self._yardsticks.reference(base).reference)
         follow = lockstep.follow(own, compared) if own is not None and run.status == "ok" else None
-        if own is None or follow is None or refusal(own) is not None or not _has_whole_gradients(compared):
+        if own is None or follow is None or refusal(own) is not None or not _can_lead(compared, own):
             return None
         known = ledgers(plain, compared).values()
         is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
@@ -548,10 +549,12 @@ def _rows(trace: Trace) -> set[str]:
     return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
 
 
-def _has_whole_gradients(trace: Trace) -> bool:
-    """Return whether all of each gradient was kept, so that another run can apply it."""
+def _can_lead(trace: Trace, reference: Trace) -> bool:
+    """Return whether all of each gradient was kept, and of the first weights, as far as they are not those of a reference."""
     made = (one for name in trace.optimizers for step in trace.steps(name) for one in step.values())
-    return all(array.is_complete for one in made for array in one.gradients.values())
+    first = (one.array for found in trace.variables("initial").values() for one in found.values() if one.array is not None)
+    is_whole = starts_alike(reference, trace) or all(array.is_complete for array in first)
+    return is_whole and all(array.is_complete for one in made for array in one.gradients.values())
 
 
 def _unseen(reference: RunResult) -> list[str]:

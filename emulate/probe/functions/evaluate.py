@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
 from emulate.probe.rounding import Pairs, Rounding
-from emulate.probe.trace import Array, Step, Trace
+from emulate.probe.trace import Array, Step, Trace, Variable
 from emulate.probe.trace_writer import TraceWriter
 
 _SAME = 1e-3
@@ -79,6 +80,8 @@ class _Evaluation:
         self._rounding, self._following = Rounding(plan, names), Following(plan, names)
         self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
         self._rows = None if plan.replay is None else Rows(plan.replay)
+        self._leader = None if plan.follow is None else Trace(plan.follow.trace)
+        self._made: Counter[str] = Counter()
 
     def write(self) -> None:
         """Write the trace."""
@@ -88,9 +91,11 @@ class _Evaluation:
         if not self._plan.perturb:
             self._copy_facts(writer)
         self._start()
-        for batch in self._batches():
-            for record in self._step(*batch):
+        for function, shares in self._batches():
+            for record in self._step(function, shares):
                 recording.handle(record)
+                if record.kind == "step":
+                    self._follow_weights(function, record.about["optimizer"])
         recording.close("steps")
         _write_reports(self._source, writer, Trace(self._plan.trace))
         writer.close()
@@ -101,10 +106,14 @@ class _Evaluation:
         function = self._function(number)
         self._check(function, _rows(function, step), step)
         if self._plan.initial is not None:
-            for name, first in next(iter(Trace(self._plan.initial).variables("initial").values()), {}).items():
-                place = function.variable_of(("weight", name, first.trainable))
-                if place is not None and first.array is not None and first.array.is_complete:
-                    self._assign(place, first.array.read())
+            self._take(function, next(iter(Trace(self._plan.initial).variables("initial").values()), {}))
+
+    def _take(self, function: StepFunction, values: Mapping[str, Variable]) -> None:
+        """Go to another run's values of the weights, as far as it kept them whole."""
+        for name, value in values.items():
+            place = function.variables.get(("weight", name, value.trainable))
+            if place is not None and value.array is not None and value.array.is_complete:
+                self._assign(place, value.array.read())
 
     def _assign(self, number: int, value: Array) -> None:
         variable = self._state.variables[number]
@@ -128,6 +137,16 @@ class _Evaluation:
             if len(shares) > 1 and function.assigns_besides:
                 raise NotReproduced("A step that assigns more than its optimizers do is made of one batch.")
             yield function, [self._permuted(share, step) for share in shares]
+
+    def _follow_weights(self, function: StepFunction, optimizer: str) -> None:
+        """Go on, after an update, with the weights that the run which leads this one had, as far as it kept them whole."""
+        if self._leader is None:
+            return
+        made = self._made[optimizer]
+        self._made[optimizer] += 1
+        for step in self._leader.steps(optimizer)[made : made + 1]:
+            kept = [(name, value) for one in step.values() for name, value in one.weights.items()]
+            self._take(function, {name: value for name, value in reversed(kept) if value.array is not None})
 
     def _function(self, number: int) -> StepFunction:
         if number not in self._functions:

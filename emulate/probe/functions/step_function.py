@@ -139,17 +139,18 @@ class StepFunction:
         """Make the step with these gradients in place of its own, and return the variables after it, by record."""
         return self._call(self._after_the_update, rows, self._named(given))
 
-    def variable_of(self, key: Key) -> int | None:
-        """Return the number of the variable whose value is recorded under a key; None where that is not one variable's."""
-        nodes = {node.name: node for node in self._graph.node}
-        names = dict(self._captures)
-        for one in self.records:
-            node = nodes.get(one.tensors.get(key, "").rpartition(":")[0])
-            while node is not None and node.op in ("Identity", "ReadVariableOp"):
-                if node.op == "ReadVariableOp":
-                    return names.get(_tensor(node.input[0]))
+    @cached_property
+    def variables(self) -> dict[Key, int]:
+        """Return, by key, the number of each variable whose value after the step is recorded."""
+        nodes, numbers = {node.name: node for node in self._graph.node}, dict(self._captures)
+        found: dict[Key, int] = {}
+        for key, name in (pair for one in self.records for pair in one.tensors.items() if pair[0][0] == "weight"):
+            node = nodes.get(name.rpartition(":")[0])
+            while node is not None and node.op == "Identity":
                 node = nodes.get(node.input[0].partition(":")[0])
-        return None
+            number = numbers.get(_tensor(node.input[0])) if node is not None and node.op == "ReadVariableOp" else None
+            found |= {} if number is None else {key: number}
+        return found
 
     def _named(self, given: Sequence[Values]) -> dict[str, Any]:
         pairs = zip(self.records, given, strict=False)
