@@ -61,11 +61,18 @@ class Following:
 
         if gradient is None or not gradient.dtype.is_floating:
             return gradient
-        join = _mean if optimizer in follow.averaged else _sum
+        is_mean = optimizer in follow.averaged
+        join = _mean if is_mean else _sum
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         if is_sparse and np.prod(variable.shape) > _LARGE:
             return gradient
-        whole = self._locals.in_step(optimizer, self._names.of(variable), tf.convert_to_tensor(gradient), join)
+        whole = self._locals.in_step(
+            optimizer,
+            self._names.of(variable),
+            tf.convert_to_tensor(gradient),
+            join,
+            lambda total, number: total / number if is_mean else total,
+        )
         if not is_sparse:
             return whole
         rows, _ = tf.unique(gradient.indices)

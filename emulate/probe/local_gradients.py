@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emulate import graph_functions
-from emulate.probe.trace import Array, Trace
+from emulate.probe.trace import Array, Step, Trace
 
 
 class LocalGradients:
@@ -24,7 +26,14 @@ class LocalGradients:
         self._calls: Counter[tuple[str, str]] = Counter()
         self._lock = threading.Lock()
 
-    def in_step(self, optimizer: str, tensor: str, otherwise: Any, join: Callable[[list[Array]], Array]) -> Any:
+    def in_step(
+        self,
+        optimizer: str,
+        tensor: str,
+        otherwise: Any,
+        join: Callable[[list[Array]], Array],
+        of_sum: Callable[[Array, int], Array] | None = None,
+    ) -> Any:
         """Return a tensor's value in this step. Steps are counted here: each tensor is read once in each.
 
         Args:
@@ -32,27 +41,31 @@ class LocalGradients:
             tensor: The variable's name.
             otherwise: A tensor of the variable's shape: what is given where the other run's are not kept whole.
             join: Makes one array of the replicas'.
+            of_sum: Makes it of their sum and number, where that alone is kept whole.
 
         Returns:
-            What `join` made, of the dtype of `otherwise`.
+            What they made, of the dtype of `otherwise`.
         """
         import tensorflow as tf
 
         def read(own: Array) -> Array:
-            found = self._next(optimizer, tensor, own.shape)
-            return join(found).astype(own.dtype) if found else own
+            made = self._next(optimizer, tensor)
+            locals_ = [one.gradients[tensor] for one in made if tensor in one.gradients]
+            if locals_ and all(array.is_complete and array.shape == own.shape for array in locals_):
+                return join([array.read() for array in locals_]).astype(own.dtype)
+            sums = [one.sums[tensor].read() for one in made if tensor in one.sums]
+            if of_sum is None or len(sums) < len({one.host for one in made}) or not sums:
+                return own
+            return of_sum(np.sum(sums, axis=0), len(locals_)).astype(own.dtype)
 
         with graph_functions.on_cpu():
             value = tf.numpy_function(read, [otherwise], otherwise.dtype)
         value.set_shape(otherwise.shape)
         return value
 
-    def _next(self, optimizer: str, tensor: str, shape: tuple[int, ...]) -> list[Array]:
+    def _next(self, optimizer: str, tensor: str) -> list[Step]:
         with self._lock:
             number = self._calls[(optimizer, tensor)]
             self._calls[(optimizer, tensor)] += 1
         steps = self._trace.steps(optimizer)
-        made = steps[number] if number < len(steps) else {}
-        found = [one.gradients[tensor] for _, one in sorted(made.items()) if tensor in one.gradients]
-        is_whole = all(array.is_complete and array.shape == shape for array in found)
-        return [array.read() for array in found] if is_whole else []
+        return [one for _, one in sorted(steps[number].items())] if number < len(steps) else []

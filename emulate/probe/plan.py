@@ -110,7 +110,7 @@ class ProbePlan:
     asks: bool = False
     looks_from: int | None = None
     seed: int = 0
-    budget: int = 1024 * MIB
+    budget: int = 256 * MIB
     permute: bool = False
     perturb: float = 0.0
     noise_seed: int = 0

@@ -59,6 +59,7 @@ class Recording:
         self._pending: dict[int, list[dict[str, Any]]] = {}
         self._taped = Taped()
         self._rowless: dict[int, dict[str, Any]] = {}
+        self._summed: dict[tuple[str, int], tuple[int, set[str], dict[str, Array]]] = {}
         self._first_digests: dict[tuple[str, int, str], str] = {}
         self._trained: dict[tuple[int, str], str] = {}
         self._last: dict[int, dict[str, Any]] = {}
@@ -191,6 +192,7 @@ class Recording:
         event |= {"function": about["function"]} if "function" in about else {}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
+        event |= self._sums(record, event["gradients"], index)
         taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}
         event |= {"taped": taped} if taped else {}
         event["weights"] = self._weights(record, optimizer, index)
@@ -336,6 +338,24 @@ class Recording:
                 entry = self._writer.array(_plain(combined), rows=rows)
                 entries[key[1]] = entry | {"shape": [int(n) for n in values[("sparse-shape", key[1])]]}
         return entries
+
+    def _sums(self, record: Record, entries: Mapping[str, Any], index: int) -> dict[str, Any]:
+        """Return, with the last of this host's replicas, the sums of the gradients of which not all elements are kept.
+
+        With them another run can go on from the weights that this one has after the step.
+        """
+        place, wanted = (record.about["optimizer"], index), 1 if record.about.get("reduced") else self.local_replicas
+        made, parts, sums = self._summed.pop(place, (0, set(), {}))
+        for key, value in record.values:
+            if key[0] == "gradient" and _shard(record, key[1]) is None:
+                wide = value.astype(np.promote_types(value.dtype, np.float32), copy=False)
+                sums[key[1]] = sums[key[1]] + wide if key[1] in sums else wide
+                parts |= {key[1]} if "stride" in entries[key[1]] else set()
+        if made + 1 < wanted:
+            self._summed[place] = (made + 1, parts, sums)
+            return {}
+        fits = parts and self._writer.takes_whole(sum(sums[name].nbytes for name in parts))
+        return {"sums": {name: self._writer.array(sums[name], whole=True) for name in sorted(parts)}} if fits else {}
 
     def _weights(self, record: Record, optimizer: str, index: int) -> dict[str, Any]:
         found = {

@@ -20,7 +20,8 @@ Events (every one has `event`):
     initial      replica, variables: {name: {array, digest, trainable}}       before the first step
     program      facts about the program: its optimizers, unsynchronised BatchNormalization, regularised variables
     step         optimizer, step, replica, rows, inputs, row_inputs, gradients, weights, objective, draws, runs, reduced, tape,
-                 free, again, outside, function (the number of the function that makes it)
+                 free, again, outside, function (the number of the function that makes it), sums (over the host's replicas,
+                 with the last of them: of gradients that are not kept whole)
     after        replica, variables: what the update has made of them that followed their last step
     state        optimizer, step, replica, variables                         what the step assigned itself, as it left it
     seeded       generator: a global one (python, numpy, tensorflow) that the program seeds itself, before it draws
@@ -160,6 +161,7 @@ class Step:
         draws: Digest of each random draw, in the order in which the step makes them.
         row_inputs: Which of `inputs` are rows of the batch.
         state: Variables that the step assigned itself, neither the model's nor the optimizer's, after the step.
+        sums: Of gradients of which a part was kept, the sum over the replicas of this host; with its last replica alone.
         runs: How many runs' gradients were applied together (accumulation).
         taped: Of a step that adds up gradients itself what its tapes gave on this replica.
         reduced: True where `gradients` are already the sum over all replicas (an apply after `Strategy.reduce`).
@@ -174,6 +176,7 @@ class Step:
     rows: tuple[str, ...] | None = None
     inputs: tuple[StoredArray | None, ...] = ()
     gradients: Mapping[str, StoredArray] = field(default_factory=dict)
+    sums: Mapping[str, StoredArray] = field(default_factory=dict)
     weights: Mapping[str, Variable] = field(default_factory=dict)
     objective: float | None = None
     draws: tuple[str, ...] = ()
@@ -369,6 +372,7 @@ class Trace:
             rows=None if rows is None else tuple(rows),
             inputs=tuple(self._array(host, entry) for entry in event.get("inputs", ())),
             gradients={n: a for n, e in event.get("gradients", {}).items() if (a := self._array(host, e)) is not None},
+            sums={n: a for n, e in event.get("sums", {}).items() if (a := self._array(host, e)) is not None},
             weights=self._variables(host, event.get("weights", {})),
             objective=None if objective is None else float(objective),
             draws=tuple(event.get("draws", ())),

@@ -23,12 +23,15 @@ class TraceWriter:
     """
 
     SAMPLE = 1024
+    MOST_WHOLE = 4 << 30
+    """Bytes of arrays that may be kept whole beside the budget."""
 
     def __init__(self, directory: Path, *, budget: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._events = (directory / "events.jsonl").open("w", encoding="utf-8")
         self._arrays = (directory / "arrays.bin").open("wb")
         self._budget = budget
+        self._room = self.MOST_WHOLE
         # Steps are written by one thread, what collectives and the program tell by others. The end of the file is counted
         # here: BufferedWriter.tell() beside another thread's flush() may answer with a place in between (CPython 3.11).
         self._lock = threading.RLock()
@@ -55,13 +58,20 @@ class TraceWriter:
         with self._lock:
             at = self._end
             self._end += self._arrays.write(kept.data if kept.size else b"")
-            self._budget -= kept.nbytes
+            self._budget -= 0 if whole else kept.nbytes
         entry: dict[str, Any] = {"at": at, "dtype": contents.dtype.str, "shape": list(contents.shape), "norm": _norm(flat)}
         if stride > 1:
             entry["stride"] = stride
         if rows is not None:
             entry["rows"] = self.array(rows, whole=True)
         return entry
+
+    def takes_whole(self, nbytes: int) -> bool:
+        """Return whether there is room for so many bytes beside the budget, and take it."""
+        with self._lock:
+            fits = nbytes <= self._room
+            self._room -= nbytes if fits else 0
+        return fits
 
     def _stride(self, nbytes: int, size: int, share: int | None) -> int:
         most = size if share is None else min(size, share)

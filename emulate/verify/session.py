@@ -550,11 +550,18 @@ def _rows(trace: Trace) -> set[str]:
 
 
 def _can_lead(trace: Trace, reference: Trace) -> bool:
-    """Return whether all of each gradient was kept, and of the first weights, as far as they are not those of a reference."""
-    made = (one for name in trace.optimizers for step in trace.steps(name) for one in step.values())
+    """Return whether all of each gradient or of its sum was kept, and of first weights that are not those of a reference."""
     first = (one.array for found in trace.variables("initial").values() for one in found.values() if one.array is not None)
-    is_whole = starts_alike(reference, trace) or all(array.is_complete for array in first)
-    return is_whole and all(array.is_complete for one in made for array in one.gradients.values())
+    if not (starts_alike(reference, trace) or all(array.is_complete for array in first)):
+        return False
+    made = (step for name in trace.optimizers for step in trace.steps(name))
+    return all(
+        name in summed or array.is_complete
+        for step in made
+        for summed in [{name for one in step.values() for name in one.sums}]
+        for one in step.values()
+        for name, array in one.gradients.items()
+    )
 
 
 def _unseen(reference: RunResult) -> list[str]:

@@ -25,14 +25,16 @@ Evaluated = Callable[..., tuple[Trace, Trace | None]]
 def evaluated(preload: Preload, tmp_path: Path) -> Evaluated:
     """evaluated(program, keyed=False, **fields of the plan) -> the run's trace, and the one that its functions give."""
 
-    def make(program: Callable[[], Any], *, keyed: bool = False, beside: str | None = None, **fields: Any) -> Any:
+    def make(
+        program: Callable[[], Any], *, keyed: bool = False, beside: str | None = None, budget: int = 1 << 28, **fields: Any
+    ) -> Any:
         settings = Settings(program=Program.find(program), steps=6, timeout=120)
         with Runner(settings, tmp_path, Silent(), preload=preload) as runner:
             plan = ProbePlan(tmp_path, keyed_draws=keyed, keeps_functions=True)
             run = runner.start("reference", REFERENCE, plan, reference=True)
             assert run.result().status == "ok", run.result().failure
             if beside is not None:
-                runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path)).result()
+                runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path, budget=budget)).result()
             (other,) = runner.start_evaluated({"evaluated": ProbePlan(tmp_path, **fields)}, REFERENCE, run)
             made = other.result()
         assert run.result().trace is not None
@@ -149,13 +151,20 @@ def test_permuted_rows_and_units_in_the_last_place_change_gradients_by_rounding_
     assert sorted(rows[0]) == sorted(rows[1]) != []
 
 
-def test_with_another_runs_gradients_the_weights_are_that_runs_and_the_gradients_its_own(
-    evaluated: Evaluated, tmp_path: Path
+def wide(keras: Any) -> list[Any]:
+    return [*flat(keras), keras.layers.Dense(400)]
+
+
+@pytest.mark.parametrize("budget", [1 << 28, 0])
+def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and_the_gradients_its_own(
+    evaluated: Evaluated, tmp_path: Path, budget: int
 ) -> None:
     follow = Follow(tmp_path / "1x2")
-    run, found = evaluated(custom_loop, beside="1x2", follow=follow)
+    run, found = evaluated(partial(fit, layers=wide), beside="1x2", budget=budget, follow=follow, initial=follow.trace)
     assert found is not None
     assert found.follows
+    sums = [one.sums for step in Trace(follow.trace).steps(run.optimizers[0]) for one in step.values() if one.sums]
+    assert len(sums) == (0 if budget else 6)
     one, other = values(run, "gradients", "weights"), values(found, "gradients", "weights")
     assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
     assert apart(one, other)  # the sum over two replicas is rounded in another way
