@@ -75,8 +75,25 @@ class Following:
         )
         if not is_sparse:
             return whole
-        rows, _ = tf.unique(gradient.indices)
-        return tf.IndexedSlices(tf.gather(whole, rows), rows, gradient.dense_shape)
+        return _with_total(gradient, whole)
+
+
+def _with_total(gradient: Any, whole: Any) -> Any:
+    """Return a sparse gradient with another total.
+
+    It names the same rows, as often as before: some optimizers make another update of a row that comes twice.
+    """
+    import tensorflow as tf
+
+    size, indices = tf.shape(whole)[0], gradient.indices
+    counts = tf.cast(tf.math.unsorted_segment_sum(tf.ones_like(indices), indices, size), whole.dtype)
+    change = whole - tf.math.unsorted_segment_sum(gradient.values, indices, size)
+    shape = tf.concat([tf.shape(counts), tf.ones_like(tf.shape(whole)[1:])], 0)
+    each = change / tf.reshape(tf.maximum(counts, 1), shape)
+    is_changed = tf.reduce_any(tf.reshape(change, [size, -1]) != 0, axis=1)
+    missing = tf.cast(tf.reshape(tf.where(is_changed & (counts == 0)), [-1]), indices.dtype)
+    values = tf.concat([gradient.values + tf.gather(each, indices), tf.gather(change, missing)], 0)
+    return tf.IndexedSlices(values, tf.concat([indices, missing], 0), gradient.dense_shape)
 
 
 def _sum(locals_: list[Array]) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ from emulate.verify.aggregation import aggregation
 from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
 from emulate.verify.facts import Facts
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
-from emulate.verify.noise import Key
+from emulate.verify.noise import REPORTED, Key
 from emulate.verify.precision import Short, computed_in, unit_of, unit_of_all
 from emulate.verify.reported import of_other_batches, reported, reported_by_batch
 
@@ -169,7 +169,8 @@ def _batches(step: StepOfAll) -> int:
 
 def measure_all(runs: Runs) -> Iterator[Measure]:
     """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
-    yield from _initial(runs.as_they_came)
+    late = {name for name, made in _made_before(runs.as_they_came.reference).items() if made}
+    yield from _as_far_as_weights(_initial(runs.as_they_came), _apart_before(runs, but=late))
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
         for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
@@ -181,32 +182,58 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
     yield from _reports(runs)
     if runs.plain is None:
         yield from _left(runs)
-        return
-    if runs.reference.has_other_examples:
-        return
-    evaluated = {one.name for one in runs.reference.reports}
-    apart = _apart_before(runs)
-    for one in (*_left(runs.as_they_came), *_reports(runs.as_they_came)):
-        if one.key.tensor not in evaluated:
-            spread = apart[min(one.step if one.at is None else one.at, len(apart) - 1)] * one.scale
-            yield replace(one, spread=float(np.fmax(one.spread, spread)))
+    elif not runs.reference.has_other_examples:
+        evaluated = {one.name for one in runs.reference.reports}
+        found = (*_left(runs.as_they_came), *_reports(runs.as_they_came))
+        yield from _as_far_as_weights((one for one in found if one.key.tensor not in evaluated), _apart_before(runs))
 
 
-def _apart_before(runs: Runs) -> list[float]:
-    """Return how far, before each step and relative to their size, the weights of runs are apart that went their own ways.
+@dataclass(frozen=True)
+class _Apart:
+    """Hold how far the weights of two runs are apart that went their own ways.
 
-    So far the numbers may be apart that the programs report.
+    Attributes:
+        largest: The largest difference of an element.
+        relative: Of the norms of differences over those of weights the median: few tensors whose gradients are rounding alone
+            drift in any case.
     """
-    assert runs.plain is not None
-    found = [0.0]
+
+    largest: float = 0.0
+    relative: float = 0.0
+
+
+def _as_far_as_weights(measures: Iterable[Measure], apart: Sequence[_Apart]) -> Iterator[Measure]:
+    """Yield numbers of two runs that went their own ways: they may be as far apart as the weights before that step."""
+    for one in measures:
+        if apart:
+            at = apart[min(one.step if one.at is None else one.at, len(apart) - 1)]
+            spread = at.relative * one.scale if one.key.kind in REPORTED else at.largest
+            one = replace(one, spread=float(np.fmax(one.spread, spread)))
+        yield one
+
+
+def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
+    """Return how far the weights are apart before each step; nothing where the reference went its own way.
+
+    Args:
+        runs: The runs.
+        but: Names of weights that are left out.
+    """
+    if runs.plain is None:
+        return []
+    found = [_Apart()]
     for optimizer in runs.optimizers:
         pairs = zip(complete(runs.topology, optimizer), complete(runs.plain, optimizer), strict=False)
         for step, (ours, theirs) in enumerate(pairs, 1):
             found += [found[-1]] * (step + 1 - len(found))
-            both = [(weight_of(ours, name), weight_of(theirs, name)) for one in theirs.values() for name in one.weights]
+            names = dict.fromkeys(name for one in theirs.values() for name in one.weights if name not in but)
+            both = [(weight_of(ours, name), weight_of(theirs, name)) for name in names]
             known = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and _same_shape([a, b])]
-            offs = [(norm(a - b), norm(b)) for a, b in (aligned([*pair]) for pair in known)]
-            found[step] = max(found[step], *(off / size for off, size in offs if size), found[step - 1])
+            arrays = [aligned([*pair]) for pair in known]
+            offs = [norm(a - b) / (norm(b) or 1.0) for a, b in arrays]
+            here = _Apart(max((largest(a - b) for a, b in arrays), default=0.0), float(np.median(offs)) if offs else 0.0)
+            known_ = (found[step], found[step - 1], here)
+            found[step] = _Apart(max(one.largest for one in known_), max(one.relative for one in known_))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 import threading
@@ -18,7 +19,6 @@ from emulate.faults import Fault
 from emulate.probe import Evaluations, ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.causes.cause import error_line
 from emulate.verify.host import COMPARABLE_ON_GPUS, Evaluation, RecordedProgram
 from emulate.verify.meetings import Met
 from emulate.verify.recovery import Lives
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from emulate.progress import Progress
 
 UNPROBED_SECONDS = 10.0
+_ERROR = re.compile(r"^([\w.]*(?:Error|Exception|NotReproduced): .{,80})", re.MULTILINE)
 PLAIN_SECONDS = 60.0
 """Smallest time limit of a plain run, in seconds. A plain run imports TensorFlow itself."""
 
@@ -115,7 +116,7 @@ class Runner:
         return self._pool.submit(self._run, label, topology, plan, reference)
 
     def start_evaluated(
-        self, plans: Mapping[str, ProbePlan], topology: Topology, source: Future[RunResult]
+        self, plans: Mapping[str, ProbePlan], topology: Topology, source: Future[RunResult], *, or_run: bool = True
     ) -> list[Future[RunResult]]:
         """Make runs that do the mathematics of a run that was started before.
 
@@ -123,16 +124,20 @@ class Runner:
             plans: By label how each of them differs; `trace` is chosen here.
             topology: Where the program runs if its functions cannot be evaluated.
             source: The other run.
+            or_run: Whether the program runs where its functions cannot be evaluated.
 
         Returns:
-            A result for each label, in order: evaluated from the functions of the other run, else of the program.
+            A result for each label, in order: evaluated from the functions of the other run, else of the program, or failed.
         """
         evaluated = self._pool.submit(self._evaluate, dict(plans), source)
 
         def result_of(label: str, plan: ProbePlan) -> RunResult:
             made = evaluated.result().get(label)
-            plan = self._with_settings(plan, self._folder_of(label))
-            return self._run(label, topology, plan, True) if made is None else made
+            if made is not None:
+                return made
+            if not or_run:
+                return RunResult(label, topology, None, status="failed")
+            return self._run(label, topology, self._with_settings(plan, self._folder_of(label)), True)
 
         return [self._pool.submit(result_of, label, plan) for label, plan in plans.items()]
 
@@ -155,7 +160,8 @@ class Runner:
         self._follow(result, self._fresh or self._preload, launched, self._settings.timeout, counts=False)
         self._progress.run_ended(first, f"{result.status}, without the program")
         if result.status != "ok":
-            self._note_started_again(error_line(result.failure, "it did not end"))
+            errors = _ERROR.findall(result.failure or "")
+            self._note_started_again(f"its steps could not be evaluated ({errors[-1] if errors else result.status})")
             for plan in made.values():
                 remove_tree(plan.trace)
             return {}

@@ -386,7 +386,8 @@ class Session:
             return None
         known = ledgers(plain, compared).values()
         is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
-        return replace(base, follow=follow, replay=None if is_same else Replay(compared.directory))
+        led = replace(base, follow=follow, replay=None if is_same else Replay(compared.directory))
+        return led if self._yardsticks.led(led) else None
 
     def _recovery(self, run: RunResult) -> Recovery | None:
         """Run again with the requested faults; None for a program that already failed without them."""

@@ -219,19 +219,35 @@ class Yardsticks:
 
     def with_noise(self, variation: Variation) -> Yardstick:
         """Return the reference and its noise runs, of which the first is started."""
-
-        def noise(numbers: Sequence[int]) -> list[Future[RunResult]]:
-            return self._evaluated(variation, self._noise_plans(variation, numbers, 1.0))
-
         if variation not in self._known and variation.source != variation:
             both = {**self._reference_plan(variation), **self._noise_plans(variation, [1], 1.0)}
             run, first = self._evaluated(variation, both)
-            self._known[variation] = Yardstick(run, NoiseRuns(noise, made=[first]))
+            self._known[variation] = Yardstick(run, self._noise_runs(variation, [first]))
         yardstick = self.reference(variation)
         if yardstick.noise is None:
-            yardstick.noise = NoiseRuns(noise)
+            yardstick.noise = self._noise_runs(variation)
             yardstick.noise.start(1)
         return yardstick
+
+    def led(self, variation: Variation) -> bool:
+        """Return whether the steps of a variation can be evaluated, and do so; the program is not run for it.
+
+        Args:
+            variation: Follows a run.
+
+        Returns:
+            Whether there is a reference now.
+        """
+        if variation not in self._known:
+            both = {**self._reference_plan(variation), **self._noise_plans(variation, [1], 1.0)}
+            run, first = self._evaluated(variation, both, or_run=False)
+            if not run.result().is_evaluated:
+                return False
+            self._known[variation] = Yardstick(run, self._noise_runs(variation, [first]))
+        return self._known[variation].reference.result().is_evaluated
+
+    def _noise_runs(self, variation: Variation, made: Sequence[Future[RunResult]] = ()) -> NoiseRuns:
+        return NoiseRuns(lambda numbers: self._evaluated(variation, self._noise_plans(variation, numbers, 1.0)), made=made)
 
     def _plan(self, variation: Variation) -> ProbePlan:
         plan = variation.plan(self.seed)
@@ -336,9 +352,12 @@ class Yardsticks:
 
         return {label(number): replace(plan, noise_seed=number) for number in numbers}
 
-    def _evaluated(self, variation: Variation, plans: Mapping[str, ProbePlan]) -> list[Future[RunResult]]:
+    def _evaluated(
+        self, variation: Variation, plans: Mapping[str, ProbePlan], *, or_run: bool = True
+    ) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
-        return self._runner.start_evaluated(plans, self._reference, self.reference(variation.source).reference)
+        source = self.reference(variation.source).reference
+        return self._runner.start_evaluated(plans, self._reference, source, or_run=or_run)
 
     def _label(self, name: str, variation: Variation) -> str:
         return variation.label(name if self._reference == REFERENCE else f"{name} on {self._reference}")

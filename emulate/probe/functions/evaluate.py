@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ class _Evaluation:
         self._rows = None if plan.replay is None else Rows(plan.replay)
         self._leader = None if plan.follow is None else Trace(plan.follow.trace)
         self._made: Counter[str] = Counter()
+        self._begun: set[str] = set()
 
     def write(self) -> None:
         """Write the trace."""
@@ -101,12 +103,21 @@ class _Evaluation:
         writer.close()
 
     def _start(self) -> None:
-        """Check the functions, and begin with the first weights of the plan."""
+        """Check the functions."""
         number, step = next((number, step) for number, step in _calls(self._source) if isinstance(step, Step))
         function = self._function(number)
         self._check(function, _rows(function, step), step)
-        if self._plan.initial is not None:
-            self._take(function, next(iter(Trace(self._plan.initial).variables("initial").values()), {}))
+
+    def _begin(self, function: StepFunction) -> None:
+        """Begin with the plan's first values of the weights that no step has had before."""
+        new = {name: value for name, value in self._first.items() if name not in self._begun}
+        self._take(function, new)
+        self._begun |= {name for name, value in new.items() if ("weight", name, value.trainable) in function.variables}
+
+    @cached_property
+    def _first(self) -> dict[str, Variable]:
+        initial = {} if self._plan.initial is None else Trace(self._plan.initial).variables("initial")
+        return {name: value for found in reversed(initial.values()) for name, value in found.items() if value.array is not None}
 
     def _take(self, function: StepFunction, values: Mapping[str, Variable]) -> None:
         """Go to another run's values of the weights, as far as it kept them whole."""
@@ -127,6 +138,7 @@ class _Evaluation:
                 self._assign(number, step.value)
                 continue
             function = self._function(number)
+            self._begin(function)
             own = _rows(function, step)
             shares = [own] if self._rows is None else self._rows.batches(made, own)
             if not shares:
@@ -240,16 +252,19 @@ def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
         writer: Of the evaluated run.
         made: The evaluated run's trace, with what its steps return.
     """
-    own, evaluated = ({event["made"]: event["values"] for _, event in one.of("result")} for one in (source, made))
-    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for _, event in source.of("report"):
-        by_name.setdefault((event["kind"], event["name"]), []).append(event)
+    own, evaluated = ([event["values"] for _, event in one.of("result")] for one in (source, made))
+    returned = -1
+    by_name: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = {}
+    for _, event in source.events:
+        returned += event["event"] == "result"
+        if event["event"] == "report":
+            by_name.setdefault((event["kind"], event["name"]), []).append((returned, event))
     for events in by_name.values():
-        known = [(own.get(event.get("made"), ()), event["value"]) for event in events]
+        known = [(own[call] if call >= 0 else (), event["value"]) for call, event in events]
         places = range(min(len(values) for values, _ in known))
         place = next((i for i in places if all(values[i] == value for values, value in known)), None)
-        for event in events if place is not None else ():
-            value = evaluated.get(event["made"], {place: None})[place]
+        for call, event in events if place is not None else ():
+            value = evaluated[call][place] if call < len(evaluated) else None
             if value is not None:
                 writer.write(event | {"value": value})
 

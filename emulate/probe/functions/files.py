@@ -2,7 +2,7 @@
 
 In the folder `host-0/functions` of a trace:
 
-- `state/0.npy`: the first value of each variable that a function reads or assigns, by its number;
+- `state/0.float32.npy`: the first value of each variable that a function reads or assigns, by its number and type;
 - `0/graph.pb`: a GraphDef with everything that the recorded tensors of a step are computed from;
 - `0/function.json`: its records (kind, about, tensors) and its captures (tensor, number of the variable), or a refusal;
 - `0/constants.npz`: captured tensors that are no variables, by their place in the captures.

@@ -106,7 +106,8 @@ class Functions:
                 value = upstream.value_of(handle)
                 if value is not None:
                     state_of(self._folder).mkdir(parents=True, exist_ok=True)
-                    np.save(state_of(self._folder) / f"{number}.npy", value.numpy(), allow_pickle=False)
+                    kept = tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value
+                    np.save(state_of(self._folder) / f"{number}.{value.dtype.name}.npy", kept.numpy(), allow_pickle=False)
                     self._valued.add(number)
                     del self._unborn[number]
 

@@ -44,9 +44,10 @@ class State:
     def __init__(self, trace: Path) -> None:
         import tensorflow as tf
 
-        files = {int(file.stem): file for file in state_of(folder_of(trace)).glob("*.npy")}
-        values = {number: np.load(file, allow_pickle=False) for number, file in sorted(files.items())}
-        self.variables = {number: tf.Variable(value, trainable=False) for number, value in values.items()}
+        self.variables: dict[int, Any] = {}
+        for file in state_of(folder_of(trace)).glob("*.npy"):
+            number, dtype, _ = file.name.split(".")
+            self.variables[int(number)] = tf.Variable(tf.cast(np.load(file, allow_pickle=False), dtype), trainable=False)
 
     def read(self) -> list[Any]:
         """Return all values."""
@@ -92,7 +93,7 @@ class StepFunction:
             Fetched(one["kind"], one["about"], {key: name for key, name, *_ in tensors})
             for one, tensors in zip(about["records"], told, strict=True)
         ]
-        self._specs = {name: (dtype, shape) for tensors in told for _, name, dtype, shape in tensors}
+        self._specs = {name: (dtype, _of_any_rows(key, shape)) for tensors in told for key, name, dtype, shape in tensors}
         self._rows = {key: name for one in self.records for key, name in one.tensors.items() if key[0] == "input"}
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
@@ -224,6 +225,11 @@ class StepFunction:
             for place, (name, number) in enumerate(self._captures)
             if name in used
         }
+
+
+def _of_any_rows(key: Key, shape: list[int | None] | None) -> list[int | None] | None:
+    """Return the shape of what may be given for a tensor: a sparse gradient may have other rows than the program's own."""
+    return [None, *shape[1:]] if shape and key[0] in ("sparse-gradient", "sparse-rows") else shape
 
 
 def _key(key: Sequence[Any]) -> Key:
