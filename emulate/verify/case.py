@@ -113,6 +113,7 @@ class Case:
         topology: The run to judge (with draws keyed by row where the program draws random numbers).
         noise: Noise runs of the reference.
         plain: The reference run with the program's own randomness; `reference` unless given.
+        source: The run on one device whose steps `reference` makes at the topology's weights; None where it makes its own.
         same_seed: Another run on one device that begins as `plain` does, with the examples and draws of the program; the first
             noise run where `plain` is `reference`.
         repeat: Runs `plain` once more, to see whether it repeats; None where that did not end well.
@@ -146,6 +147,7 @@ class Case:
         noise: Sequence[Trace] = (),
         *,
         plain: Trace | None = None,
+        source: Trace | None = None,
         same_seed: Trace | None = None,
         repeat: Callable[[], Trace | None] = _no_trace,
         untouched: Trace | None = None,
@@ -168,7 +170,7 @@ class Case:
         self.topology = topology
         self.noise = noise
         self.plain = plain or reference
-        self._same_seed = same_seed
+        self._source, self._same_seed = source, same_seed
         self._repeat = repeat
         self.untouched = untouched or topology
         self.outcome = outcome or Outcome()
@@ -195,7 +197,7 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        plain = self.plain if self.reference.follows else None
+        plain = self._source if self.reference.follows else None
         known = self._agrees_synchronized
         first = compare_enough(self.reference, self.topology, self.noise, plain=plain, is_known=known)
         # What a model explains exactly is no accident of rounding.

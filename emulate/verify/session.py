@@ -330,6 +330,7 @@ class Session:
                 compared,
                 used[1],
                 plain=reference.trace,
+                source=trace_of(self._yardsticks.reference(base.source).reference) if base.follow is not None else None,
                 same_seed=self._yardsticks.same_seed(),
                 repeat=lambda: trace_of(self._yardsticks.again()),
                 untouched=run.trace,
