@@ -61,3 +61,10 @@ def norm(values: Floats) -> float:
 def kept(variables: Iterable[Variable]) -> StoredArray | None:
     """Return the first kept array among one variable's values on several replicas."""
     return next((variable.array for variable in variables if variable.array is not None), None)
+
+
+def finite_difference(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
+    """Return what two arrays differ by, and the second one, with 0 where one of them is not finite."""
+    finite = np.isfinite(ours) & np.isfinite(theirs)
+    ours, theirs = (np.where(finite, one, 0.0) for one in (ours, theirs))
+    return ours - theirs, theirs

@@ -12,7 +12,7 @@ import numpy as np
 
 from emulate.probe.trace import Report, Step, StoredArray, Trace
 from emulate.verify.aggregation import aggregation
-from emulate.verify.arrays import Floats, aligned, eps_of, is_numeric, largest, norm
+from emulate.verify.arrays import Floats, aligned, eps_of, finite_difference, is_numeric, largest, norm
 from emulate.verify.facts import Facts
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
 from emulate.verify.noise import REPORTED, Key
@@ -229,19 +229,12 @@ def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
             names = dict.fromkeys(name for one in theirs.values() for name in one.weights if name not in but)
             both = [(weight_of(ours, name), weight_of(theirs, name)) for name in names]
             known = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and _same_shape([a, b])]
-            arrays = [_finite(*aligned([*pair])) for pair in known]
+            arrays = [finite_difference(*aligned([*pair])) for pair in known]
             offs = [norm(off) / (norm(b) or 1.0) for off, b in arrays]
             here = _Apart(max((largest(off) for off, _ in arrays), default=0.0), float(np.median(offs)) if offs else 0.0)
             known_ = (found[step], found[step - 1], here)
             found[step] = _Apart(max(one.largest for one in known_), max(one.relative for one in known_))
     return found
-
-
-def _finite(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
-    """Return what two arrays differ by, and the second one, with 0 where one of them is not finite."""
-    finite = np.isfinite(ours) & np.isfinite(theirs)
-    ours, theirs = (np.where(finite, one, 0.0) for one in (ours, theirs))
-    return ours - theirs, theirs
 
 
 def _initial(runs: Runs) -> Iterator[Measure]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arrays import aligned, eps_of, is_numeric, largest, norm
+from emulate.verify.arrays import aligned, eps_of, finite_difference, is_numeric, largest, norm
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weights_before
 from emulate.verify.ledger import Ledger
 from emulate.verify.measure import complete
@@ -174,8 +174,7 @@ def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
     squares = []
     for one, other in pairs:
         if one is not None and other is not None and is_numeric(other) and one.shape == other.shape:
-            ours, theirs = aligned([one, other])
-            squares.append(norm(ours - theirs) ** 2)
+            squares.append(norm(finite_difference(*aligned([one, other]))[0]) ** 2)
     return float(np.sqrt(sum(squares)))
 
 

@@ -147,7 +147,8 @@ class Runner:
         if of.status != "ok" or of.trace is None:
             return {}
         if (why := refusal(of.trace)) is not None:
-            self._note_started_again(why)
+            if all(plan.replay is None for plan in plans.values()):  # what is run again for a cause is run in any case
+                self._note_started_again(why)
             return {}
         made = {label: self._with_settings(plan, self._folder_of(label)) for label, plan in plans.items()}
         for plan in made.values():

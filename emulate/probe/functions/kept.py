@@ -163,6 +163,8 @@ class Functions:
             if any(getattr(tensor, "graph", None) is not graph for tensor in tensors):
                 raise _Refused(_IN_A_CONDITION)
             rows |= {tensor.name: key for key, tensor in zip(keys, tensors, strict=True) if key[0] == "input"}
+        if len(set(rows.values())) < len(rows):
+            raise _Refused("it gets its examples in several shares")
         if not rows or any(key[2] != "dense" for key in rows.values()):
             raise _Refused("its step gets no examples, or sparse or ragged ones")
         fetched = [tensor.op for *_, tensors in kept.sites for tensor in tensors if tensor.name not in rows]
