@@ -213,11 +213,14 @@ def _as_far_as_weights(measures: Iterable[Measure], apart: Sequence[_Apart]) -> 
 
 
 def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
-    """Return how far the weights are apart before each step; nothing where the reference went its own way.
+    """Return how far the weights are apart before each step.
 
     Args:
         runs: The runs.
         but: Names of weights that are left out.
+
+    Returns:
+        Nothing where the reference went its own way.
     """
     if runs.plain is None:
         return []
