@@ -98,6 +98,7 @@ class ProbePlan:
         apply_only: Functions that only apply gradients they are given: what enters them is no batch.
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
         keeps_functions: Keep the functions of the steps, so that they can be evaluated without the program.
+        leads: Keep of large gradients their sum over the replicas, so that another run can go on from this one's weights.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
@@ -130,6 +131,7 @@ class ProbePlan:
     taping: tuple[str, ...] = ()
     functions: bool = False
     keeps_functions: bool = False
+    leads: bool = False
     precision: str = "float32"
     resumed: bool = False
     begun: Mapping[str, int] | None = None

@@ -82,7 +82,7 @@ class Probe:
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self._receive = receive
         ask = self._ask_for_steps if plan.asks else None
-        self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask)
+        self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask, keeps_sums=plan.leads)
         self.epochs = epochs.Epochs(self.recording.write)
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))

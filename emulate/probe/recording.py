@@ -29,6 +29,7 @@ class Recording:
         steps: The last wanted step (counted from 1), None for all.
         send: Sends an event to the supervisor.
         ask: Asks, at the last wanted step, which step is the last one after all; None where `steps` is fixed.
+        keeps_sums: Whether gradients that are not kept whole are summed over this host's replicas, and the sums are kept.
 
     Attributes:
         at_step: Called after each step that was written.
@@ -44,8 +45,10 @@ class Recording:
         steps: int | None,
         send: Callable[[Mapping[str, Any]], None],
         ask: Callable[[], int] | None = None,
+        keeps_sums: bool = False,
     ) -> None:
         self._writer = writer
+        self._keeps_sums = keeps_sums
         self._wanted = steps
         self._send = send
         self._ask = ask
@@ -119,7 +122,7 @@ class Recording:
     def _result(self, record: Record) -> None:
         """Record the numbers that the last step has returned."""
         values = [float(value) if np.isfinite(value) else None for _, value in record.values]
-        self.write({"event": "result", "made": self.num_steps, "values": values})
+        self.write({"event": "result", "values": values})
 
     def _set(self, record: Record) -> None:
         """Record what the program made of a variable between its steps."""
@@ -192,7 +195,7 @@ class Recording:
         event |= {"function": about["function"]} if "function" in about else {}
         event |= self._inputs(record) if any(key[0] == "input" for key, _ in record.values) else {}
         event["gradients"] = self._gradients(record)
-        event |= self._sums(record, event["gradients"], index)
+        event |= self._sums(record, event["gradients"], index) if self._keeps_sums else {}
         taped = {key[1]: self._writer.array(_plain(value)) for key, value in record.values if key[0] == "taped"}
         event |= {"taped": taped} if taped else {}
         event["weights"] = self._weights(record, optimizer, index)

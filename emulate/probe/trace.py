@@ -33,7 +33,7 @@ Events (every one has `event`):
     final        replica, variables                                          after the last recorded step
     left         replica, variables, changed: those of them that it changed itself when it had made all steps, at its end
     set          variable, value: what the program made between two steps of a variable that their functions read
-    result       made, values: the numbers that a step returns, after so many steps; null where one is not finite
+    result       values: the numbers that a step returns; null where one is not finite
     changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
     note         code, text
     end          reason: steps (enough were seen), returned, raised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,14 +25,16 @@ class TraceWriter:
 
     SAMPLE = 1024
     MOST_WHOLE = 4 << 30
-    """Bytes of arrays that may be kept whole beside the budget."""
+    """Bytes of arrays that may be kept whole beside the budget, where the disk has the room."""
+    SHARE_OF_DISK = 1 / 8
+    """Of the free bytes, at most: several hosts of several runs write at the same time."""
 
     def __init__(self, directory: Path, *, budget: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._events = (directory / "events.jsonl").open("w", encoding="utf-8")
         self._arrays = (directory / "arrays.bin").open("wb")
         self._budget = budget
-        self._room = self.MOST_WHOLE
+        self._room = min(self.MOST_WHOLE, int(shutil.disk_usage(directory).free * self.SHARE_OF_DISK))
         # Steps are written by one thread, what collectives and the program tell by others. The end of the file is counted
         # here: BufferedWriter.tell() beside another thread's flush() may answer with a place in between (CPython 3.11).
         self._lock = threading.RLock()

@@ -20,8 +20,9 @@ from emulate.verify.case import Case, Outcome
 from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.room import lack_of_memory, trace_budget
+from emulate.verify.run_summary import steps_run
 from emulate.verify.runner import Runner, Settings
-from emulate.verify.session import judge_all, steps_run
+from emulate.verify.session import judge_all
 from emulate.verify.step_limit import AUTO, Steps
 from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
 from gpudist_core.installed import installed_version, own_version

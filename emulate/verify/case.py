@@ -29,9 +29,7 @@ def _none() -> Sequence[Trace]:
     return ()
 
 
-_JUDGED_ON_ITS_OWN = (
-    "differ from those of one device: gradients, weights and losses were compared with one device that got this run's own"
-)
+_ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 
 
 @dataclass(frozen=True)
@@ -39,20 +37,20 @@ class Rerun:
     """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation.
 
     Attributes:
-        plain: The run on one device with its own gradients, where `reference` applies the topology's.
+        source: The run on one device with its own gradients, where `reference` applies the topology's.
     """
 
     reference: Trace
     topology: Trace
     noise: Sequence[Trace] = ()
     confirm: Callable[[], Sequence[Trace]] = _none
-    plain: Trace | None = None
+    source: Trace | None = None
 
     def compare(self) -> Comparison:
         """Compare both sides. Look again at gradients that may cancel over the batch."""
-        first = compare_enough(self.reference, self.topology, self.noise, plain=self.plain)
+        first = compare_enough(self.reference, self.topology, self.noise, source=self.source)
         more = self.confirm() if first.cancels else ()
-        return compare(self.reference, self.topology, self.noise, confirmation=more, plain=self.plain) if more else first
+        return compare(self.reference, self.topology, self.noise, confirmation=more, source=self.source) if more else first
 
 
 @dataclass(frozen=True)
@@ -197,14 +195,14 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        plain = self._source if self.reference.follows else None
+        source = self._source if self.reference.follows else None
         known = self._agrees_synchronized
-        first = compare_enough(self.reference, self.topology, self.noise, plain=plain, is_known=known)
+        first = compare_enough(self.reference, self.topology, self.noise, source=source, is_known=known)
         # What a model explains exactly is no accident of rounding.
         if not first.cancels and (not first.needs_confirmation or explain(first).fits):
             return first
         more = self._confirm()
-        return compare(self.reference, self.topology, self.noise, confirmation=more, plain=plain) if more else first
+        return compare(self.reference, self.topology, self.noise, confirmation=more, source=source) if more else first
 
     def _agrees_synchronized(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
@@ -323,7 +321,8 @@ class Case:
         starts_elsewhere = any(point.measure.key.kind == "initial-weight" for point in self.comparison.exceeding)
         if self.reference.follows:  # each step began with this run's weights
             if starts_elsewhere or self.reference.has_other_examples:
-                self.notes.append(f"the {'initial weights' if starts_elsewhere else 'examples'} {_JUDGED_ON_ITS_OWN}")
+                what = "initial weights" if starts_elsewhere else "examples"
+                self.notes.append(f"the {what} differ from those of one device: {_ON_ITS_OWN}")
             return
         if starts_elsewhere:
             self._replay(0, "the initial weights differ from those of one device")
@@ -339,7 +338,7 @@ class Case:
         again = self.switched("replay")
         if again is not None and again.points and again.first_step("initial-weight") is None:
             self._base, self._kept = again, ("replay",)
-            self.notes.append(f"{why}: gradients, weights and losses were compared with one device that got this run's own")
+            self.notes.append(f"{why}: {_ON_ITS_OWN}")
         else:
             self.cut(step, why)
 

@@ -196,7 +196,7 @@ def compare(
     noise: Sequence[Trace] = (),
     *,
     confirmation: Sequence[Trace] = (),
-    plain: Trace | None = None,
+    source: Trace | None = None,
 ) -> Comparison:
     """Compare a run on a topology with the reference.
 
@@ -205,12 +205,12 @@ def compare(
         topology: The run to judge.
         noise: Replays of the reference with permuted rows and gradients off by one unit in the last place.
         confirmation: Replays with a larger perturbation, where a first comparison asked for them.
-        plain: The run on one device with its own gradients, where `reference` applies the topology's.
+        source: The run on one device with its own gradients, where `reference` applies the topology's.
 
     Returns:
         Every tensor, step and report of both runs with its error and its noise floor.
     """
-    runs = Runs(reference, topology, noise, confirmation, plain)
+    runs = Runs(reference, topology, noise, confirmation, source)
     measures = list(measure_all(runs))
     of_chance = list(dict.fromkeys(m.key.tensor for m in measures if m.is_of_chance))
     seen = [m for m in measures if not (m.key.kind == "variable" and m.key.tensor in of_chance)]
@@ -241,7 +241,7 @@ def compare_enough(
     topology: Trace,
     noise: Sequence[Trace],
     *,
-    plain: Trace | None = None,
+    source: Trace | None = None,
     is_known: Callable[[], bool] = lambda: False,
 ) -> Comparison:
     """Compare with the first noise run, and with all of them only where that leaves a difference.
@@ -252,16 +252,16 @@ def compare_enough(
         reference: The run on one device.
         topology: The run to judge.
         noise: Replays of the reference, which may be made as they are asked for.
-        plain: As in `compare`.
+        source: As in `compare`.
         is_known: Tells of a difference whether its cause is known already, so that one noise run says enough.
 
     Returns:
         The comparison.
     """
-    first = compare(reference, topology, noise[:1], plain=plain)
+    first = compare(reference, topology, noise[:1], source=source)
     if first.is_equivalent or is_known() or len(noise) == len(noise[:1]):
         return first
-    return compare(reference, topology, noise, plain=plain)
+    return compare(reference, topology, noise, source=source)
 
 
 def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:
@@ -306,7 +306,7 @@ def _not_compared(runs: Runs) -> list[str]:
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
             found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
-    if runs.reference.follows and runs.reference.has_other_examples:
+    if runs.reference.has_other_examples:
         evaluated = {one.name for one in runs.reference.reports}
         others = dict.fromkeys(one.name for one in runs.topology.reports if one.name not in evaluated)
         found += [f"{name} (the examples before it are not those of one device)" for name in others]

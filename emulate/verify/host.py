@@ -107,12 +107,16 @@ class Evaluation:
 
     Attributes:
         wanted: What is evaluated.
+        device: `cpu` or `gpu`; on GPUs TF32 is off.
     """
 
     wanted: Evaluations
+    device: str = "cpu"
 
     def __call__(self, context: Any) -> None:
         """Run on this host."""
+        if self.device == "gpu":
+            when_imported("tensorflow", _without_tf32)
         when_imported("tensorflow", _without_graph_optimization)
         evaluate(self.wanted)
 

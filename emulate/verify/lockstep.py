@@ -1,18 +1,21 @@
-"""Look again at a run whose weights soon differ a lot, by amplified rounding or by a mistake.
+"""Compare each step at the weights that the judged run had, however far rounding drives two runs apart.
 
-The reference runs again, and its optimizers apply what this run's have applied. Its weights stay this run's then but for the
-rounding of one update, so that each step is compared by itself: its gradients at the same weights, and what the optimizer makes
-of the same gradients. What agrees so in every step trains the same model, however far apart the runs have drifted by rounding;
-and a mistake of a late step, which would drown in what the steps before have amplified, stands out.
+The reference makes its steps again, evaluated or by another run of the program, and its optimizers apply what this run's have
+applied. Its weights stay this run's then but for the rounding of one update, so that each step is compared by itself: its
+gradients at the same weights, and what the optimizer makes of the same gradients. What agrees so in every step trains the same
+model, however far apart the runs have drifted by rounding; and a mistake of a late step, which would drown in what the steps
+before have amplified, stands out.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from emulate.probe import Follow, Trace
+from emulate.probe import Follow, Replay, Trace, refusal
 from emulate.verify.aggregation import aggregation
 from emulate.verify.judge import Judgement
+from emulate.verify.ledgers import ledgers
+from emulate.verify.repeats import starts_alike
 
 _AGREES = (
     "rounding errors are amplified, and the weights drift apart{first}. gpudist ran the program on one "
@@ -32,6 +35,40 @@ def follow(reference: Trace, topology: Trace) -> Follow | None:
     if not applied or topology.topology.num_ps:
         return None
     return Follow(topology.directory, tuple(name for name in applied if aggregation(topology, reference, name) == "mean"))
+
+
+def lead(reference: Trace, topology: Trace, plain: Trace) -> tuple[Follow, Replay | None] | None:
+    """Return what gives the steps of a reference the weights and the examples of a run.
+
+    Args:
+        reference: In the variation that is compared; its steps are evaluated.
+        topology: The run.
+        plain: The unchanged reference, whose examples are those of the program.
+
+    Returns:
+        Whose gradients are applied and, where they differ, whose examples are taken; None where that cannot be evaluated.
+    """
+    follows = follow(reference, topology)
+    if follows is None or refusal(reference) is not None or not _can_lead(topology, reference):
+        return None
+    known = ledgers(plain, topology).values()
+    is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
+    return follows, None if is_same else Replay(topology.directory)
+
+
+def _can_lead(trace: Trace, reference: Trace) -> bool:
+    """Return whether all of each gradient or of its sum was kept, and of first weights that are not those of a reference."""
+    first = (one.array for found in trace.variables("initial").values() for one in found.values() if one.array is not None)
+    if not (starts_alike(reference, trace) or all(array.is_complete for array in first)):
+        return False
+    made = (step for name in trace.optimizers for step in trace.steps(name))
+    return all(
+        name in summed or array.is_complete
+        for step in made
+        for summed in [{name for one in step.values() for name in one.sums}]
+        for one in step.values()
+        for name, array in one.gradients.items()
+    )
 
 
 def _is_of_tape(trace: Trace, optimizer: str) -> bool:

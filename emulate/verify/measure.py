@@ -107,19 +107,19 @@ class Runs:
     """Hold the traces of one comparison.
 
     Attributes:
-        plain: The reference with steps of its own, where `reference` is led step by step by the run that is judged.
+        source: The reference with steps of its own, where `reference` is led step by step by the run that is judged.
     """
 
     reference: Trace
     topology: Trace
     noise: Sequence[Trace]
     confirmation: Sequence[Trace] = ()
-    plain: Trace | None = None
+    source: Trace | None = None
 
     @cached_property
     def as_they_came(self) -> Runs:
         """Return the runs with the reference that led itself: for what the program starts with, reports and ends with."""
-        return self if self.plain is None else replace(self, reference=self.plain, noise=(), confirmation=(), plain=None)
+        return self if self.source is None else replace(self, reference=self.source, noise=(), confirmation=(), source=None)
 
     @property
     def others(self) -> list[Trace]:
@@ -170,7 +170,7 @@ def _batches(step: StepOfAll) -> int:
 def measure_all(runs: Runs) -> Iterator[Measure]:
     """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
     late = {name for name, made in _made_before(runs.as_they_came.reference).items() if made}
-    yield from _as_far_as_weights(_initial(runs.as_they_came), _apart_before(runs, but=late))
+    yield from _as_far_as_weights(_initial(runs.as_they_came), _apart_before(runs, but=late) if late else [])
     for optimizer in runs.optimizers:
         others = [complete(trace, optimizer) for trace in runs.others]
         for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
@@ -180,12 +180,13 @@ def measure_all(runs: Runs) -> Iterator[Measure]:
             yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
             yield from _objective(runs, optimizer, k, ours, theirs, beside)
     yield from _reports(runs)
-    if runs.plain is None:
+    if runs.source is None:
         yield from _left(runs)
     elif not runs.reference.has_other_examples:
         evaluated = {one.name for one in runs.reference.reports}
         found = (*_left(runs.as_they_came), *_reports(runs.as_they_came))
-        yield from _as_far_as_weights((one for one in found if one.key.tensor not in evaluated), _apart_before(runs))
+        of_program = [one for one in found if one.key.tensor not in evaluated]
+        yield from _as_far_as_weights(of_program, _apart_before(runs) if of_program else [])
 
 
 @dataclass(frozen=True)
@@ -222,11 +223,11 @@ def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
     Returns:
         Nothing where the reference went its own way.
     """
-    if runs.plain is None:
+    if runs.source is None:
         return []
     found = [_Apart()]
     for optimizer in runs.optimizers:
-        pairs = zip(complete(runs.topology, optimizer), complete(runs.plain, optimizer), strict=False)
+        pairs = zip(complete(runs.topology, optimizer), complete(runs.source, optimizer), strict=False)
         for step, (ours, theirs) in enumerate(pairs, 1):
             found += [found[-1]] * (step + 1 - len(found))
             names = dict.fromkeys(name for one in theirs.values() for name in one.weights if name not in but)
@@ -235,8 +236,8 @@ def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
             arrays = [finite_difference(*aligned([*pair])) for pair in known]
             offs = [norm(off) / (norm(b) or 1.0) for off, b in arrays]
             here = _Apart(max((largest(off) for off, _ in arrays), default=0.0), float(np.median(offs)) if offs else 0.0)
-            known_ = (found[step], found[step - 1], here)
-            found[step] = _Apart(max(one.largest for one in known_), max(one.relative for one in known_))
+            so_far = (found[step], found[step - 1], here)
+            found[step] = _Apart(max(one.largest for one in so_far), max(one.relative for one in so_far))
     return found
 
 

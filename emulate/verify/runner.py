@@ -132,45 +132,41 @@ class Runner:
         evaluated = self._pool.submit(self._evaluate, dict(plans), source)
 
         def result_of(label: str, plan: ProbePlan) -> RunResult:
-            made = evaluated.result().get(label)
-            if made is not None:
-                return made
+            made = evaluated.result()
+            if not isinstance(made, str):
+                return made[label]
             if not or_run:
                 return RunResult(label, topology, None, status="failed")
+            if made and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
+                with self._lock:
+                    self._notes[f"To measure rounding, gpudist started the program again, because {made.rstrip('.')}."] = None
             return self._run(label, topology, self._with_settings(plan, self._folder_of(label)), True)
 
         return [self._pool.submit(result_of, label, plan) for label, plan in plans.items()]
 
-    def _evaluate(self, plans: Mapping[str, ProbePlan], source: Future[RunResult]) -> dict[str, RunResult]:
-        """Evaluate the functions of a run; return nothing where that is not possible."""
+    def _evaluate(self, plans: Mapping[str, ProbePlan], source: Future[RunResult]) -> dict[str, RunResult] | str:
+        """Evaluate the functions of a run; return why that is not possible where it is not."""
         of = source.result()
         if of.status != "ok" or of.trace is None:
-            return {}
+            return ""
         if (why := refusal(of.trace)) is not None:
-            if all(plan.replay is None for plan in plans.values()):  # what is run again for a cause is run in any case
-                self._note_started_again(why)
-            return {}
+            return why
         made = {label: self._with_settings(plan, self._folder_of(label)) for label, plan in plans.items()}
         for plan in made.values():
             (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
         first, *_ = made
         result = RunResult(first, REFERENCE, None)
         self._progress.run_started(first, None)
-        entry = Evaluation(Evaluations(of.trace.directory, tuple(made.values())))
+        entry = Evaluation(Evaluations(of.trace.directory, tuple(made.values())), self._settings.device)
         launched = replace(self._cluster_plan(REFERENCE, made[first].trace, entry, True), tf_config=False, views=())
         self._follow(result, self._fresh or self._preload, launched, self._settings.timeout, counts=False)
         self._progress.run_ended(first, f"{result.status}, without the program")
         if result.status != "ok":
-            errors = _ERROR.findall(result.failure or "")
-            self._note_started_again(f"its steps could not be evaluated ({errors[-1] if errors else result.status})")
             for plan in made.values():
                 remove_tree(plan.trace)
-            return {}
+            errors = _ERROR.findall(result.failure or "")
+            return f"its steps could not be evaluated ({errors[-1] if errors else result.status})"
         return {label: RunResult(label, REFERENCE, Trace(plan.trace), is_evaluated=True) for label, plan in made.items()}
-
-    def _note_started_again(self, why: str) -> None:
-        with self._lock:
-            self._notes[f"To measure rounding, gpudist started the program again, because {why.rstrip('.')}."] = None
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")

@@ -8,13 +8,12 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from emulate.errors import UsageError
-from emulate.probe import IN_32_BITS, Replay, Trace, refusal
+from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
-from emulate.verify.case import Case, Outcome
+from emulate.verify.case import Case
 from emulate.verify.causes.cause import error_line
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
-from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
 from emulate.verify.judge import Judgement, judge
@@ -23,11 +22,11 @@ from emulate.verify.meetings import Met
 from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import starts_alike
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
+from emulate.verify.run_summary import out_of_time, outcome_of, same_weights, unjudged, unseen_code, with_faults
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run, StepsRun
+from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run
 from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 OTHER_RUNS = 2
@@ -119,6 +118,7 @@ class Session:
         self._reference = reference
         self._yardsticks = Yardsticks(runner, seed, reference)
         self._reruns = Reruns(self._yardsticks, runner.program)
+        self._leads: dict[tuple[str, Variation], Variation | None] = {}
 
     def judge(self, topologies: Sequence[Topology]) -> tuple[Reference, list[Run], list[str]]:
         """Make the runs and judge each topology.
@@ -142,7 +142,7 @@ class Session:
             about = self._without_us(reference)
             if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
                 judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
-            about += [_WITH_TF_CONFIG] * is_mixed + _out_of_time(reference)
+            about += [_WITH_TF_CONFIG] * is_mixed + out_of_time(reference)
             return self._summary(reference), judged, about
         self._check_that_it_trains(reference, first.result())
         runs = [first]
@@ -150,17 +150,17 @@ class Session:
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:]]
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
-                return self._summary(reference), judged, _unseen(reference)
+                return self._summary(reference), judged, unseen_code(reference)
         reference = self._with_rows(reference, first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
-            return self._summary(reference), [self._without_order(run.result()) for run in runs], _unseen(reference)
+            return self._summary(reference), [self._without_order(run.result()) for run in runs], unseen_code(reference)
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
         self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
         self._yardsticks.drawn = facts.drawn
-        notes = _unseen(reference)
+        notes = unseen_code(reference)
         bases = self._bases(reference, notes, len(topologies))
         runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
@@ -177,7 +177,7 @@ class Session:
         """Return what is known of a run without any other run than the reference."""
         assert reference.trace is not None
         trace = run.trace or self._runner.empty_trace(run)
-        return Case(reference.trace, trace, untouched=trace, outcome=_outcome(run, reference))
+        return Case(reference.trace, trace, untouched=trace, outcome=outcome_of(run, reference))
 
     def _lacks_replicas(self, run: RunResult, reference: RunResult) -> bool:
         """Return whether it is known already, and decides, that devices of a topology do not train."""
@@ -189,7 +189,7 @@ class Session:
         judgement = judge(self._at_once(run, reference), self._allow, only=REPLICAS_MISSING)
         not_compared = (*judgement.not_compared, _AT_ONCE)
         judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
-        return judgement.fill(_shell(run, reference))
+        return judgement.fill(unjudged(run, reference))
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""
@@ -204,8 +204,8 @@ class Session:
 
     def _order_matters(self, base: Variation, run: RunResult, keyed: Future[RunResult] | None) -> bool:
         """Return whether permuted examples are another training: by themselves, or because only their noise is wide."""
-        plain, trace = trace_of(self._yardsticks.reference(AS_IT_STANDS).reference), trace_of(keyed) or run.trace
-        led = self._led(run, trace, base, plain) if plain is not None and trace is not None else None
+        trace = trace_of(keyed) or run.trace
+        led = self._led(run, trace, base) if trace is not None else None
         traces = self._yardsticks.with_noise(led or base).traces()
         if traces is None:
             return False
@@ -299,8 +299,8 @@ class Session:
             judgement = replace(judgement, not_compared=(*judgement.not_compared, _NOT_IN_16_BITS))
         if judgements[1:] and judgements[-1].verdict != "equivalent":
             judgement = judgements[-1].of_16_bits()
-        judged = judgement.fill(_shell(run, reference))
-        return judged if recovery is None else _with_faults(judged, recovery)
+        judged = judgement.fill(unjudged(run, reference))
+        return judged if recovery is None else with_faults(judged, recovery)
 
     def _judged(
         self,
@@ -342,7 +342,7 @@ class Session:
                 hash_places=self._reruns.hash_places if run.topology.num_stepping_hosts > 1 else (),
                 own_listing=lambda: self._reruns.with_own_listing(run, base),
                 listing_places=self._reruns.listing_places if run.topology.num_stepping_hosts > 1 else (),
-                outcome=_outcome(run, reference),
+                outcome=outcome_of(run, reference),
                 recovery=recovery,
                 order_matters=not self._yardsticks.permutes,
                 met_alone=lambda: [one.met for one in (reference, self._yardsticks.again().result(), *others)],
@@ -350,7 +350,7 @@ class Session:
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
-        led = self._led(run, compared, base, reference.trace) if growth == 1 and not asynchronous else None
+        led = self._led(run, compared, base) if growth == 1 and not asynchronous else None
         if led is not None:
             judgement = judged_on(led)
             if judgement.is_well or not judgement.has_unexplained:
@@ -361,34 +361,34 @@ class Session:
             if judgement.is_unexplained or on_shares.is_scaled:
                 judgement, decides = on_shares, bases[1]
         followed = lockstep.follow(reference.trace, compared) if run.status == "ok" and lockstep.is_wanted(judgement) else None
-        if followed is not None:
-            judgement = lockstep.better(judgement, judged_on(replace(decides, follow=followed)))
+        at_its_weights = None if followed is None else replace(decides, follow=followed)
+        if at_its_weights not in (None, led):
+            judgement = lockstep.better(judgement, judged_on(at_its_weights))
         failed = self._reruns.take_first_failure()
         if judgement.is_unexplained and failed:
             told = f"Further runs failed, which could have shown more. The first was {failed}"
             judgement = replace(judgement, notes=(*judgement.notes, told))
         return judgement
 
-    def _led(self, run: RunResult, compared: Trace, base: Variation, plain: Trace) -> Variation | None:
+    def _led(self, run: RunResult, compared: Trace, base: Variation) -> Variation | None:
         """Return the reference that has in each step the weights and the examples of a run; None where there is none.
 
         Args:
             run: How the topology's run went.
             compared: Its trace.
             base: The variation that is compared.
-            plain: The trace of the unchanged reference.
 
         Returns:
             Its variation.
         """
-        own = trace_of(self._yardsticks.reference(base).reference)
-        follow = lockstep.follow(own, compared) if own is not None and run.status == "ok" else None
-        if own is None or follow is None or refusal(own) is not None or not _can_lead(compared, own):
-            return None
-        known = ledgers(plain, compared).values()
-        is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
-        led = replace(base, follow=follow, replay=None if is_same else Replay(compared.directory))
-        return led if self._yardsticks.led(led) else None
+        known = (run.label, base)
+        if known not in self._leads:
+            plain, own = (trace_of(self._yardsticks.reference(one).reference) for one in (AS_IT_STANDS, base))
+            is_known = run.status == "ok"
+            leads = lockstep.lead(own, compared, plain) if is_known and plain is not None and own is not None else None
+            led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
+            self._leads[known] = led if led is not None and self._yardsticks.led(led) else None
+        return self._leads[known]
 
     def _recovery(self, run: RunResult) -> Recovery | None:
         """Run again with the requested faults; None for a program that already failed without them."""
@@ -412,15 +412,15 @@ class Session:
     def _without_order(self, run: RunResult) -> Run:
         """Return the run of a coordinator that applies results as they arrive: which examples make a step is left to chance."""
         nothing = self._runner.empty_trace(run)
-        outcome = replace(_outcome(run, run), reference_failure=None)
-        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(_shell(run, run))
+        outcome = replace(outcome_of(run, run), reference_failure=None)
+        return judge(Case(nothing, nothing, outcome=outcome), self._allow, asynchronous=True).fill(unjudged(run, run))
 
     def _summary(self, reference: RunResult) -> Reference:
         place = str(self._reference)
         if reference.status != "ok" or reference.trace is None:
             return Reference(reference.status, 0, True, reference.failure, place)
         again = trace_of(self._yardsticks.repeat)
-        repeatable = again is None or _same_weights(reference.trace, again)
+        repeatable = again is None or same_weights(reference.trace, again)
         return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
 
     def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
@@ -434,31 +434,9 @@ class Session:
             run.failure, run.stacks = reference.failure, reference.stacks
         nothing = self._runner.empty_trace(reference)
         met = Met.together((run.met, reference.met))
-        case = Case(nothing, run.trace or nothing, outcome=_outcome(run, reference), met=met)
-        judged = judge(case, self._allow).fill(_shell(run, reference))
+        case = Case(nothing, run.trace or nothing, outcome=outcome_of(run, reference), met=met)
+        judged = judge(case, self._allow).fill(unjudged(run, reference))
         return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
-
-
-def _with_faults(judged: Run, recovery: Recovery) -> Run:
-    """Return a judged run with the results of the faults."""
-    last = recovery.lives.last
-    reports = recovery.reports()
-    if any(cause.code == SHARED_FILES.code and not cause.allowed for cause in judged.causes):
-        reports = tuple(replace(report, result=None, error=None) for report in reports)
-    judged = replace(judged, faults=reports)
-    if recovery.has_ended or judged.failure is not None:
-        return judged
-    notes = [note for note in last.notes if note not in judged.notes]
-    return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
-
-
-def _out_of_time(reference: RunResult) -> list[str]:
-    """Return what may help a program that was not stuck when its time was over."""
-    if reference.reason != "timeout":
-        return []
-    made = reference.trace.num_steps if reference.trace is not None else 0
-    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow needs seconds to start: give a longer --timeout"
-    return [f"On one device the time was over before step {made + 1}. {more}."]
 
 
 def _names_a_type(failure: str | None) -> bool:
@@ -471,43 +449,9 @@ def _fails_by_type(run: Run) -> bool:
     return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
-def _shell(run: RunResult, reference: RunResult) -> Run:
-    return Run(
-        topology=str(run.topology),
-        verdict="unverified",
-        all_reduce=_all_reduce(run),
-        notes=tuple(dict.fromkeys(run.notes)),
-        seconds=run.seconds,
-        failure=run.failure,
-        stacks=run.stacks,
-        details={"hosts": run.hosts} if run.status == "hung" else {},
-        steps_run=steps_run(run.trace, reference.trace),
-    )
-
-
-def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
-    """Return which steps of a program were run.
-
-    Args:
-        trace: Of the run.
-        reference: Of the reference, which tells the length of an epoch where the run does not.
-
-    Returns:
-        The steps, and what is known of the first epoch.
-    """
-    if trace is None:
-        return StepsRun()
-    told = [event for one in (trace, reference) if one is not None for _, event in one.of("epoch")]
-    batches, examples = (told[0]["batches"], told[0]["last"]) if told else (None, None)
-    made = trace.num_steps
-    stopped = any(event["reason"] == "steps" for _, event in trace.of("end"))
-    return StepsRun(
-        last=made - 1 if made else None,
-        stopped=stopped,
-        epoch_batches=batches,
-        last_batch_examples=examples,
-        epoch_complete=None if batches is None else made >= batches,
-    )
+def _rows(trace: Trace) -> set[str]:
+    """Return the examples that were seen in its steps."""
+    return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
 
 
 def _is_left_to_chance(trace: Trace) -> bool:
@@ -521,69 +465,3 @@ def _draws_numbers(run: RunResult) -> bool:
     if trace is None:
         return False
     return any(step.draws for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values())
-
-
-def _all_reduce(run: RunResult) -> str:
-    """Return the all-reduce that ran, as reported by the first host."""
-    told = run.trace.of("strategy") if run.trace is not None else []
-    return next((str(event["all_reduce"]) for _, event in told if event.get("all_reduce")), "none")
-
-
-def _outcome(run: RunResult, reference: RunResult) -> Outcome:
-    return Outcome(
-        failure=run.failure if run.status == "failed" else None,
-        hung=run.reason if run.status == "hung" else None,
-        hosts=run.statuses,
-        codes=run.codes,
-        stacks=run.stacks,
-        reference_failure=reference.failure,
-        suspect=run.cause if run.status == "hung" else None,
-        where=run.where,
-        saved=run.saved,
-        cut=run.cut | reference.cut,
-        hides=run.hides,
-        collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
-    )
-
-
-def _rows(trace: Trace) -> set[str]:
-    """Return the examples that were seen in its steps."""
-    return {row for name in trace.optimizers for row in hosts_of_rows(trace, name)}
-
-
-def _can_lead(trace: Trace, reference: Trace) -> bool:
-    """Return whether all of each gradient or of its sum was kept, and of first weights that are not those of a reference."""
-    first = (one.array for found in trace.variables("initial").values() for one in found.values() if one.array is not None)
-    if not (starts_alike(reference, trace) or all(array.is_complete for array in first)):
-        return False
-    made = (step for name in trace.optimizers for step in trace.steps(name))
-    return all(
-        name in summed or array.is_complete
-        for step in made
-        for summed in [{name for one in step.values() for name in one.sums}]
-        for one in step.values()
-        for name, array in one.gradients.items()
-    )
-
-
-def _unseen(reference: RunResult) -> list[str]:
-    """Return a note about the code that was not run, because every run stopped at a step."""
-    trace = reference.trace
-    if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
-        return []
-    logs = {report.name.partition("/")[0] for report in trace.reports}
-    unseen = [
-        *(["callbacks at the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
-        *(["evaluations"] if not trace.of("evaluation") else []),
-    ]
-    such = f", such as {' and '.join(unseen)}," if unseen else ""
-    return [f"Stopped after {trace.num_steps} steps (--steps). Later code{such} was not checked."]
-
-
-def _same_weights(one: Trace, other: Trace) -> bool:
-    """Return whether two runs ended with bitwise equal weights."""
-
-    def digests(trace: Trace) -> list[dict[str, str]]:
-        return [{name: v.digest for name, v in found.items()} for found in trace.variables("final").values()]
-
-    return digests(one) == digests(other)

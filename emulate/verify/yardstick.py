@@ -219,11 +219,7 @@ class Yardsticks:
 
     def with_noise(self, variation: Variation) -> Yardstick:
         """Return the reference and its noise runs, of which the first is started."""
-        if variation not in self._known and variation.source != variation:
-            both = {**self._reference_plan(variation), **self._noise_plans(variation, [1], 1.0)}
-            run, first = self._evaluated(variation, both)
-            self._known[variation] = Yardstick(run, self._noise_runs(variation, [first]))
-        yardstick = self.reference(variation)
+        yardstick = self.reference(variation) if variation.source == variation else self._derived(variation)
         if yardstick.noise is None:
             yardstick.noise = self._noise_runs(variation)
             yardstick.noise.start(1)
@@ -238,13 +234,19 @@ class Yardsticks:
         Returns:
             Whether there is a reference now.
         """
+        made = self._derived(variation, or_run=False)
+        is_evaluated = made.reference.result().is_evaluated
+        if not is_evaluated:
+            del self._known[variation]  # who asks for it otherwise gets a run of the program
+        return is_evaluated
+
+    def _derived(self, variation: Variation, *, or_run: bool = True) -> Yardstick:
+        """Return a reference that does another one's steps, with its first noise run, made at once with it."""
         if variation not in self._known:
             both = {**self._reference_plan(variation), **self._noise_plans(variation, [1], 1.0)}
-            run, first = self._evaluated(variation, both, or_run=False)
-            if not run.result().is_evaluated:
-                return False
+            run, first = self._evaluated(variation, both, or_run=or_run)
             self._known[variation] = Yardstick(run, self._noise_runs(variation, [first]))
-        return self._known[variation].reference.result().is_evaluated
+        return self._known[variation]
 
     def _noise_runs(self, variation: Variation, made: Sequence[Future[RunResult]] = ()) -> NoiseRuns:
         return NoiseRuns(lambda numbers: self._evaluated(variation, self._noise_plans(variation, numbers, 1.0)), made=made)
@@ -321,7 +323,7 @@ class Yardsticks:
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """Run the topology in this variation, once."""
         if (topology, variation) not in self._topologies:
-            plan = replace(variation.plan(self.seed), drawn=self.drawn)
+            plan = replace(variation.plan(self.seed), drawn=self.drawn, leads=True)
             self._topologies[topology, variation] = self._runner.start(variation.label(str(topology)), topology, plan)
         return self._topologies[topology, variation]
 

@@ -1,7 +1,7 @@
 """Keep the functions of a run's steps, and evaluate them at any state on any examples without the program."""
 
-from emulate.probe.functions.evaluate import Evaluations, NotReproduced, evaluate
+from emulate.probe.functions.evaluate import Evaluations, evaluate
 from emulate.probe.functions.files import refusal
 from emulate.probe.functions.kept import Functions
 
-__all__ = ["Evaluations", "Functions", "NotReproduced", "evaluate", "refusal"]
+__all__ = ["Evaluations", "Functions", "evaluate", "refusal"]

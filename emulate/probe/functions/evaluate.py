@@ -134,7 +134,7 @@ class _Evaluation:
         """Yield the function of each step with its rows: all at once, or one share after the other."""
         made = 0
         for number, step in _calls(self._source):
-            if isinstance(step, Change):
+            if isinstance(step, _Change):
                 self._assign(number, step.value)
                 continue
             function = self._function(number)
@@ -293,19 +293,19 @@ def _values(pairs: Pairs) -> Values:
 
 
 @dataclass(frozen=True)
-class Change:
+class _Change:
     """Hold what a program made of a variable between two steps."""
 
     value: Array
 
 
-def _calls(trace: Trace) -> Iterator[tuple[int, Step | Change]]:
+def _calls(trace: Trace) -> Iterator[tuple[int, Step | _Change]]:
     """Yield, in order, each function with the step that holds its rows, and each variable with what was made of it."""
     steps = {name: [next(iter(one.values())) for one in trace.steps(name)] for name in trace.optimizers}
     last: int | None = None
     for host, event in trace.events:
         if event["event"] == "set":
-            yield event["variable"], Change(trace.array(host, event["value"]).read())
+            yield event["variable"], _Change(trace.array(host, event["value"]).read())
         if event["event"] != "step":
             continue
         if event["optimizer"] in steps and not (event.get("again") and event["function"] == last):

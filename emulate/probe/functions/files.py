@@ -43,10 +43,10 @@ def refusal(trace: Trace) -> str | None:
     numbers = {event["function"] for _, event in made if "function" in event}
     if trace.num_hosts != 1 or not made or any("function" not in event for _, event in made):
         return _NOT_IN_A_GRAPH
-    described_ = [described(trace.directory, number) for number in sorted(numbers)]
-    if (why := next((one["refusal"] for one in described_ if "refusal" in one), None)) is not None:
+    functions = [described(trace.directory, number) for number in sorted(numbers)]
+    if (why := next((one["refusal"] for one in functions if "refusal" in one), None)) is not None:
         return str(why)
-    read = {number for one in described_ for _, number in one["captures"]}
+    read = {number for one in functions for _, number in one["captures"]}
     if any(event["variable"] in read for _, event in trace.of("changed-in-a-graph")):
         return _CHANGED_ELSEWHERE
     steps = [step for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values()]

@@ -58,7 +58,7 @@ class Functions:
         self._valued: set[int] = set()
         self._unborn: dict[int, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
-        self._changes_count = True
+        self._notes_changes = True
 
     def see(self, kind: str, about: dict[str, Any], tensors: list[tuple[tuple[Any, ...], Any]]) -> dict[str, Any]:
         """Note a record that this place of a graph hands over, and return what to add to what is said of it.
@@ -120,18 +120,18 @@ class Functions:
         """Note that the graph of the moment assigns a variable outside of a replica's step."""
         import tensorflow as tf
 
-        if self._enabled and self._changes_count:
+        if self._enabled and self._notes_changes:
             graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
             self._changes.append((graph, upstream.handle_of(variable)))
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Let TensorFlow give variables their first values in this block."""
-        self._changes_count = False
+        self._notes_changes = False
         try:
             yield
         finally:
-            self._changes_count = True
+            self._notes_changes = True
 
     def changed_elsewhere(self) -> list[int]:
         """Return the variables of the functions that other functions of the program assign."""

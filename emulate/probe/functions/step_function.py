@@ -88,7 +88,7 @@ class StepFunction:
 
         about = described(trace, number)
         folder = folder_of(trace) / str(number)
-        told = [[(_key(key), *rest) for key, *rest in one["tensors"]] for one in about["records"]]
+        told = [[(tuple(key), *rest) for key, *rest in one["tensors"]] for one in about["records"]]
         self.records = [
             Fetched(one["kind"], one["about"], {key: name for key, name, *_ in tensors})
             for one, tensors in zip(about["records"], told, strict=True)
@@ -230,10 +230,6 @@ class StepFunction:
 def _of_any_rows(key: Key, shape: list[int | None] | None) -> list[int | None] | None:
     """Return the shape of what may be given for a tensor: a sparse gradient may have other rows than the program's own."""
     return [None, *shape[1:]] if shape and key[0] in ("sparse-gradient", "sparse-rows") else shape
-
-
-def _key(key: Sequence[Any]) -> Key:
-    return tuple(key)
 
 
 def _inputs_of(graph_def: Any) -> set[str]:

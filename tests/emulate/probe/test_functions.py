@@ -34,7 +34,7 @@ def evaluated(preload: Preload, tmp_path: Path) -> Evaluated:
             run = runner.start("reference", REFERENCE, plan, reference=True)
             assert run.result().status == "ok", run.result().failure
             if beside is not None:
-                runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path, budget=budget)).result()
+                runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path, budget=budget, leads=True)).result()
             (other,) = runner.start_evaluated({"evaluated": ProbePlan(tmp_path, **fields)}, REFERENCE, run)
             made = other.result()
         assert run.result().trace is not None
@@ -208,6 +208,22 @@ def ragged() -> None:
         train(tf.ragged.constant([[1.0, 2.0], [3.0]]))
 
 
+def _descent(strategy: Any, weight: Any, features: Callable[[Any], Any]) -> Any:
+    """Return a step whose loss is the sum of all features of the rows times the weight."""
+    import tensorflow as tf
+
+    @tf.function
+    def train(rows: Any) -> None:
+        def step(rows: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(features(rows) * weight)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        strategy.run(step, args=(rows,))
+
+    return train
+
+
 def in_python() -> None:
     import tensorflow as tf
 
@@ -215,15 +231,7 @@ def in_python() -> None:
     with strategy.scope():
         weight = tf.Variable([1.0])
 
-    @tf.function
-    def train(rows: Any) -> None:
-        def step(rows: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.numpy_function(lambda x: x, [rows], tf.float32) * weight)
-            weight.assign_sub(0.1 * tape.gradient(loss, weight))
-
-        strategy.run(step, args=(rows,))
-
+    train = _descent(strategy, weight, lambda rows: tf.numpy_function(lambda x: x, [rows], tf.float32))
     for _ in range(3):
         train(tf.ones([4, 1]))
 
@@ -235,14 +243,7 @@ def elsewhere() -> None:
     with strategy.scope():
         weight = tf.Variable([1.0])
 
-    @tf.function
-    def train(rows: Any) -> None:
-        def step(rows: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(rows * weight)
-            weight.assign_sub(0.1 * tape.gradient(loss, weight))
-
-        strategy.run(step, args=(rows,))
+    train = _descent(strategy, weight, lambda rows: rows)
 
     @tf.function
     def shrink() -> None:

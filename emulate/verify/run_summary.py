@@ -1,0 +1,121 @@
+"""Say how a run went, for its verdict and its case."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from emulate.probe import Trace
+from emulate.verify.case import Outcome
+from emulate.verify.causes.shared_files import SHARED_FILES
+from emulate.verify.recovery import Recovery
+from emulate.verify.result import RunResult
+from emulate.verify.verdict import Run, StepsRun
+
+
+def with_faults(judged: Run, recovery: Recovery) -> Run:
+    """Return a judged run with the results of the faults."""
+    last = recovery.lives.last
+    reports = recovery.reports()
+    if any(cause.code == SHARED_FILES.code and not cause.allowed for cause in judged.causes):
+        reports = tuple(replace(report, result=None, error=None) for report in reports)
+    judged = replace(judged, faults=reports)
+    if recovery.has_ended or judged.failure is not None:
+        return judged
+    notes = [note for note in last.notes if note not in judged.notes]
+    return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
+
+
+def out_of_time(reference: RunResult) -> list[str]:
+    """Return what may help a program that was not stuck when its time was over."""
+    if reference.reason != "timeout":
+        return []
+    made = reference.trace.num_steps if reference.trace is not None else 0
+    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow needs seconds to start: give a longer --timeout"
+    return [f"On one device the time was over before step {made + 1}. {more}."]
+
+
+def unjudged(run: RunResult, reference: RunResult) -> Run:
+    """Return a run without a judgement."""
+    return Run(
+        topology=str(run.topology),
+        verdict="unverified",
+        all_reduce=_all_reduce(run),
+        notes=tuple(dict.fromkeys(run.notes)),
+        seconds=run.seconds,
+        failure=run.failure,
+        stacks=run.stacks,
+        details={"hosts": run.hosts} if run.status == "hung" else {},
+        steps_run=steps_run(run.trace, reference.trace),
+    )
+
+
+def steps_run(trace: Trace | None, reference: Trace | None) -> StepsRun:
+    """Return which steps of a program were run.
+
+    Args:
+        trace: Of the run.
+        reference: Of the reference, which tells the length of an epoch where the run does not.
+
+    Returns:
+        The steps, and what is known of the first epoch.
+    """
+    if trace is None:
+        return StepsRun()
+    told = [event for one in (trace, reference) if one is not None for _, event in one.of("epoch")]
+    batches, examples = (told[0]["batches"], told[0]["last"]) if told else (None, None)
+    made = trace.num_steps
+    stopped = any(event["reason"] == "steps" for _, event in trace.of("end"))
+    return StepsRun(
+        last=made - 1 if made else None,
+        stopped=stopped,
+        epoch_batches=batches,
+        last_batch_examples=examples,
+        epoch_complete=None if batches is None else made >= batches,
+    )
+
+
+def _all_reduce(run: RunResult) -> str:
+    """Return the all-reduce that ran, as reported by the first host."""
+    told = run.trace.of("strategy") if run.trace is not None else []
+    return next((str(event["all_reduce"]) for _, event in told if event.get("all_reduce")), "none")
+
+
+def outcome_of(run: RunResult, reference: RunResult) -> Outcome:
+    """Return how a run ended, for the causes."""
+    return Outcome(
+        failure=run.failure if run.status == "failed" else None,
+        hung=run.reason if run.status == "hung" else None,
+        hosts=run.statuses,
+        codes=run.codes,
+        stacks=run.stacks,
+        reference_failure=reference.failure,
+        suspect=run.cause if run.status == "hung" else None,
+        where=run.where,
+        saved=run.saved,
+        cut=run.cut | reference.cut,
+        hides=run.hides,
+        collectives={host: known.get("collectives", []) for host, known in run.hosts.items()},
+    )
+
+
+def unseen_code(reference: RunResult) -> list[str]:
+    """Return a note about the code that was not run, because every run stopped at a step."""
+    trace = reference.trace
+    if trace is None or not any(event["reason"] == "steps" for _, event in trace.of("end")):
+        return []
+    logs = {report.name.partition("/")[0] for report in trace.reports}
+    names = [
+        *(["callbacks at the end of an epoch"] if "batch" in logs and "epoch" not in logs else []),
+        *(["evaluations"] if not trace.of("evaluation") else []),
+    ]
+    such = f", such as {' and '.join(names)}," if names else ""
+    return [f"Stopped after {trace.num_steps} steps (--steps). Later code{such} was not checked."]
+
+
+def same_weights(one: Trace, other: Trace) -> bool:
+    """Return whether two runs ended with bitwise equal weights."""
+
+    def digests(trace: Trace) -> list[dict[str, str]]:
+        return [{name: v.digest for name, v in found.items()} for found in trace.variables("final").values()]
+
+    return digests(one) == digests(other)
