@@ -175,7 +175,7 @@ class Functions:
         del graph_def.node[:]
         graph_def.node.extend(nodes)
         (folder / "graph.pb").write_bytes(graph_def.SerializeToString())
-        np.savez(folder / "constants.npz", allow_pickle=False, **constants)
+        np.savez(folder / "constants.npz", **constants)
         records = [
             {"kind": kind, "about": about, "tensors": [[key, *_told(one)] for key, one in zip(keys, tensors, strict=True)]}
             for kind, about, keys, tensors in kept.sites
@@ -202,6 +202,8 @@ class Functions:
                     raise _Refused("its step reads a table, or a variable without a value")
                 captures.append([f"{operation.name}:0", number])
             else:
+                if np.dtype(outer.dtype.as_numpy_dtype).kind not in "biufc":  # a file of NumPy has no other types
+                    raise _Refused(f"its step reads a constant of type {outer.dtype.name}")
                 constants[str(len(captures))] = outer.numpy()
                 captures.append([f"{operation.name}:0", None])
         return captures, constants

@@ -236,6 +236,18 @@ def in_python() -> None:
         train(tf.ones([4, 1]))
 
 
+def with_text() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable([1.0])
+    scales = tf.constant(200 * ["2.0"])  # of up to 128 elements TensorFlow copies into the graph
+    train = _descent(strategy, weight, lambda rows: rows * tf.strings.to_number(scales[0]))
+    for _ in range(3):
+        train(tf.ones([4, 1]))
+
+
 def elsewhere() -> None:
     import tensorflow as tf
 
@@ -260,6 +272,7 @@ def elsewhere() -> None:
         (eager, "eager code"),
         (ragged, "sparse or ragged"),
         (in_python, "PyFunc"),
+        (with_text, "a constant of type string"),
         (elsewhere, "another function of the program assigns"),
     ],
 )
