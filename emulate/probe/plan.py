@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 IN_32_BITS = "in-32-bits"
@@ -23,6 +23,7 @@ class Replay:
         trace: Folder of the trace whose rows are taken.
         shares: 1: one apply on the union of the replicas' rows. More: so many shares of the replicas one after the
             other, the mean of their gradients applied once.
+        part: A step gets the first of these shares alone, and applies its gradients.
         summed: The sum of the shares' gradients is applied, not their mean.
         taped: The shares' gradients are joined where tapes make them, not where an optimizer applies them: what the program
             does with gradients by itself (a sum over replicas, clipping, an update) it does once, with all of them.
@@ -38,6 +39,7 @@ class Replay:
 
     trace: Path
     shares: int = 1
+    part: bool = False
     summed: bool = False
     taped: bool = False
     regrouped: bool = False
@@ -51,8 +53,19 @@ class Replay:
     @property
     def is_of_rows(self) -> bool:
         """Return whether nothing but the rows differs: what the program is told and does besides stays as it is."""
-        as_it_is = (self.told, self.batch_of, self.workers, self.rate) == (1, 1, 1, 1.0)
-        return as_it_is and not (self.taped or self.numbered)
+        return self.of_all_rows == Replay(self.trace)
+
+    @property
+    def of_all_rows(self) -> Replay:
+        """Return the replay whose functions do the steps of this one on other rows."""
+        if self.taped or self.numbered or self.part:
+            return self
+        return replace(self, shares=1, summed=False, regrouped=False, backwards=False)
+
+    @property
+    def of_a_share(self) -> Replay:
+        """Return the same with functions that are made for the rows of one share: some take batches of one size alone."""
+        return replace(self.of_all_rows, shares=self.shares, part=True)
 
 
 @dataclass(frozen=True)

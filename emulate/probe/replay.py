@@ -206,6 +206,7 @@ class Rows:
     def __init__(self, plan: Replay) -> None:
         trace = Trace(plan.trace)
         self._shares = plan.shares
+        self._part = plan.part
         self._summed = plan.summed
         self._regrouped = plan.regrouped
         self._backwards = plan.backwards
@@ -233,6 +234,7 @@ class Rows:
             return []
         steps, order = self._steps[number], range(self._shares)
         shares = [None] if self._shares == 1 else list(reversed(order) if self._backwards else order)
+        shares = [0] if self._part else shares
         places = steps[0].row_inputs
         return [
             {
@@ -244,8 +246,8 @@ class Rows:
 
     def call(self, probe: Probe, body: Body, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the program's function on the recorded examples: on their union, or share after share."""
-        if self._shares == 1:
-            args, kwargs = self._replaced(args, kwargs, None)
+        if self._shares == 1 or self._part:
+            args, kwargs = self._replaced(args, kwargs, 0 if self._part else None)
             return probe.call_once(body, function, args, kwargs)
         results = []
         for made, share in enumerate(reversed(range(self._shares)) if self._backwards else range(self._shares)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace
+from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, has_fixed_batches, refusal
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -64,8 +64,8 @@ class Variation:
     @property
     def source(self) -> Variation:
         """Return the variation whose functions do the steps of this one, on other rows and with other gradients."""
-        is_of_rows = self.replay is None or self.replay.is_of_rows
-        own = replace(self, follow=None, replay=None if is_of_rows else self.replay)
+        replay = None if self.replay is None or self.replay.is_of_rows else self.replay.of_all_rows
+        own = replace(self, follow=None, replay=replay)
         return own if self.follow is None else replace(own, switches=self.switches - SAME_ON_ONE_DEVICE)
 
     def label(self, name: str) -> str:
@@ -76,6 +76,7 @@ class Variation:
         parts += ["own listing"] if self.own_listing else []
         if self.replay is not None:
             what = "rows" if self.replay.shares == 1 else "sums of shares" if self.replay.summed else "shares"
+            what = f"first of {self.replay.shares} shares" if self.replay.part else what
             what += " at tapes" if self.replay.taped else ""
             regrouped = " regrouped" if self.replay.regrouped else " backwards" if self.replay.backwards else ""
             told = " numbered" if self.replay.numbered else ""
@@ -359,6 +360,10 @@ class Yardsticks:
     ) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
         source = self.reference(variation.source).reference
+        replay, trace = variation.replay, trace_of(source)
+        is_apart = replay is not None and replay.shares > 1 and replay.of_all_rows.shares == 1
+        if replay is not None and is_apart and trace is not None and refusal(trace) is None and has_fixed_batches(trace):
+            source = self.reference(replace(variation.source, replay=replay.of_a_share)).reference
         return self._runner.start_evaluated(plans, self._reference, source, or_run=or_run)
 
     def _label(self, name: str, variation: Variation) -> str:

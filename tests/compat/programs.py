@@ -81,7 +81,7 @@ def test_gpudist_says_of_a_program_what_the_manifest_says(item: Item, parent: Pr
 
 
 def _differs_by_old_metrics(run: Run, named: str | None) -> bool:
-    """Return whether nothing differs besides but the logs of `fit`, which Keras before 3.10 counts wrongly on several replicas."""
+    """Return whether only logs of `fit` differ besides: Keras before 3.10 counts them wrongly on several replicas."""
     fixes = [cause.fix for cause in run.causes if cause.code in run.deciding and cause.code != named]
     return bool(fixes) and not since("keras", "3.10") and all("Install Keras 3.10 or newer" in fix for fix in fixes)
 

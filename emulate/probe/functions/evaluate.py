@@ -175,23 +175,24 @@ class _Evaluation:
             recorded.append(changed[0])
             given.append(changed[1])
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
-        after = function.update(rows, given)
-        for one, before, made in zip(function.records, recorded, after, strict=True):
-            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **made}
+        made = [function.update(share, given, stays=share is shares[-1]) for share in shares]
+        after = [self._joined([one[place] for one in made]) for place in range(len(function.records))]
+        for one, before, updated in zip(function.records, recorded, after, strict=True):
+            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}
             yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
 
     def _joined(self, found: list[Values]) -> Values:
-        """Return what shares give together: the mean or the sum of their gradients, the sum of their objectives."""
+        """Return what shares give together: the mean or the sum of gradients and results, the sum of their objectives."""
         import tensorflow as tf
 
         if len(found) == 1:
             return found[0]
         assert self._plan.replay is not None
         number = 1 if self._plan.replay.summed else len(found)
-        joined = dict(found[0])
+        joined = dict(found[-1])
         for key in found[0]:
             values = [one[key] for one in found]
-            if key[0] in ("gradient", "taped"):
+            if key[0] in ("gradient", "taped", "result"):
                 joined[key] = tf.add_n(values) / number
             elif key[0] == "sparse-gradient":
                 joined[key] = tf.concat(values, 0) / number

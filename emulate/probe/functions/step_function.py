@@ -136,9 +136,23 @@ class StepFunction:
         finally:
             self._state.assign(before)
 
-    def update(self, rows: Mapping[Key, Any], given: Sequence[Values]) -> list[Values]:
-        """Make the step with these gradients in place of its own, and return the variables after it, by record."""
-        return self._call(self._after_the_update, rows, self._named(given))
+    def update(self, rows: Mapping[Key, Any], given: Sequence[Values], *, stays: bool = True) -> list[Values]:
+        """Make the step with these gradients in place of its own.
+
+        Args:
+            rows: The tensors of the batch by their key.
+            given: What the optimizer of each record is given.
+            stays: Whether the state after it stays; else it is put back.
+
+        Returns:
+            The variables after it and what the step returns, by record.
+        """
+        before = None if stays else self._state.read()
+        try:
+            return self._call(self._after_the_update, rows, self._named(given))
+        finally:
+            if before is not None:
+                self._state.assign(before)
 
     @cached_property
     def variables(self) -> dict[Key, int]:
