@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SO_FAR = "epoch so far"
 """Before a name: what the epoch would log if it ended here."""
+_OF_METRIC = "_gpudist_metric"
+"""Attribute of tensors that a metric gives inside of a step."""
 _SUMMED = (
     "Keras 2's fit logs the loss and metrics of a batch as the sum over the hosts (reduce_per_replica, tf_keras 2.21): "
     "those of batches were not compared; those of an epoch are right."
@@ -43,7 +45,7 @@ def install_reduce(probe: Probe) -> None:
             is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
             probe.lines.reported(value, name)
-            report_tensor(probe, result, "loss", name, more)
+            report_tensor(probe, result, _kind_of_parts(value), name, more)
         return result
 
     cls.reduce = reduce
@@ -128,7 +130,24 @@ def _looked_at(probe: Probe, name: str, seen: dict[int, None], key: int | None, 
     elif not seen:
         seen[key] = None
         probe.lines.reported(value, name)
-        report_tensor(probe, value, "loss", name)
+        report_tensor(probe, value, _kind_of_parts(value), name)
+
+
+def _kind_of_parts(value: Any) -> str:
+    """Return what the replicas' numbers are: read from a metric inside of the step, or a loss."""
+    import tensorflow as tf
+
+    parts = getattr(value, "values", None)
+    first = parts[0] if isinstance(parts, tuple) else value
+    waiting, seen = [first] if tf.is_tensor(first) else [], set()
+    while waiting:
+        tensor = waiting.pop()
+        if hasattr(tensor, _OF_METRIC):
+            return "metric"
+        if id(tensor) not in seen and not isinstance(tensor, tf.__internal__.EagerTensor):
+            seen.add(id(tensor))
+            waiting += [one for one in tensor.op.inputs if one.shape.rank == 0]  # a factor of the program's own
+    return "loss"
 
 
 def report_tensor(probe: Probe, value: Any, kind: str, name: str, more: Mapping[str, Any] | None = None) -> None:
@@ -297,8 +316,12 @@ def _wrap_class_result(probe: Probe, cls: Any) -> None:
 
     @functools.wraps(original)
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
         value = original(self, *args, **kwargs)
-        if bodies.current() is None and _is_asked_by_the_program(sys._getframe(1)):
+        if bodies.current() is not None and tf.is_tensor(value):
+            setattr(value, _OF_METRIC, True)
+        elif bodies.current() is None and _is_asked_by_the_program(sys._getframe(1)):
             report_tensor(probe, value, _kind(self.name), f"metric/{self.name}")
         return value
 

@@ -72,6 +72,11 @@ class ProgramLines:
         own = [[one for one in found if not one.get("called")] or found for found in by_kind]
         return [one["line"] for found in own for one in found]
 
+    @property
+    def rows_meet(self) -> bool:
+        """Return whether the program's own loss combines examples with each other, other than by a sum or a mean."""
+        return any({"contracts", "mixes"} & one["roles"].keys() for one in self.of("loss") if not one.get("called"))
+
     def crossings(self) -> list[Record]:
         """Return where a replica takes a tensor of another one."""
         return [event for trace in self._traces for _, event in trace.of("crossing")]

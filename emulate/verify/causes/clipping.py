@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -130,9 +130,8 @@ def _from_norms(case: Case) -> Sign | None:
     """Check, without a re-run, whether every local gradient and the reference's have the same norm, the limit."""
     for fit in case.explanation.weighted if case.facts.clipped_by else ():
         seen = case.base.views(fit.optimizer, fit.step)
-        norms = [_whole(_locals(seen, replica)) for replica in fit.shares]
-        limit = _whole({view.tensor: view.reference for view in seen})
-        if all(abs(size / limit - 1) < _SEEN * 10 for size in norms):
+        limit = _clipped_to(seen, list(fit.shares))
+        if limit is not None:
             case.explain_fits([fit])
             return Sign(
                 _SUMMARY,
@@ -156,13 +155,8 @@ def _beside_others(case: Case) -> Sign | None:
     for optimizer in case.base.runs.optimizers:
         seen = case.base.views(optimizer, first) if case.base.steps[optimizer] > first else []
         replicas = sorted({replica for view in seen for replica in view.locals})
-        norms = [_whole(_locals(seen, replica)) for replica in replicas]
-        limit = _whole({view.tensor: view.reference for view in seen})
-        if len(norms) < 2 or any(abs(size / limit - 1) > _SEEN * 10 for size in norms):
-            continue
-        one, other = (_locals(seen, replica) for replica in replicas[:2])
-        apart = max((norm(one[name] - other[name]) for name in one if name in other), default=0.0)
-        again = case.switched("no-clipping") if apart > _SEEN * limit else None
+        limit = _clipped_to(seen, replicas)
+        again = case.switched("no-clipping") if limit is not None else None
         if again is None or not again.points:
             continue
         case.rebase(again, "no-clipping")
@@ -176,6 +170,20 @@ def _beside_others(case: Case) -> Sign | None:
             _fix(case),
         )
     return None
+
+
+def _clipped_to(seen: list[GradientView], replicas: Sequence[int]) -> float | None:
+    """Return the norm of every replica's gradient and of the reference's, the limit; None where it is not the same.
+
+    Equal gradients are those of a program that sums them itself, and clips the sum.
+    """
+    locals_ = [_locals(seen, replica) for replica in replicas]
+    limit = _whole({view.tensor: view.reference for view in seen})
+    if len(locals_) < 2 or any(abs(_whole(one) / limit - 1) > _SEEN * 10 for one in locals_):
+        return None
+    one, other = locals_[:2]
+    apart = max((norm(one[name] - other[name]) for name in one if name in other), default=0.0)
+    return limit if apart > _SEEN * limit else None
 
 
 def _by_hand(case: Case) -> Sign | None:

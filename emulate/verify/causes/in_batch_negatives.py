@@ -5,13 +5,12 @@ from __future__ import annotations
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
-from emulate.verify.causes.static_tensors import possible_split
 from emulate.verify.lines import operations
 
 
 def _search(case: Case) -> Sign | None:
     first = case.base.first_step("gradient")
-    if first is None or not any(step == first for _, step in case.explanation.unexplained):
+    if first is None or not _is_open(case, first):
         return None
     before = case.base.exceeding[0]
     agrees = rebase_on_replicas_apart(case, first)
@@ -27,9 +26,15 @@ def _search(case: Case) -> Sign | None:
             "The loss of one example depends on the other examples of its batch. Each replica sees only its own "
             "examples, so the program trains a different model."
         ),
-        f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}"
-        + possible_split(case),
+        f"{m.key.tensor} ({m.key.kind}) differs from step {first} on, by {before.ratio:.0f}x the noise floor; {agrees}",
     )
+
+
+def _is_open(case: Case, step: int) -> bool:
+    """Return whether no model explains the gradients of a step, or weights for which there is no count."""
+    weighted = () if case.has("local-normalization") else case.explanation.weighted
+    without_count = [fit.step for fit in weighted if not case.are_counts(fit)]
+    return step in [*(one for _, one in case.explanation.unexplained), *without_count]
 
 
 IN_BATCH_NEGATIVES = Cause(

@@ -37,23 +37,9 @@ def _search_split_of_batch(case: Case) -> Sign | None:
     for alone, ours in _steps(case):
         arrays = _arrays(alone)
         static = _static_of_batch(arrays)
-        split = sorted(_split(static, ours), key=lambda one: not _is_sure(static[one[0]], arrays))
-        if split and _is_sure(static[split[0][0]], arrays):
+        if split := sorted(_split(static, ours), key=lambda one: not _relates_rows(static[one[0]])):
             return _sign(static, split, "; one device that processes the replicas one after the other has the same gradients")
     return None
-
-
-def possible_split(case: Case) -> str:
-    """Return which argument may instead hold examples; empty if none."""
-    for alone, ours in _steps(case):
-        static = _static_of_batch(_arrays(alone))
-        if split := _split(static, ours):
-            which = f"flattened argument {split[0][0]} (shape {list(static[split[0][0]].shape)})"
-            return (
-                f"; {which} of the step is the same in every step: if each example needs all of it, the cause is "
-                "static-tensor-split"
-            )
-    return ""
 
 
 def _steps(case: Case) -> Iterator[tuple[list[Step], list[StepOfAll]]]:
@@ -105,19 +91,6 @@ def _static_of_batch(arrays: Mapping[int, list[Array]]) -> dict[int, Array]:
     same = _same(arrays)
     batch = {len(one) for at, of_steps in arrays.items() if at not in same for one in of_steps}
     return {at: array for at, array in same.items() if _relates_rows(array) or (len(array) in batch and _is_table(array))}
-
-
-def _is_sure(array: Array, arrays: Mapping[int, list[Array]]) -> bool:
-    """Return whether it cannot hold one row per example: it relates examples, or the others are permuted."""
-    same = _same(arrays)
-    changing = [of_steps for at, of_steps in arrays.items() if at not in same and len(of_steps[0]) == len(array)]
-    return _relates_rows(array) or any(map(_is_permuted, changing))
-
-
-def _is_permuted(arrays: list[Array]) -> bool:
-    """Return whether every step has the same examples, each once."""
-    rows = [row_names([{"dense": array}]) for array in arrays]
-    return all(len(set(one)) == len(one) and set(one) == set(rows[0]) for one in rows)
 
 
 def _is_table(array: Array) -> bool:

@@ -52,10 +52,12 @@ def _search_weighted(case: Case) -> Sign | None:
     fits = case.explanation.weighted
     if not fits or case.has("clip-before-reduce"):
         return None
-    case.explain_fits(fits)
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
     if not case.are_counts(first):
+        if case.lines.rows_meet:
+            return None  # examples meet before the loss: it is no function of the loss that each replica has
+        case.explain_fits(fits)
         return Sign(
             (
                 "Each replica's gradient has its own factor, and no count explains it: each replica computes a function "
@@ -68,6 +70,7 @@ def _search_weighted(case: Case) -> Sign | None:
             ),
             [_OF_ALL, *[_COMPILED] * bool(case.facts.compiled), *[_OF_A_MEAN] * bool(case.facts.distributed)],
         )
+    case.explain_fits(fits)
     return Sign(
         "Each replica divides its loss by its own count (tokens, mask, weights) instead of the count over all replicas.",
         (
