@@ -73,6 +73,15 @@ class ProgramLines:
         return [one["line"] for found in own for one in found]
 
     @property
+    def depends_on_examples_alone(self) -> bool:
+        """Return whether no term of one device's loss is without examples, and nothing is added to its gradients."""
+        *_, reference = self._traces
+        stages = [event["stages"] for _, event in reference.of("lines") if _trains(event)]
+        of_loss = [one for stage in stages for one in stage.get("loss", ())]
+        is_added = any(stage.get("given") for stage in stages)
+        return bool(of_loss) and not is_added and not any("penalty" in one["roles"] for one in of_loss)
+
+    @property
     def rows_meet(self) -> bool:
         """Return whether the program's own loss combines examples with each other, other than by a sum or a mean."""
         return any({"contracts", "mixes"} & one["roles"].keys() for one in self.of("loss") if not one.get("called"))

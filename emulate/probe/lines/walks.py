@@ -123,6 +123,8 @@ class Flows:
             is_rows = self._enter and output.dtype.name not in ("resource", "variant") and self.dims(output) > 0
             return Flow(rows=is_rows, batched=is_rows)
         inputs = [self.of(one) for one in operation.inputs]
+        if operation.type.startswith(_DRAWS) and self.dims(output) > 0:
+            return Flow(rows=True, batched=True)  # examples that the step draws itself, as a generator's
         reads = operation.type in _READS or any(one.dtype.name == "resource" for one in operation.inputs)
         return Flow(
             rows=any(one.rows for one in inputs),

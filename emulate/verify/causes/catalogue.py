@@ -30,7 +30,7 @@ from emulate.verify.causes.hash_order import HASH_ORDER
 from emulate.verify.causes.host_values import HOST_VALUES
 from emulate.verify.causes.identical_augmentation import IDENTICAL_AUGMENTATION
 from emulate.verify.causes.in_batch_negatives import IN_BATCH_NEGATIVES
-from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING
+from emulate.verify.causes.loss_scaling import DOUBLE_ALL_REDUCE, LOSS_SCALING, LOSS_SCALING_OF_A_PART
 from emulate.verify.causes.numerics import EMPTY_SHARD, NAN
 from emulate.verify.causes.python_state import PYTHON_STATE
 from emulate.verify.causes.randomness import IDENTICAL_DROPOUT, UNSEEDED
@@ -83,6 +83,7 @@ _CAUSES: tuple[Cause, ...] = (
     UNEVEN_BATCH,
     DEPENDS_ON_REPLICAS,
     UPDATE_SCALING,
+    LOSS_SCALING_OF_A_PART,
     REGULARIZATION,
     LOCAL_NORMALIZATION,
     IN_BATCH_NEGATIVES,
@@ -105,9 +106,15 @@ _CAUSES: tuple[Cause, ...] = (
 )
 
 
+_BY_CODE: dict[str, Cause] = {}
+"""Of two that look for one cause in different places of the order the first."""
+for _cause in _CAUSES:
+    _BY_CODE.setdefault(_cause.code, _cause)
+
+
 def all_causes() -> tuple[Cause, ...]:
     """Return every known cause."""
-    return _CAUSES
+    return tuple(_BY_CODE.values())
 
 
 def get(code: str) -> Cause:
@@ -122,12 +129,11 @@ def get(code: str) -> Cause:
     Raises:
         UsageError: When there is none.
     """
-    known = {cause.code: cause for cause in _CAUSES}
-    if code not in known:
-        near = difflib.get_close_matches(code, known, 1)
+    if code not in _BY_CODE:
+        near = difflib.get_close_matches(code, _BY_CODE, 1)
         hint = f"Did you mean '{near[0]}'? " if near else ""
         raise UsageError(f"A cause must be one of the catalogue. Received: code={code!r}. {hint}`gpudist causes` lists all.")
-    return known[code]
+    return _BY_CODE[code]
 
 
 def find_causes(case: Case, allow: Collection[str] = (), only: Cause | None = None) -> tuple[Finding, ...]:

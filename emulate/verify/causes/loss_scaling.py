@@ -11,7 +11,7 @@ from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.regularization import stands_apart
-from emulate.verify.causes.replicas_apart import explains_a_sum
+from emulate.verify.causes.replicas_apart import explains_a_sum, rebase_on_replicas_apart
 from emulate.verify.compare import Point
 from emulate.verify.gradients import names_of, objective, weight_of, weights_before
 from emulate.verify.lines import operations
@@ -193,6 +193,25 @@ def _behind(case: Case) -> Sign | None:
     )
 
 
+def _search_part(case: Case) -> Sign | None:
+    """Check for a part of the loss that each replica divides by its own examples, beside others that are right."""
+    first = case.base.first_step("gradient")
+    if first is None or not any(step == first for _, step in case.explanation.unexplained):
+        return None
+    if not case.lines.depends_on_examples_alone:
+        return None  # a term without examples may be what counts too often
+    agrees = rebase_on_replicas_apart(case, first, grouping_matters=False)
+    if agrees is None:
+        return None
+    return Sign(
+        (
+            "A part of the loss is scaled by the number of replicas: each replica divides it by its own examples, or it is "
+            "divided once more than the rest."
+        ),
+        f"The gradients differ from step {first} on, by no common factor; every term of the loss depends on examples; {agrees}",
+    )
+
+
 def _is_hidden(case: Case, fit: Fit) -> bool:
     """Return whether the step changed the weights as the reference's did, in spite of the factor."""
     runs, apart, whole = case.base.runs, 0.0, 0.0
@@ -232,5 +251,7 @@ def _search_twice(case: Case) -> Sign | None:
 
 
 LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind, blame=(operations("loss", "mean", "scale"),))
+
+LOSS_SCALING_OF_A_PART = Cause("loss-scaling", _search_part, blame=(operations("loss", "mean", "scale"),))
 
 DOUBLE_ALL_REDUCE = Cause("double-all-reduce", _search_twice, blame=(operations("sum", "all_reduce"),))
