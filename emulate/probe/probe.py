@@ -105,6 +105,7 @@ class Probe:
             "distributed": [],
             "casts": [],
             "asynchronous": False,
+            "values_added": [],
             "gathers": False,
             "joins": False,
             "numbered": False,

@@ -5,11 +5,12 @@ Hosts that seed a stream alike and draw from it for each batch, each for rows of
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,13 +24,22 @@ _MOST = 32
 
 @dataclass
 class _Stream:
-    """Hold one generator: its seed, and in how many of the observed steps it had advanced."""
+    """Hold one generator: its seed, and in how many of the observed steps it had advanced.
+
+    Attributes:
+        builds: Whether it was made, and advanced, in a function that makes the dataset of one host.
+    """
 
     seed: str
     state: Callable[[], str]
     last: str = ""
     moved: int = 0
     looks: int = 0
+    first: str = ""
+    builds: bool = False
+
+    def __post_init__(self) -> None:
+        self.first = self.state()
 
     def look(self) -> None:
         now = self.state()
@@ -61,6 +71,14 @@ class Streams:
             name, state = _GLOBAL[generator]
             self._known[name] = _Stream(state(), state)
 
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Note what is made and advances in this block, which makes the dataset of one host."""
+        before = [id(stream) for stream in self._known.values()]
+        yield
+        for stream in self._known.values():
+            stream.builds |= id(stream) not in before and stream.state() != stream.first
+
     def look(self) -> None:
         """Note that a step was made."""
         for stream in list(self._known.values()):
@@ -68,8 +86,11 @@ class Streams:
 
     @property
     def found(self) -> dict[str, dict[str, Any]]:
-        """Return, by stream name, its seed and its count of advances."""
-        return {name: {"seed": one.seed, "moved": one.moved, "looks": one.looks - 1} for name, one in self._known.items()}
+        """Return, by stream name, its seed, its count of advances, and whether it makes a host's dataset."""
+        return {
+            name: {"seed": one.seed, "moved": one.moved, "looks": one.looks - 1, "builds": one.builds}
+            for name, one in self._known.items()
+        }
 
     def _wrap_default_rng(self) -> None:
         import numpy as np

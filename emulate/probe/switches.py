@@ -107,6 +107,16 @@ def _see_gathers(probe: Probe) -> None:
     tf.distribute.ReplicaContext.all_gather = all_gather
 
 
+def _see_values(probe: Probe, body: Any, value: Any) -> None:
+    """Note variables whose sparse gradient is added up without its rows: the replicas have different ones."""
+    import tensorflow as tf
+
+    added = {id(one) for one in tf.nest.flatten(value)}
+    taken = [pair for gradients, variables in body.tape for pair in zip(gradients, variables, strict=True)]
+    names = [probe.names.of(variable) for gradient, variable in taken if id(getattr(gradient, "values", None)) in added]
+    probe.facts["values_added"] = list(dict.fromkeys([*probe.facts["values_added"], *names]))
+
+
 def _see_reductions(probe: Probe) -> None:
     """Keep the tapes' gradients for a step that sums them itself and passes equal ones to the optimizer on every replica.
 
@@ -122,6 +132,7 @@ def _see_reductions(probe: Probe) -> None:
         if body is not None and not (body.taped or body.layer_depth):
             probe.facts["joins"] = probe.facts["joins"] or any(map(_is_of_numbers, tf.nest.flatten(value)))
         if body is not None and body.tape:
+            _see_values(probe, body, value)
             given = {id(gradient) for gradient in body.taken().values()}
             body.reduces = body.reduces or any(id(one) in given for one in tf.nest.flatten(value))
         return original(self, reduce_op, value, *args, **kwargs)

@@ -23,6 +23,7 @@ _NAMES = (
     "distributed",
     "of_first",
     "shared",
+    "values_added",
 )
 
 
@@ -51,6 +52,7 @@ class Facts:
         train_steps: Whether the program makes steps of gpudist_core's.
         of_first: Names of single numbers that a step assigns and that are those of the first replica.
         shared: Names of variables that a step assigns and that several replicas of a host have one of together.
+        values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
@@ -73,6 +75,7 @@ class Facts:
     distributed: tuple[str, ...] = ()
     of_first: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    values_added: tuple[str, ...] = ()
     asynchronous: bool = False
     compiled: bool = False
     train_steps: bool = False

@@ -27,6 +27,11 @@ SAMPLE = (
     "wrong_report_first_replica 1x2",
     "wrong_not_sharded 2x1",
     "wrong_sum_skipped 1x2",
+    "wrong_mean_of_one_head 1x4",
+    "wrong_tensordot_over_batch 1x4",
+    "wrong_sparse_values_only 1x2",
+    "wrong_metric_in_replica 1x4",
+    "wrong_augmented_alike 2x1",
 )
 PROGRAMS = [entry for entry in corpus() if entry.group == "corpus"]
 

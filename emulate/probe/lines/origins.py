@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -118,7 +119,8 @@ def _wrap_function_of_datasets(probe: Probe, cls: Any) -> None:
             seen: list[frames.Frames] = []
             probe.lines.listeners.append(lambda: seen.append(frames.here()))
             try:
-                return dataset_fn(context)
+                with probe.streams.building() if probe.streams is not None else contextlib.nullcontext():
+                    return dataset_fn(context)
             finally:
                 probe.lines.listeners.pop()
                 if seen and len(seen[-1]) > before:

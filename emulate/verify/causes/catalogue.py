@@ -75,9 +75,9 @@ _CAUSES: tuple[Cause, ...] = (
     EMPTY_SHARD,
     NAN,
     ACCUMULATION,  # a factor, a decay and clipping of its own
+    SPARSE_GRADIENT,
     PYTHON_STATE,  # what it does to a loss looks like clipping, a count, rows that depend on each other
     CLIP_BEFORE_REDUCE,  # clipped gradients have a factor of their own on each replica
-    SPARSE_GRADIENT,
     DOUBLE_ALL_REDUCE,
     LOSS_SCALING,
     UNEVEN_BATCH,

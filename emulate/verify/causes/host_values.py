@@ -9,6 +9,7 @@ from emulate.probe.held import TABLE
 from emulate.probe.trace import Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.columns import shifted_columns
 from emulate.verify.lines import made
 
 _DECIDED = ("replicas-missing", "missing-all-reduce", "replicas-disagree", "empty-shard", "nan")
@@ -65,9 +66,10 @@ def _of_rows(case: Case) -> Sign | None:
     if ledger is None or ledger.grows or ledger.first_apart is None or any(case.has(code) for code in _OTHER_ROWS):
         return None
     apart = _apart(_held(case.untouched, "mapped"))
-    apart = apart if ledger.foreign > _MOST * ledger.samples.seen else _tables(apart)
+    is_foreign = ledger.foreign > _MOST * ledger.samples.seen
+    apart = apart if is_foreign else _tables(apart)
     if not apart:
-        return None
+        return _of_columns(case) if is_foreign else None
     line = apart[0].place.partition("|")[0]
     kind = "table" if _tables(apart[:1]) else "number"
     return Sign(
@@ -79,6 +81,19 @@ def _of_rows(case: Case) -> Sign | None:
         ),
         _FROM_ALL,
         places=[line],
+    )
+
+
+def _of_columns(case: Case) -> Sign | None:
+    """Check whether each host scales and shifts each column of its examples by numbers of its own."""
+    found = shifted_columns(case.plain, case.untouched)
+    if found is None:
+        return None
+    return Sign(
+        "Each host makes its examples with its own numbers: it has scaled or shifted them by what it knows of its share.",
+        f"{found}; one device has none of {case.ledger.foreign if case.ledger else 0} examples",
+        _FROM_ALL,
+        blame=(made("examples", "map", "dataset function", "from_tensor_slices"),),
     )
 
 

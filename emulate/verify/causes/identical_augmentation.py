@@ -37,8 +37,13 @@ def _stream(trace: Trace) -> str | None:
         return None
     for name, first in by_host[0].items():
         others = [streams.get(name) for streams in by_host]
-        if all(one is not None and one["seed"] == first["seed"] and _moves(one) for one in others):
-            moved = min(one["moved"] for one in others)
+        alike = [one for one in others if one is not None and one["seed"] == first["seed"]]
+        if len(alike) < len(others):
+            continue
+        if all(one.get("builds") for one in alike):
+            return f"{name} has the same seed on all {len(by_host)} hosts and draws while each of them makes its dataset"
+        if all(map(_moves, alike)):
+            moved = min(one["moved"] for one in alike)
             return f"{name} has the same seed on all {len(by_host)} hosts and advanced in {moved} of {first['looks']} steps"
     return None
 

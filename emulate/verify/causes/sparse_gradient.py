@@ -1,4 +1,4 @@
-"""Detect an optimizer that gets a table's row once for each replica that looked it up, instead of the sum."""
+"""Detect sparse gradients that are not summed row by row, by the optimizer or by the program."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ from emulate.verify.measure import complete
 
 
 def _search(case: Case) -> Sign | None:
+    return _of_values(case) or _of_the_optimizer(case)
+
+
+def _of_values(case: Case) -> Sign | None:
+    """Check whether the program adds up the values of a sparse gradient, whose rows on each replica are others."""
+    out = [
+        p for p in case.base.exceeding if p.measure.key.kind == "gradient" and p.measure.key.tensor in case.facts.values_added
+    ]
+    first = min(out, key=lambda point: point.step, default=None)
+    if first is None or first.step != case.base.first_step("gradient"):
+        return None
+    tensor, step = first.measure.key.tensor, first.step
+    case.explain(lambda point: point.measure.key.tensor == tensor or point.step > step)
+    return Sign(
+        f"The values of a sparse gradient ({tensor}) are added up over the replicas, and the rows they belong to are not.",
+        (
+            f"The step gives the values of a tf.IndexedSlices to all_reduce; in step {step} the gradient of {tensor} differs "
+            f"by {first.ratio:.0f}x the noise floor"
+        ),
+        _OF_VALUES,
+    )
+
+
+def _of_the_optimizer(case: Case) -> Sign | None:
     """Check whether gradients agree, and only weights with sparse gradients differ, from their first step on."""
     apart, before = case.base.first_step("weight"), case.base.first_step("gradient")
     if apart is None or (before is not None and before <= apart):
@@ -33,5 +57,7 @@ def _search(case: Case) -> Sign | None:
         ),
     )
 
+
+_OF_VALUES = "If the program adds up the values itself"
 
 SPARSE_GRADIENT = Cause("sparse-gradient", _search, blame=(operations("sum", "all_reduce"), between("given")))

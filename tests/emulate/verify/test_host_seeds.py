@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -266,8 +267,10 @@ def test_a_generator_that_was_drawn_from_before_it_was_seeded_is_not_told(told: 
     assert told == []
 
 
-def streams(host: int, *, seed: str = "5", moved: int = 11, other: str | None = None) -> list[dict[str, Any]]:
-    one = {"seed": (other or seed) if host else seed, "moved": moved, "looks": 11}
+def streams(
+    host: int, *, seed: str = "5", moved: int = 11, other: str | None = None, builds: bool = False
+) -> list[dict[str, Any]]:
+    one = {"seed": (other or seed) if host else seed, "moved": moved, "looks": 11, "builds": builds}
     return [{"event": "streams", "streams": {"numpy.random.default_rng, train.py:7": one}}]
 
 
@@ -292,6 +295,10 @@ def test_hosts_that_draw_the_same_numbers_for_different_rows_augment_alike(folde
         "numpy.random.default_rng, train.py:7 has the same seed on all 2 hosts and advanced in 11 of 11 steps; the hosts take "
         "different examples, and 96 of 96 have contents that one device never had"
     )
+    building = partial(streams, moved=0, builds=True)
+    found = judge(Case(trained(folder, None), trained(folder, disturbed, told=building)))
+    assert codes(found) == ["identical-augmentation"]
+    assert "has the same seed on all 2 hosts and draws while each of them makes its dataset" in found.causes[0].evidence
     found = judge(Case(trained(folder, None), trained(folder, disturbed, told=drawing)))
     assert codes(found) == ["identical-augmentation"]
     assert found.causes[0].evidence.startswith("map(noise) draws with the seeds (3, 8) on all 2 hosts; ")
@@ -353,6 +360,12 @@ def test_streams_tell_what_they_were_seeded_with_and_how_often_they_moved_on(
     lines = [one for name, one in followed.found.items() if "default_rng" in name]
     assert [(one["seed"], one["moved"], one["looks"]) for one in lines] == [("5", 3, 4), ("(5, 1)", 0, 4)]
     assert (told["random"]["moved"], told["random"]["looks"]) == (1, 4)
+    assert not any(one["builds"] for one in lines)
+    with followed.building():
+        built = np.random.default_rng(6)
+        np.random.default_rng(7)
+        built.normal()
+    assert [one["builds"] for one in followed.found.values() if one["seed"] in "67"] == [True, False]
     made.trace()
     assert still.normal() == np.random.Generator(np.random.PCG64(np.random.SeedSequence((5, 1)))).normal()
 

@@ -62,6 +62,7 @@ def judged(
         pytest.param(SAME, NORMALIZED, id="an adjacency of all the data"),
         pytest.param(NEW, DISTANCES, id="distances"),
         pytest.param(SHUFFLED, FEATURES, id="features of the nodes whose numbers are shuffled"),
+        pytest.param(NEW, FEATURES, id="a table with as many rows as the batch"),
     ],
 )
 def test_a_static_tensor_whose_rows_are_not_those_of_the_batch_is_split(folder: Folder, batch: Array, static: Array) -> None:
@@ -70,13 +71,6 @@ def test_a_static_tensor_whose_rows_are_not_those_of_the_batch_is_split(folder: 
     assert not found.causes[0].by_design
     assert "2, 2, 2 and 2 of its rows" in found.causes[0].evidence
     assert judged(folder, batch, static, allow="in-batch-negatives").verdict == "divergent"
-
-
-def test_a_table_that_may_as_well_be_of_the_rows_is_told(folder: Folder) -> None:
-    found = judged(folder, NEW, FEATURES)
-    assert codes(found) == ["in-batch-negatives"]
-    assert "argument 1 (shape [8, 3]) of the step is the same in every step" in found.causes[0].evidence
-    assert found.causes[0].evidence.endswith("the cause is static-tensor-split")
 
 
 @pytest.mark.parametrize(
