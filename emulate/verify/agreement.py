@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from emulate.probe.trace import Trace, Variable
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
-from emulate.verify.measure import complete
 
 
 @dataclass(frozen=True)

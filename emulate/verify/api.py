@@ -21,8 +21,10 @@ from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
 from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.run_summary import steps_run
-from emulate.verify.runner import Runner, Settings
+from emulate.verify.runner import Runner
 from emulate.verify.session import judge_all
+from emulate.verify.settings import Settings
+from emulate.verify.started_runs import StartedRuns
 from emulate.verify.step_limit import AUTO, Steps
 from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
 from gpudist_core.installed import installed_version, own_version
@@ -123,11 +125,16 @@ def verify(
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = judge_all(runner, found.name, seed, allow, fitting)
-        notes += [*found.notes, *filter(None, [choice.why]), *runner.notes(), *_meetings(runner.meetings(), runner.replaced())]
+        notes += [
+            *found.notes,
+            *filter(None, [choice.why]),
+            *runner.notes(),
+            *_meetings(runner.started),
+        ]
     judged = iter(runs)
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
-    return Verdict(*about, strict=strict, program_starts=runner.starts)
+    return Verdict(*about, strict=strict, program_starts=len(runner.started))
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:
@@ -156,13 +163,13 @@ def _place(traces: Path | None) -> Path:
     return next(one for one in (folder, *folder.parents) if one.exists())
 
 
-def _meetings(paths: Sequence[str], replaced: Sequence[str]) -> list[str]:
+def _meetings(started: StartedRuns) -> list[str]:
     """Return what the user should know about paths that several runs share."""
     where = "outside of the working directory and the program's folder"
     found = "where no run has files of its own and one may have found what another left"
     met = f"Several runs wrote the same paths {where}, {found}"
     lost = f"Runs overwrote, changed or removed files {where} that were there before, and they stay so"
-    return [f"{what}: {_shown(some)}." for what, some in ((met, paths), (lost, replaced)) if some]
+    return [f"{what}: {_shown(some)}." for what, some in ((met, started.meetings()), (lost, started.replaced())) if some]
 
 
 def _shown(paths: Sequence[str]) -> str:

@@ -22,8 +22,8 @@ import numpy as np
 from emulate.probe.trace import StoredArray
 from emulate.verify.arrays import Floats, aligned, largest, norm
 from emulate.verify.compare import Comparison
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import GradientView, StepOfAll, total
-from emulate.verify.measure import complete
 from emulate.verify.noise import FACTOR
 
 INFORMATIVE = 4

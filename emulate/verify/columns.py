@@ -8,8 +8,8 @@ import numpy as np
 
 from emulate.probe.trace import Step, Trace
 from emulate.verify.arrays import Floats
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
-from emulate.verify.measure import complete
 
 _FEWEST = 8
 """Rows that a line through two of them must fit."""

@@ -10,9 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from emulate.probe.trace import Trace
+from emulate.verify.compared_runs import Runs, complete
 from emulate.verify.gradients import GradientView, names_of, taped_views, views
 from emulate.verify.kinks import cancelled_onset, kink_onset
-from emulate.verify.measure import Measure, Runs, complete, measure_all, of_other_steps
+from emulate.verify.measure import Measure
+from emulate.verify.measured_reports import of_other_steps
+from emulate.verify.measures import measure_all
 from emulate.verify.noise import FACTOR, Key, floors
 from emulate.verify.reported import of_other_batches
 from emulate.verify.verdict import MOST_STEPS, Difference, Farthest

@@ -6,11 +6,12 @@ import math
 import os
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Evaluations, Paths, Probe, ProbePlan, evaluate
+from emulate.probe import Paths, Probe, ProbePlan, evaluate
 from emulate.program import Program
 from emulate.verify.listing import list_in_another_order
 from emulate.verify.seeding import Seeding
@@ -106,11 +107,13 @@ class Evaluation:
     """Evaluate the functions of a recorded run, as the entry of a host.
 
     Attributes:
-        wanted: What is evaluated.
+        source: The folder of the run's trace.
+        plan: How the evaluated run differs.
         device: `cpu` or `gpu`; on GPUs TF32 is off.
     """
 
-    wanted: Evaluations
+    source: Path
+    plan: ProbePlan
     device: str = "cpu"
 
     def __call__(self, context: Any) -> None:
@@ -118,7 +121,7 @@ class Evaluation:
         if self.device == "gpu":
             when_imported("tensorflow", _without_tf32)
         when_imported("tensorflow", _without_graph_optimization)
-        evaluate(self.wanted)
+        evaluate(self.source, self.plan)
 
 
 def _finish_at_exit(probe: Probe) -> None:

@@ -13,7 +13,8 @@ from emulate.verify.case import Case
 from emulate.verify.causes import find_causes, get
 from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
-from emulate.verify.measure import changed_in_the_end, complete, ends_of_hosts, left_to_compare
+from emulate.verify.compared_runs import complete
+from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
 from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples
 
 NEEDED = ("gradient", "weight", "loss")

@@ -9,9 +9,9 @@ import numpy as np
 from emulate.probe.rows import row_names
 from emulate.probe.trace import Step, Trace
 from emulate.verify.arrays import Floats
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.ledger import Ledger, Rows
-from emulate.verify.measure import complete
 
 _DISTINCT = 0.9
 """So many of a step's rows must differ in what is to tell them apart."""

@@ -15,9 +15,9 @@ import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arrays import aligned, eps_of, finite_difference, is_numeric, largest, norm
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weights_before
 from emulate.verify.ledger import Ledger
-from emulate.verify.measure import complete
 
 COARSE = 64.0
 """By so many units in the last place gradients are off in runs that tell what rounding alone makes of a training."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from emulate.probe.trace import Trace
+from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import ledgers
-from emulate.verify.measure import complete
 
 
 def differing(one: Trace, other: Trace) -> str | None:

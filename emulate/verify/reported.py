@@ -17,7 +17,7 @@ from emulate.probe.trace import Report, Trace
 from emulate.verify.gradients import objective
 
 if TYPE_CHECKING:
-    from emulate.verify.measure import Runs
+    from emulate.verify.compared_runs import Runs
 
 _ALIKE = 1e-3
 """Tolerance of an evaluation of the same rows in different batches, after steps that differ by rounding."""

@@ -25,15 +25,6 @@ def with_faults(judged: Run, recovery: Recovery) -> Run:
     return replace(judged, failure=last.failure, stacks=last.stacks, notes=(*judged.notes, *notes))
 
 
-def out_of_time(reference: RunResult) -> list[str]:
-    """Return what may help a program that was not stuck when its time was over."""
-    if reference.reason != "timeout":
-        return []
-    made = reference.trace.num_steps if reference.trace is not None else 0
-    more = "Give fewer --steps, or a longer --timeout" if made else "TensorFlow needs seconds to start: give a longer --timeout"
-    return [f"On one device the time was over before step {made + 1}. {more}."]
-
-
 def unjudged(run: RunResult, reference: RunResult) -> Run:
     """Return a run without a judgement."""
     return Run(

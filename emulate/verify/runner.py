@@ -7,23 +7,23 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
 from emulate.cluster import ClusterPlan, Preload, RunningCluster, asks_to_go_on, next_life, remove_tree
 from emulate.faults import Fault
-from emulate.probe import Evaluations, ProbePlan, Trace, refusal
+from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, Evaluation, RecordedProgram
-from emulate.verify.meetings import Met
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
-from emulate.verify.step_limit import AUTO, StepLimit, Steps
+from emulate.verify.settings import Settings
+from emulate.verify.started_runs import StartedRuns
+from emulate.verify.step_limit import StepLimit
 from emulate.verify.watch import Watch
 
 if TYPE_CHECKING:
@@ -33,26 +33,6 @@ UNPROBED_SECONDS = 10.0
 _ERROR = re.compile(r"^([\w.]*(?:Error|Exception|NotReproduced): .{,80})", re.MULTILINE)
 PLAIN_SECONDS = 60.0
 """Smallest time limit of a plain run, in seconds. A plain run imports TensorFlow itself."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Hold what is equal for all runs of a verification."""
-
-    program: Program
-    seed: int = 0
-    steps: Steps = AUTO
-    timeout: float = 300.0
-    device: str = "cpu"
-    network: str = "own"
-    all_reduce: str = "auto"
-    precision: str = "float32"
-    tf_config: bool = False
-    reference_args: tuple[str, ...] | None = None
-    budget: int = ProbePlan.budget
-    faults: tuple[Fault, ...] = ()
-    restarts: int = 3
-    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 @final
@@ -65,6 +45,10 @@ class Runner:
         progress: Told of every run.
         preload: A pre-loaded parent that is up already and stays up; one of its own unless given.
         workers: How many runs may go on at once.
+
+    Attributes:
+        limit: At which step the runs stop.
+        started: The runs of the program so far.
     """
 
     def __init__(
@@ -87,7 +71,7 @@ class Runner:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._begun = time.time()
-        self._results: list[RunResult] = []
+        self.started = StartedRuns()
         self._notes: dict[str, None] = {}
         # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
         self._preload = Preload(modules=(__package__, *settings.program.imports)) if preload is None else preload
@@ -116,57 +100,55 @@ class Runner:
         return self._pool.submit(self._run, label, topology, plan, reference)
 
     def start_evaluated(
-        self, plans: Mapping[str, ProbePlan], topology: Topology, source: Future[RunResult], *, or_run: bool = True
-    ) -> list[Future[RunResult]]:
-        """Make runs that do the mathematics of a run that was started before.
+        self, label: str, topology: Topology, plan: ProbePlan, source: Future[RunResult], *, or_run: bool = True
+    ) -> Future[RunResult]:
+        """Make a run that does the mathematics of a run that was started before.
 
         Args:
-            plans: By label how each of them differs; `trace` is chosen here.
+            label: Its name.
             topology: Where the program runs if its functions cannot be evaluated.
+            plan: How it differs; `trace` is chosen here.
             source: The other run.
             or_run: Whether the program runs where its functions cannot be evaluated.
 
         Returns:
-            A result for each label, in order: evaluated from the functions of the other run, else of the program, or failed.
+            The result: evaluated from the functions of the other run, else of the program, or failed.
         """
-        evaluated = self._pool.submit(self._evaluate, dict(plans), source)
 
-        def result_of(label: str, plan: ProbePlan) -> RunResult:
-            made = evaluated.result()
-            if not isinstance(made, str):
-                return made[label]
+        def made() -> RunResult:
+            other = source.result()  # at its end it is known how many steps there are
+            whole = self._with_settings(plan, self._folder_of(label))
+            found = self._evaluate(label, whole, other)
+            if isinstance(found, RunResult):
+                return found
             if not or_run:
                 return RunResult(label, topology, None, status="failed")
-            if made and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
+            if found and plan.perturb and plan.replay is None:  # what is run again for a cause is run in any case
                 with self._lock:
-                    self._notes[f"To measure rounding, gpudist started the program again, because {made.rstrip('.')}."] = None
-            return self._run(label, topology, self._with_settings(plan, self._folder_of(label)), True)
+                    self._notes[f"To measure rounding, gpudist started the program again, because {found.rstrip('.')}."] = None
+            return self._run(label, topology, whole, True)
 
-        return [self._pool.submit(result_of, label, plan) for label, plan in plans.items()]
+        return self._pool.submit(made)
 
-    def _evaluate(self, plans: Mapping[str, ProbePlan], source: Future[RunResult]) -> dict[str, RunResult] | str:
+    def _evaluate(self, label: str, plan: ProbePlan, source: RunResult) -> RunResult | str:
         """Evaluate the functions of a run; return why that is not possible where it is not."""
-        of = source.result()
-        if of.status != "ok" or of.trace is None:
+        if source.status != "ok" or source.trace is None:
             return ""
-        if (why := refusal(of.trace)) is not None:
+        if (why := refusal(source.trace)) is not None:
             return why
-        made = {label: self._with_settings(plan, self._folder_of(label)) for label, plan in plans.items()}
-        for plan in made.values():
-            (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
-        first, *_ = made
-        result = RunResult(first, REFERENCE, None)
-        self._progress.run_started(first, None)
-        entry = Evaluation(Evaluations(of.trace.directory, tuple(made.values())), self._settings.device)
-        launched = replace(self._cluster_plan(REFERENCE, made[first].trace, entry, True), tf_config=False, views=())
+        (plan.trace / "host-0").mkdir(parents=True, exist_ok=True)
+        result = RunResult(label, REFERENCE, None, is_evaluated=True)
+        self._progress.run_started(label, None)
+        entry = Evaluation(source.trace.directory, plan, self._settings.device)
+        launched = replace(self._cluster_plan(REFERENCE, plan.trace, entry, True), tf_config=False, views=())
         self._follow(result, self._fresh or self._preload, launched, self._settings.timeout, counts=False)
-        self._progress.run_ended(first, f"{result.status}, without the program")
-        if result.status != "ok":
-            for plan in made.values():
-                remove_tree(plan.trace)
-            errors = _ERROR.findall(result.failure or "")
-            return f"its steps could not be evaluated ({errors[-1] if errors else result.status})"
-        return {label: RunResult(label, REFERENCE, Trace(plan.trace), is_evaluated=True) for label, plan in made.items()}
+        self._progress.run_ended(label, f"{result.status}, without the program")
+        if result.status == "ok":
+            result.trace = Trace(plan.trace)
+            return result
+        remove_tree(plan.trace)
+        errors = _ERROR.findall(result.failure or "")
+        return f"its steps could not be evaluated ({errors[-1] if errors else result.status})"
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")
@@ -233,7 +215,7 @@ class Runner:
         result = RunResult(label, topology, None)
         self._describe(result, plan, False)
         first = self._cluster_plan(topology, plan.trace, self._entry(plan, False), False)
-        self._begin(result)
+        self.started.add(result)
         with preload.launch(replace(first, faults=lives.faults)) as cluster:
             while True:
                 watch = Watch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
@@ -241,7 +223,7 @@ class Runner:
                 if watch.needs_fresh_process and preload is self._preload:
                     return False
                 watch.note_ends()
-                self._note_meetings(result)
+                self.started.note_meetings(result)
                 lives.add(result, plan, cluster.fired)
                 if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
                     return True
@@ -249,7 +231,7 @@ class Runner:
                 plan = replace(plan, trace=following.directory, resumed=True, begun=lives.begun)
                 result = RunResult(label, topology, None)
                 self._describe(result, plan, False)
-                self._begin(result)
+                self.started.add(result)
                 cluster.restart(replace(following, entry=self._entry(plan, False)))
 
     def empty_trace(self, result: RunResult) -> Trace:
@@ -257,40 +239,6 @@ class Runner:
         folder = self._directory / f"{result.label.replace(' ', '-')}-nothing"
         Trace.describe(folder, {"topology": str(result.topology)})
         return Trace(folder)
-
-    def meetings(self) -> list[str]:
-        """Return paths that several runs wrote and each could see."""
-        by = self._writers()
-        return sorted(path for path, runs in by.items() if len(runs) > 1)
-
-    def replaced(self) -> list[str]:
-        """Return existing files outside of the runs' own folders that runs wrote or removed."""
-        with self._lock:
-            return sorted({path for run in self._results for path, was_there in list(run.written.items()) if was_there})
-
-    def _writers(self) -> dict[str, set[str]]:
-        """Return, by path that other runs can see, the runs that wrote it. Some may still run."""
-        by: dict[str, set[str]] = {}
-        with self._lock:
-            for run in self._results:
-                for path in list(run.written):
-                    by.setdefault(path, set()).add(run.label)
-        return by
-
-    def _note_meetings(self, result: RunResult) -> None:
-        """Note what a finished run has in common with others. All restarts of one program are one run."""
-        by_others = {path for path, runs in self._writers().items() if runs - {result.label}}
-        result.met = Met.of(result.read, result.written, by_others)
-
-    def _begin(self, result: RunResult) -> None:
-        with self._lock:
-            self._results.append(result)
-
-    @property
-    def starts(self) -> int:
-        """Return how often the program was started so far; each restart after a fault counts."""
-        with self._lock:
-            return len(self._results)
 
     def notes(self) -> list[str]:
         """Return what the user should know about this machine, each once: refused isolation, shared GPUs."""
@@ -375,11 +323,11 @@ class Runner:
             result.read.clear()
             self._attempt(result, folder, plan, reference=reference, seconds=seconds)
             return
-        self._note_meetings(result)
+        self.started.note_meetings(result)
 
     def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float, *, counts: bool = True) -> Watch:
         if counts:
-            self._begin(result)
+            self.started.add(result)
         with preload.launch(plan) as cluster:
             watch = Watch(
                 cluster,

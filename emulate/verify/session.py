@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -12,7 +11,6 @@ from emulate.probe import IN_32_BITS, Trace
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
-from emulate.verify.causes.cause import error_line
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
 from emulate.verify.facts import Facts
 from emulate.verify.growth import explaining, longer
@@ -24,29 +22,18 @@ from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
-from emulate.verify.run_summary import out_of_time, outcome_of, same_weights, unjudged, unseen_code, with_faults
+from emulate.verify.run_summary import outcome_of, same_weights, unjudged, unseen_code, with_faults
 from emulate.verify.runner import Runner
-from emulate.verify.verdict import BY_DESIGN, OF_REFERENCE, Reference, Run
+from emulate.verify.verdict import BY_DESIGN, Reference, Run
+from emulate.verify.without_reference import judge_ends
 from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
 AS_IT_STANDS = Variation()
-_COUNTED = r"(?<=_)\d+\b|\b0x[0-9a-f]+\b"
-"""Parts of an error that differ in each process: counters in TensorFlow's names, and memory addresses."""
 _ORDER = (
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."
-)
-_OF_PRECISION = (
-    "--precision makes the program fail; without gpudist it runs. It mixes arrays, variables or casts of one "
-    "float type with those that Keras makes in another. Remove the option, or use the type of "
-    "keras.config.floatx()."
-)
-_WITH_TF_CONFIG = (
-    "The run on one device had a TF_CONFIG with one worker, because topologies with several hosts need it. "
-    "Topologies with one host have none. Verify them in a separate call, in which the run on one device has "
-    "none either."
 )
 _NOT_IN_16_BITS = (
     "16 bits: with its layers in 32 bits the program differs by design. Allow these causes with --allow, and gpudist also "
@@ -137,12 +124,7 @@ class Session:
         reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
-            judged = [self._without_reference(run.result(), reference) for run in runs]
-            is_mixed = self._runner.sets_tf_config and not all(topology.has_several_hosts for topology in topologies)
-            about = self._without_us(reference)
-            if _OF_PRECISION in about:  # the option makes it fail, and tells nothing of the program
-                judged = [replace(run, verdict="unverified") if _fails_by_type(run) else run for run in judged]
-            about += [_WITH_TF_CONFIG] * is_mixed + out_of_time(reference)
+            judged, about = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
             return self._summary(reference), judged, about
         self._check_that_it_trains(reference, first.result())
         runs = [first]
@@ -245,26 +227,6 @@ class Session:
 
     def _compared(self, topology: Topology, base: Variation) -> Future[RunResult] | None:
         return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
-
-    def _without_us(self, reference: RunResult) -> list[str]:
-        """Check whether a program that raises on one device also fails without emulation and recording."""
-        if reference.status != "failed" or self._reference.num_ps:  # without TF_CONFIG it would fail by that
-            return []
-        plain = self._runner.start_plain(3 * reference.seconds).result()
-        if plain.status != "failed":
-            if self._runner.precision != "float32" and _names_a_type(reference.failure):
-                return [_OF_PRECISION]
-            how = "ends without an error" if plain.status == "ok" else "had not failed when it was ended"
-            what = "what gpudist emulates" if self._runner.precision == "float32" else "--precision, or what it emulates,"
-            with_it = ", with the TF_CONFIG of one worker" if self._runner.sets_tf_config else ""
-            return [f"Without gpudist, on this machine as it is{with_it}, the program {how}: {what} makes it fail."]
-        ours, theirs = (error_line(run.failure, "an error").rstrip(".") for run in (reference, plain))
-        if ours.startswith("EOFError"):
-            return []  # it had no standard input there either
-        is_same = re.sub(_COUNTED, "", ours) == re.sub(_COUNTED, "", theirs)
-        error = "the same error as on one device" if is_same else f"another error: {theirs}"
-        where = ", with the TF_CONFIG of one worker," if self._runner.sets_tf_config else ""
-        return [f"Without gpudist{where} the program fails too, with {error}."]
 
     def _check_that_it_trains(self, reference: RunResult, run: RunResult) -> None:
         seen = [result.trace.num_steps for result in (reference, run) if result.trace is not None]
@@ -422,31 +384,6 @@ class Session:
         again = trace_of(self._yardsticks.repeat)
         repeatable = again is None or same_weights(reference.trace, again)
         return Reference("ok" if reference.trace.num_steps else "none", reference.trace.num_steps, repeatable, topology=place)
-
-    def _without_reference(self, run: RunResult, reference: RunResult) -> Run:
-        """Return the run if the reference failed or hung: only the end of the topology's run is known."""
-        ends = "raises" if reference.status == "failed" else "does not end"
-        is_well = run.status == "ok"
-        if is_well:
-            where = self._summary(reference).where
-            run.notes.append(f"On {where} the program {ends}; there is nothing to compare with.")
-            run.status, run.reason = reference.status, reference.reason
-            run.failure, run.stacks = reference.failure, reference.stacks
-        nothing = self._runner.empty_trace(reference)
-        met = Met.together((run.met, reference.met))
-        case = Case(nothing, run.trace or nothing, outcome=outcome_of(run, reference), met=met)
-        judged = judge(case, self._allow).fill(unjudged(run, reference))
-        return replace(judged, reason=OF_REFERENCE, failure=None) if is_well else judged
-
-
-def _names_a_type(failure: str | None) -> bool:
-    """Return whether an error is about 64-bit types beside others."""
-    return re.search(r"\b(float64|double)\b", error_line(failure, "")) is not None
-
-
-def _fails_by_type(run: Run) -> bool:
-    """Return whether a run failed like a reference with a type error, or was to be compared with it."""
-    return run.verdict == "failed" and (run.is_of_reference or _names_a_type(run.failure))
 
 
 def _rows(trace: Trace) -> set[str]:

@@ -364,7 +364,9 @@ class Yardsticks:
         is_apart = replay is not None and replay.shares > 1 and replay.of_all_rows.shares == 1
         if replay is not None and is_apart and trace is not None and refusal(trace) is None and has_fixed_batches(trace):
             source = self.reference(replace(variation.source, replay=replay.of_a_share)).reference
-        return self._runner.start_evaluated(plans, self._reference, source, or_run=or_run)
+        return [
+            self._runner.start_evaluated(label, self._reference, plan, source, or_run=or_run) for label, plan in plans.items()
+        ]
 
     def _label(self, name: str, variation: Variation) -> str:
         return variation.label(name if self._reference == REFERENCE else f"{name} on {self._reference}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.following import Following
-from emulate.probe.functions.step_function import Fetched, Key, State, StepFunction, Values
+from emulate.probe.functions.step_function import GIVEN, Fetched, Key, State, StepFunction, Values
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
@@ -30,35 +30,17 @@ class NotReproduced(Exception):
     """Say that the functions of a run do not give what it has recorded."""
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """Describe runs that do the mathematics of another run.
-
-    Attributes:
-        source: The folder of the other run's trace.
-        plans: How the rows of each are permuted, its gradients perturbed, whose gradients it applies, where its trace goes.
-    """
-
-    source: Path
-    plans: tuple[ProbePlan, ...]
-
-
-def evaluate(wanted: Evaluations) -> None:
-    """Evaluate the steps of a run, from its first state on, and write a trace for each plan.
+def evaluate(source: Path, plan: ProbePlan) -> None:
+    """Evaluate the steps of a run, from its first state on, and write the trace of a run that was never made.
 
     Args:
-        wanted: What is to be evaluated.
+        source: The folder of the run's trace.
+        plan: How rows are permuted, gradients perturbed, whose gradients are applied, where the trace goes.
 
     Raises:
         NotReproduced: When the functions of the run do not give the gradients that it has recorded.
     """
-    source = Trace(wanted.source)
-    state = State(wanted.source)
-    functions: dict[int, StepFunction] = {}
-    first = state.read()
-    for plan in wanted.plans:
-        state.assign(first)
-        _Evaluation(source, state, functions, plan).write()
+    _Evaluation(Trace(source), State(source), plan).write()
 
 
 @dataclass(frozen=True)
@@ -75,13 +57,15 @@ class _Names:
 
 
 class _Evaluation:
-    def __init__(self, source: Trace, state: State, functions: dict[int, StepFunction], plan: ProbePlan) -> None:
-        self._source, self._state, self._functions, self._plan = source, state, functions, plan
+    def __init__(self, source: Trace, state: State, plan: ProbePlan) -> None:
+        self._source, self._state, self._plan = source, state, plan
+        self._functions: dict[int, StepFunction] = {}
         names: Any = _Names()
         self._rounding, self._following = Rounding(plan, names), Following(plan, names)
         self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
         self._rows = None if plan.replay is None else Rows(plan.replay)
         self._leader = None if plan.follow is None else Trace(plan.follow.trace)
+        self._changes: dict[int, _Changes] = {}
         self._made: Counter[str] = Counter()
         self._begun: set[str] = set()
 
@@ -171,7 +155,7 @@ class _Evaluation:
         given: list[Values] = []
         for place, one in enumerate(function.records):
             own = self._joined([function.gradients(place, rows, given) for rows in shares])
-            changed = self._changed(one, own)
+            changed = self._changed(place, one, own)
             recorded.append(changed[0])
             given.append(changed[1])
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
@@ -209,11 +193,15 @@ class _Evaluation:
         order = self._generator.permutation(len(rows[keys[0]]))
         return {key: value[order] if key in keys else value for key, value in rows.items()}
 
-    def _changed(self, record: Fetched, values: Values) -> tuple[Values, Values]:
+    def _changed(self, place: int, record: Fetched, values: Values) -> tuple[Values, Values]:
         """Return what a record holds before the update as it is recorded, and as its optimizer is given it."""
-        name, own = record.about.get("optimizer", ""), _pairs(values)
-        recorded = self._rounding.changed(name, own)
-        return values | _values(recorded), values | _values(self._following.applied(name, own, recorded))
+        taken = {key: value for key, value in values.items() if key[0] in (*GIVEN, "sparse-shape")}
+        if not taken or not (self._plan.perturb or self._plan.follow):
+            return values, values
+        if place not in self._changes:
+            self._changes[place] = _Changes(record.about.get("optimizer", ""), taken, self._rounding, self._following)
+        recorded, given = self._changes[place].made(taken)
+        return values | recorded, values | given
 
     def _copy_facts(self, writer: TraceWriter) -> None:
         """Copy what the run knows of its program, and its first weights."""
@@ -270,14 +258,55 @@ def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
                 writer.write(event | {"value": value})
 
 
-def _pairs(values: Values) -> Pairs:
+class _Changes:
+    """Change the gradients of one record, compiled once: operation by operation that takes longer than the step.
+
+    Args:
+        optimizer: The optimizer's name.
+        values: The gradients of a step.
+        rounding: Changes what is recorded.
+        following: Tells what is given to the optimizer instead.
+    """
+
+    def __init__(self, optimizer: str, values: Values, rounding: Rounding, following: Following) -> None:
+        import tensorflow as tf
+
+        self._keys: tuple[list[Key], list[Key]] = ([], [])
+        names, specs = list(values), [_spec(key, value) for key, value in values.items()]
+        shapes = {key[1]: tuple(value.numpy()) for key, value in values.items() if key[0] == "sparse-shape"}
+
+        @tf.function(autograph=False, input_signature=specs)
+        def made(*tensors: Any) -> tuple[list[Any], list[Any]]:
+            own = _pairs(dict(zip(names, tensors, strict=True)), shapes)
+            recorded = rounding.changed(optimizer, own)
+            found = _values(recorded), _values(following.applied(optimizer, own, recorded))
+            self._keys = (list(found[0]), list(found[1]))
+            return list(found[0].values()), list(found[1].values())
+
+        self._function = made
+
+    def made(self, values: Values) -> tuple[Values, Values]:
+        """Return the gradients of a step as they are recorded, and as they are given."""
+        recorded, given = self._function(*values.values())
+        return dict(zip(self._keys[0], recorded, strict=True)), dict(zip(self._keys[1], given, strict=True))
+
+
+def _spec(key: Key, value: Any) -> Any:
+    """Return what a gradient is like in every step: a sparse one may have other rows in each."""
+    import tensorflow as tf
+
+    is_of_rows = key[0] in ("sparse-gradient", "sparse-rows")
+    return tf.TensorSpec([None, *value.shape[1:]] if is_of_rows else value.shape, value.dtype)
+
+
+def _pairs(values: Values, shapes: Mapping[str, tuple[int, ...]]) -> Pairs:
     """Return gradients with their variables, as an optimizer is given them."""
     import tensorflow as tf
 
     pairs: Pairs = [(value, _Variable(key[1], tuple(value.shape))) for key, value in values.items() if key[0] == "gradient"]
     for name in [key[1] for key in values if key[0] == "sparse-gradient"]:
         value, rows, shape = (values[(kind, name)] for kind in ("sparse-gradient", "sparse-rows", "sparse-shape"))
-        pairs.append((tf.IndexedSlices(value, rows, shape), _Variable(name, tuple(shape.numpy()))))
+        pairs.append((tf.IndexedSlices(value, rows, shape), _Variable(name, shapes[name])))
     return pairs
 
 

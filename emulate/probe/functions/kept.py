@@ -18,10 +18,10 @@ import numpy as np
 from emulate import graph_functions
 from emulate.probe import upstream
 from emulate.probe.functions.files import folder_of, state_of
+from emulate.probe.functions.step_function import READS
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
 """Operations whose result is not a function of rows and variables."""
-_READ = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "Identity")
 _IN_A_CONDITION = "its optimizer applies inside a condition or a loop of the step"
 
 
@@ -229,7 +229,7 @@ def _changed_by(operation: Any) -> set[str]:
     """Return the names of the resources that an operation may assign."""
     import tensorflow as tf
 
-    if operation.type in _READ:
+    if operation.type in READS:
         return set()
     found = [tensor.op.name for tensor in operation.inputs if tensor.dtype == tf.resource]
     only_read: list[int] = []

@@ -15,6 +15,8 @@ from emulate.probe.functions.files import described, folder_of, state_of
 
 Key = tuple[Any, ...]
 Values = dict[Key, Any]
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp", "Identity")
+"""Operations that take a variable and leave it as it is."""
 GIVEN = ("gradient", "sparse-gradient", "sparse-rows")
 """Kinds of tensors that an optimizer is given, and that can be given to it in place of the step's own."""
 OF_THE_FORWARD_PASS = (*GIVEN, "sparse-shape", "taped", "objective", "draw")
@@ -32,6 +34,16 @@ class Fetched:
     def inputs(self) -> list[Key]:
         """Return the keys of the examples, in the order of the step's arguments."""
         return sorted(key for key in self.tensors if key[0] == "input")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Hold a part of a function: what it is given, the keys of what it gives, and whether it changes the state."""
+
+    function: Any
+    inputs: list[str]
+    keys: list[list[Key]]
+    assigns: bool
 
 
 class State:
@@ -97,7 +109,7 @@ class StepFunction:
         self._rows = {key: name for one in self.records for key, name in one.tensors.items() if key[0] == "input"}
         self._captures, self._updates = about["captures"], about["updates"]
         self._state = state
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, _Part] = {}
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         for node in [*self._graph.node, *(node for one in self._graph.library.function for node in one.node_def)]:
             node.device = ""  # they name the job of a cluster that is not there
@@ -130,11 +142,13 @@ class StepFunction:
         """
         if not any(key[0] in OF_THE_FORWARD_PASS for key in self.records[number].tensors):
             return {}
-        before = self._state.read()
+        part = self._before_the_update(number)
+        before = self._state.read() if part.assigns else None
         try:
-            return self._call(self._before_the_update(number), rows, self._named(given))[number]
+            return self._call(part, rows, self._named(given))[number]
         finally:
-            self._state.assign(before)
+            if before is not None:
+                self._state.assign(before)
 
     def update(self, rows: Mapping[Key, Any], given: Sequence[Values], *, stays: bool = True) -> list[Values]:
         """Make the step with these gradients in place of its own.
@@ -171,11 +185,10 @@ class StepFunction:
         pairs = zip(self.records, given, strict=False)
         return {one.tensors[key]: value for one, values in pairs for key, value in values.items() if key[0] in GIVEN}
 
-    def _call(self, part: Any, rows: Mapping[Key, Any], given: Mapping[str, Any]) -> list[Values]:
-        function, names, keys = part
+    def _call(self, part: _Part, rows: Mapping[Key, Any], given: Mapping[str, Any]) -> list[Values]:
         values = {name: rows[key] for key, name in self._rows.items()} | dict(given)
-        found = iter(function(*(self._tensor(name, values[name]) for name in names)))
-        return [{key: next(found) for key in of_record} for of_record in keys]
+        found = iter(part.function(*(self._tensor(name, values[name]) for name in part.inputs)))
+        return [{key: next(found) for key in of_record} for of_record in part.keys]
 
     def _tensor(self, name: str, value: Any) -> Any:
         import tensorflow as tf
@@ -185,17 +198,19 @@ class StepFunction:
     def _given_names(self, records: Sequence[Fetched]) -> list[str]:
         return list(dict.fromkeys(name for one in records for key, name in one.tensors.items() if key[0] in GIVEN))
 
-    def _before_the_update(self, number: int) -> Any:
+    def _before_the_update(self, number: int) -> _Part:
         if number not in self._before:
             self._before[number] = self._part(OF_THE_FORWARD_PASS, self._given_names(self.records[:number]), only=number)
         return self._before[number]
 
     @cached_property
-    def _after_the_update(self) -> Any:
+    def _after_the_update(self) -> _Part:
         return self._part(("weight", "variable", "result"), self._given_names(self.records), updates=self._updates)
 
-    def _part(self, kinds: Sequence[str], given: Sequence[str], *, only: int | None = None, updates: Sequence[str] = ()) -> Any:
-        """Return a function that fetches these kinds of tensors, the names of what it is given, and the keys of what it gives.
+    def _part(
+        self, kinds: Sequence[str], given: Sequence[str], *, only: int | None = None, updates: Sequence[str] = ()
+    ) -> _Part:
+        """Return a function that fetches these kinds of tensors.
 
         Args:
             kinds: Of what is fetched.
@@ -204,7 +219,7 @@ class StepFunction:
             updates: Operations that are executed besides.
 
         Returns:
-            All three.
+            The function.
         """
         import tensorflow as tf
 
@@ -227,7 +242,12 @@ class StepFunction:
             found = at_hand | dict(zip(others, made, strict=True))
             return [found[name] for name in fetched]
 
-        return part, inputs, keys
+        return _Part(part, inputs, keys, self._assigns(graph_def))
+
+    def _assigns(self, graph_def: Any) -> bool:
+        """Return whether anything but a read takes a variable."""
+        variables = {name for name, number in self._captures if number is not None}
+        return any(node.op not in READS and variables & set(map(_tensor, node.input)) for node in graph_def.node)
 
     def _captured(self, used: set[str]) -> dict[str, Any]:
         import tensorflow as tf

@@ -6,7 +6,7 @@ from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.lines import made
-from emulate.verify.measure import changed_in_the_end, ends_of_hosts
+from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts
 
 
 def _search(case: Case) -> Sign | None:

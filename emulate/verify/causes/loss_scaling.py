@@ -13,9 +13,9 @@ from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_wo
 from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import explains_a_sum, rebase_on_replicas_apart
 from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import names_of, objective, weight_of, weights_before
 from emulate.verify.lines import operations
-from emulate.verify.measure import complete
 
 _MANY = 16
 """So many elements beyond the noise floor do not have one factor by accident."""

@@ -9,9 +9,9 @@ import numpy as np
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
 from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import gradients_of
 from emulate.verify.lines import made, operations
-from emulate.verify.measure import complete
 
 
 def _search_empty(case: Case) -> Sign | None:

@@ -9,9 +9,9 @@ from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import compare_enough
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made, operations
-from emulate.verify.measure import complete
 from emulate.verify.repeats import differing
 
 _WITHOUT_DROPOUT = "Without dropout"

@@ -11,8 +11,8 @@ from emulate.probe.trace import Step, Trace
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Sign
 from emulate.verify.causes.unseeded_hosts import ends_otherwise, numbers_apart
+from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import has_ended, hosts_of_rows, ledgers, parts_of_rows
-from emulate.verify.measure import complete
 from emulate.verify.result import RunResult
 
 _OTHER = 0.2

@@ -14,9 +14,9 @@ from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.causes.text import GENERAL
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
 from emulate.verify.lines import made, operations
-from emulate.verify.measure import complete
 
 _FOLLOWS = 0.95
 """From this part of the telling elements on, an update follows a gradient."""

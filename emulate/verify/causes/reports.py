@@ -12,9 +12,9 @@ from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import objective
 from emulate.verify.lines import operations
-from emulate.verify.measure import complete
 
 
 def _wrong(case: Case, is_of_kind: Callable[[Point], bool]) -> list[Point]:

@@ -10,10 +10,10 @@ from emulate.probe.trace import Array
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.host_values import tables_apart
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of
 from emulate.verify.ledger import Ledger
 from emulate.verify.lines import made
-from emulate.verify.measure import complete
 
 _FEWEST = 3
 """Steps it takes to believe that replicas compute the same."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
+from emulate.verify.compared_runs import complete
 from emulate.verify.lines import between, operations
-from emulate.verify.measure import complete
 
 
 def _search(case: Case) -> Sign | None:

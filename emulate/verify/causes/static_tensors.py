@@ -12,9 +12,9 @@ from emulate.probe.rows import row_names
 from emulate.probe.trace import Step
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll
 from emulate.verify.lines import made
-from emulate.verify.measure import complete
 
 Array = NDArray[Any]
 _STEPS = 3

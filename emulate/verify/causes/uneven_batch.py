@@ -8,8 +8,8 @@ from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.text import GENERAL
+from emulate.verify.compared_runs import complete
 from emulate.verify.lines import made, operations
-from emulate.verify.measure import complete
 
 
 def _search_uneven(case: Case) -> Sign | None:

@@ -12,9 +12,9 @@ from emulate.verify.arithmetic import ROUND, factor_of_updates
 from emulate.verify.case import RATE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.lines import made
-from emulate.verify.measure import complete
 
 _LARGEST_PART = 64
 """Factors are taken for fractions of numbers up to this one, and for their square roots."""

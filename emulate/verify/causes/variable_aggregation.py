@@ -10,9 +10,9 @@ from emulate.verify.arrays import Floats, aligned, is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
+from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import names_of, state_before, state_of, weight_of, weights_before
 from emulate.verify.lines import operations
-from emulate.verify.measure import complete
 from emulate.verify.noise import Key
 
 

@@ -14,7 +14,8 @@ from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import Topology
 from emulate.verify.result import RunResult
-from emulate.verify.runner import Runner, Settings
+from emulate.verify.runner import Runner
+from emulate.verify.settings import Settings
 
 Recorded = Callable[..., Trace]
 

@@ -15,7 +15,8 @@ from emulate.probe import Follow, ProbePlan, Replay, Trace, refusal
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.runner import Runner, Settings
+from emulate.verify.runner import Runner
+from emulate.verify.settings import Settings
 from tests.emulate.probe.loops import assigning_loop, custom_loop
 
 Evaluated = Callable[..., tuple[Trace, Trace | None]]
@@ -35,8 +36,7 @@ def evaluated(preload: Preload, tmp_path: Path) -> Evaluated:
             assert run.result().status == "ok", run.result().failure
             if beside is not None:
                 runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path, budget=budget, leads=True)).result()
-            (other,) = runner.start_evaluated({"evaluated": ProbePlan(tmp_path, **fields)}, REFERENCE, run)
-            made = other.result()
+            made = runner.start_evaluated("evaluated", REFERENCE, ProbePlan(tmp_path, **fields), run).result()
         assert run.result().trace is not None
         return run.result().trace, made.trace if made.is_evaluated else None
 

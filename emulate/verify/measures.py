@@ -1,0 +1,208 @@
+"""Measure every tensor of every step of a comparison: what it starts with, each step, what it reports and ends with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emulate.probe.trace import StoredArray, Trace
+from emulate.verify.arrays import Floats, aligned, eps_of, finite_difference, is_numeric, largest, norm
+from emulate.verify.compared_runs import Runs, complete
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, state_of, total, weight_of
+from emulate.verify.measure import Measure, coarsest_unit, measure, same_shape
+from emulate.verify.measured_final_weights import final_weights
+from emulate.verify.measured_reports import reports
+from emulate.verify.noise import REPORTED, Key
+from emulate.verify.precision import unit_of_all
+
+_OF_CHANCE = 0.1
+"""Relative change of a variable if the rows of each batch are permuted. From this change on the variable stores rows (a queue).
+Their order means nothing, so its values are compared sorted."""
+
+
+def measure_all(runs: Runs) -> Iterator[Measure]:
+    """Yield every measure of a comparison: initial weights, each step, final weights, reports."""
+    late = {name for name, made in _made_before(runs.as_they_came.reference).items() if made}
+    yield from _as_far_as_weights(_initial(runs.as_they_came), _apart_before(runs, but=late) if late else [])
+    for optimizer in runs.optimizers:
+        others = [complete(trace, optimizer) for trace in runs.others]
+        for k, (ours, theirs) in enumerate(runs.pairs(optimizer)):
+            beside = [steps[k] if k < len(steps) else {} for steps in others]
+            yield from _gradients(runs, optimizer, k, ours, theirs, beside)
+            yield from _variables(runs, ("weight", optimizer, k), ours, theirs, beside)
+            yield from _variables(runs, ("variable", optimizer, k), ours, theirs, beside)
+            yield from _objective(runs, optimizer, k, ours, theirs, beside)
+    yield from reports(runs)
+    if runs.source is None:
+        yield from final_weights(runs)
+    elif not runs.reference.has_other_examples:
+        evaluated = {one.name for one in runs.reference.reports}
+        found = (*final_weights(runs.as_they_came), *reports(runs.as_they_came))
+        of_program = [one for one in found if one.key.tensor not in evaluated]
+        yield from _as_far_as_weights(of_program, _apart_before(runs) if of_program else [])
+
+
+@dataclass(frozen=True)
+class _Apart:
+    """Hold how far the weights of two runs are apart that went their own ways.
+
+    Attributes:
+        largest: The largest difference of an element.
+        relative: Of the norms of differences over those of weights the median: few tensors whose gradients are rounding alone
+            drift in any case.
+    """
+
+    largest: float = 0.0
+    relative: float = 0.0
+
+
+def _as_far_as_weights(measures: Iterable[Measure], apart: Sequence[_Apart]) -> Iterator[Measure]:
+    """Yield numbers of two runs that went their own ways: they may be as far apart as the weights before that step."""
+    for one in measures:
+        if apart:
+            at = apart[min(one.step if one.at is None else one.at, len(apart) - 1)]
+            spread = at.relative * one.scale if one.key.kind in REPORTED else at.largest
+            one = replace(one, spread=float(np.fmax(one.spread, spread)))
+        yield one
+
+
+def _apart_before(runs: Runs, *, but: Collection[str] = ()) -> list[_Apart]:
+    """Return how far the weights are apart before each step.
+
+    Args:
+        runs: The runs.
+        but: Names of weights that are left out.
+
+    Returns:
+        Nothing where the reference went its own way.
+    """
+    if runs.source is None:
+        return []
+    found = [_Apart()]
+    for optimizer in runs.optimizers:
+        pairs = zip(complete(runs.topology, optimizer), complete(runs.source, optimizer), strict=False)
+        for step, (ours, theirs) in enumerate(pairs, 1):
+            found += [found[-1]] * (step + 1 - len(found))
+            names = dict.fromkeys(name for one in theirs.values() for name in one.weights if name not in but)
+            both = [(weight_of(ours, name), weight_of(theirs, name)) for name in names]
+            known = [(a, b) for a, b in both if a is not None and b is not None and is_numeric(b) and same_shape([a, b])]
+            arrays = [finite_difference(*aligned([*pair])) for pair in known]
+            offs = [norm(off) / (norm(b) or 1.0) for off, b in arrays]
+            here = _Apart(max((largest(off) for off, _ in arrays), default=0.0), float(np.median(offs)) if offs else 0.0)
+            so_far = (found[step], found[step - 1], here)
+            found[step] = _Apart(max(one.largest for one in so_far), max(one.relative for one in so_far))
+    return found
+
+
+def _initial(runs: Runs) -> Iterator[Measure]:
+    """First values. Those of variables that come once others were trained may be made of these, as what is restored is.
+
+    The noise runs, where a program seeds nothing, start from weights of their own: they say something of such variables alone.
+    """
+    ours, theirs, *others = [_first_values(trace) for trace in (runs.topology, runs.reference, *runs.others)]
+    made, many = _made_before(runs.reference), len(runs.noise)
+    for tensor in theirs:
+        if tensor not in ours or not is_numeric(theirs[tensor]):
+            continue
+        stored = [one.get(tensor, theirs[tensor]) for one in others] if made[tensor] else []
+        if same_shape([ours[tensor], theirs[tensor], *stored]):
+            a, b, *beside = aligned([ours[tensor], theirs[tensor], *stored])
+            key, eps = Key("initial-weight", "", tensor), eps_of(theirs[tensor].dtype)
+            yield measure(key, made[tensor], a, b, beside[:many], beside[many:], eps=eps)
+
+
+def _first_values(trace: Trace) -> dict[str, StoredArray]:
+    found: dict[str, StoredArray] = {}
+    for _, variables in sorted(trace.variables("initial").items()):
+        for name, variable in variables.items():
+            if variable.array is not None:
+                found.setdefault(name, variable.array)
+    return found
+
+
+def _made_before(trace: Trace) -> dict[str, int]:
+    """Return, by variable, the steps of any optimizer on its host before it was first seen."""
+    made: Counter[tuple[int, str, int]] = Counter()
+    found: dict[str, int] = {}
+    for host, event in trace.events:
+        if event["event"] == "step":
+            made[(host, event["optimizer"], event["replica"])] += 1
+        elif event["event"] == "initial":
+            before = max((count for (place, _, _), count in made.items() if place == host), default=0)
+            found |= {name: before for name in event["variables"] if name not in found}
+    return found
+
+
+def _gradients(
+    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    how = runs.how(optimizer)
+    for tensor in names_of(theirs):
+        mine, reference = gradients_of(ours, tensor), gradients_of(theirs, tensor)
+        if not mine or not reference or not same_shape([*mine.values(), *reference.values()]):
+            continue
+        stored = [gradients_of(step, tensor) for step in beside]
+        arrays = aligned([*mine.values(), *reference.values(), *(a for one in stored for a in one.values())])
+        local, arrays = arrays[: len(mine)], arrays[len(mine) :]
+        other, arrays = total(arrays[: len(reference)], "sum"), arrays[len(reference) :]
+        noise = _totals(arrays, [len(one) for one in stored], other)
+        yield measure(
+            Key("gradient", optimizer, tensor),
+            k,
+            total(local, how),
+            other,
+            noise[: len(runs.noise)],
+            noise[len(runs.noise) :],
+            eps=unit_of_all([*reference.values(), *mine.values()], runs.computed),
+            scale=max(largest(array) for array in local),
+        )
+
+
+def _totals(arrays: list[Floats], counts: list[int], missing: Floats) -> list[Floats]:
+    """Return one gradient for each noise run; the reference's own if a run does not have it."""
+    found = []
+    for count in counts:
+        found.append(total(arrays[:count], "sum") if count else missing)
+        arrays = arrays[count:]
+    return found
+
+
+def _variables(
+    runs: Runs, what: tuple[str, str, int], ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    kind, optimizer, k = what
+    value_of = weight_of if kind == "weight" else state_of
+    for tensor in dict.fromkeys(
+        name for step in theirs.values() for name in (step.weights if kind == "weight" else step.state)
+    ):
+        a, b = value_of(ours, tensor), value_of(theirs, tensor)
+        if a is None or b is None or not (is_numeric(b) or kind == "variable") or not same_shape([a, b]):
+            continue
+        stored = [value_of(step, tensor) for step in beside]
+        arrays = aligned([a, b, *(one for one in stored if one is not None)])
+        rest = iter(arrays[2:])
+        noise = [arrays[1] if one is None else next(rest) for one in stored]
+        key, eps, many = Key(kind, optimizer, tensor), eps_of(b.dtype), len(runs.noise)
+        if kind == "variable" and tensor in runs.of_first:
+            key = replace(key, kind="of-first")
+        found = measure(key, k, arrays[0], arrays[1], noise[:many], noise[many:], eps=eps)
+        if key.kind == "variable" and found.spread > _OF_CHANCE * found.scale:
+            ours_, theirs_, *noise = (np.sort(array, axis=0) if array.ndim else array for array in (*arrays[:2], *noise))
+            found = measure(key, k, ours_, theirs_, noise[:many], noise[many:], eps=eps)
+            found = replace(found, is_of_chance=found.spread > _OF_CHANCE * found.scale)
+        yield found
+
+
+def _objective(
+    runs: Runs, optimizer: str, k: int, ours: StepOfAll, theirs: StepOfAll, beside: list[StepOfAll]
+) -> Iterator[Measure]:
+    values = [objective(step) for step in (ours, theirs, *beside)]
+    if values[0] is None or values[1] is None:
+        return
+    numbers = [np.array([values[1] if value is None else value]) for value in values]
+    noise = numbers[2:]
+    key, eps = Key("objective", optimizer, "objective"), coarsest_unit(runs, theirs)
+    yield measure(key, k, numbers[0], numbers[1], noise[: len(runs.noise)], noise[len(runs.noise) :], eps=eps)
