@@ -201,6 +201,7 @@ class Yardsticks:
         self._runner = runner
         self.seed = seed
         self._known: dict[Variation, Yardstick] = {}
+        self._confirming: dict[tuple[Variation, Path], NoiseRuns] = {}
         self._topologies: dict[tuple[Topology, Variation], Future[RunResult]] = {}
 
     def reference(self, variation: Variation) -> Yardstick:
@@ -291,7 +292,7 @@ class Yardsticks:
         self._known[Variation()] = Yardstick(self._start("reference by its functions", Variation(), plan))
         return self._known[Variation()].reference
 
-    def confirming(self, variation: Variation, topology: Trace) -> list[Trace]:
+    def confirming(self, variation: Variation, topology: Trace) -> NoiseRuns:
         """Return noise runs with a larger perturbation: a small difference may come from a kink or a gradient that cancels.
 
         Args:
@@ -299,11 +300,16 @@ class Yardsticks:
             topology: The run that differs, whose local gradients say what cancels.
 
         Returns:
-            The traces of those that ended well.
+            The traces of those that end well; none is started yet.
         """
-        numbers = range(NOISE_RUNS + 1, NOISE_RUNS + CONFIRMING_RUNS + 1)
-        runs = self._evaluated(variation, self._noise_plans(variation, numbers, CONFIRMING_ULPS, topology.directory))
-        return [trace for run in runs if (trace := trace_of(run)) is not None]
+        if (variation, topology.directory) not in self._confirming:
+
+            def start(numbers: Sequence[int]) -> list[Future[RunResult]]:
+                later = [NOISE_RUNS + number for number in numbers]
+                return self._evaluated(variation, self._noise_plans(variation, later, CONFIRMING_ULPS, topology.directory))
+
+            self._confirming[variation, topology.directory] = NoiseRuns(start, CONFIRMING_RUNS)
+        return self._confirming[variation, topology.directory]
 
     def rounded_in_order(self, variation: Variation, ulps: float) -> NoiseRuns:
         """Return runs with examples in order, changed by rounding of this many units; none is started yet.

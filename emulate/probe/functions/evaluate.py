@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -154,7 +155,8 @@ class _Evaluation:
         recorded: list[Values] = []
         given: list[Values] = []
         for place, one in enumerate(function.records):
-            own = self._joined([function.gradients(place, rows, given) for rows in shares])
+            with self._off_by_units(function):
+                own = self._joined([function.gradients(place, rows, given) for rows in shares])
             changed = self._changed(place, one, own)
             recorded.append(changed[0])
             given.append(changed[1])
@@ -164,6 +166,24 @@ class _Evaluation:
         for one, before, updated in zip(function.records, recorded, after, strict=True):
             values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}
             yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
+
+    @contextlib.contextmanager
+    def _off_by_units(self, function: StepFunction) -> Iterator[None]:
+        """Have the weights of a noise run off by units in the last place in this block.
+
+        On several replicas the forward pass is rounded in another way, in batches of another size. No order of the rows shows
+        that on one device, where each of them has its bits wherever it stands.
+        """
+        if not self._plan.perturb:
+            yield
+            return
+        before = self._state.read()
+        weights = sorted({number for key, number in function.variables.items() if key[0] == "weight" and key[2]})
+        self._state.shift(weights, self._plan.perturb, self._plan.noise_seed)
+        try:
+            yield
+        finally:
+            self._state.assign(before)
 
     def _joined(self, found: list[Values]) -> Values:
         """Return what shares give together: the mean or the sum of gradients and results, the sum of their objectives."""

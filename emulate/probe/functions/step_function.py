@@ -19,6 +19,8 @@ READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"
 """Operations that take a variable and leave it as it is."""
 GIVEN = ("gradient", "sparse-gradient", "sparse-rows")
 """Kinds of tensors that an optimizer is given, and that can be given to it in place of the step's own."""
+_CYCLE = 509
+"""After so many elements their changes by units in the last place come again."""
 OF_THE_FORWARD_PASS = (*GIVEN, "sparse-shape", "taped", "objective", "draw")
 
 
@@ -57,6 +59,7 @@ class State:
         import tensorflow as tf
 
         self.variables: dict[int, Any] = {}
+        self._shifts: dict[tuple[Any, ...], Any] = {}
         for file in state_of(folder_of(trace)).glob("*.npy"):
             number, dtype, _ = file.name.split(".")
             self.variables[int(number)] = tf.Variable(tf.cast(np.load(file, allow_pickle=False), dtype), trainable=False)
@@ -68,6 +71,31 @@ class State:
     def assign(self, values: Sequence[Any]) -> None:
         """Go back to values that `read` has returned."""
         self._assign(*values)
+
+    def shift(self, numbers: Sequence[int], units: float, seed: int) -> None:
+        """Change each element of some variables by up to so many units in the last place.
+
+        Args:
+            numbers: The variables.
+            units: By how many, at most.
+            seed: Which change.
+        """
+        import tensorflow as tf
+
+        place = (tuple(numbers), units, seed)
+        if place not in self._shifts:
+            generator = np.random.default_rng(seed)
+
+            def shift() -> None:
+                for variable in (self.variables[number] for number in numbers):
+                    if variable.dtype.is_floating:
+                        size = np.finfo(np.float64 if variable.dtype == tf.float64 else np.float32).eps
+                        steps = tf.constant(1 + units * size * generator.uniform(-1, 1, _CYCLE), variable.dtype)
+                        factors = tf.gather(steps, tf.range(tf.size(variable)) % _CYCLE)
+                        variable.assign(variable * tf.reshape(factors, tf.shape(variable)))
+
+            self._shifts[place] = tf.function(shift, autograph=False)
+        self._shifts[place]()
 
     @cached_property
     def _read(self) -> Any:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import Follow, ProbePlan, Replay, Trace, refusal
+from emulate.probe import Follow, ProbePlan, Replay, Trace, has_fixed_batches, refusal
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE, Topology
@@ -24,18 +25,26 @@ Evaluated = Callable[..., tuple[Trace, Trace | None]]
 
 @pytest.fixture
 def evaluated(preload: Preload, tmp_path: Path) -> Evaluated:
-    """evaluated(program, keyed=False, **fields of the plan) -> the run's trace, and the one that its functions give."""
+    """evaluated(program, **fields of the plan) -> the trace of a run, and the one that its functions give.
+
+    The run's own plan is `of`. Beside it the program runs on another topology, first.
+    """
 
     def make(
-        program: Callable[[], Any], *, keyed: bool = False, beside: str | None = None, budget: int = 1 << 28, **fields: Any
+        program: Callable[[], Any],
+        *,
+        of: Mapping[str, Any] = MappingProxyType({}),
+        beside: str | None = None,
+        budget: int = 1 << 28,
+        **fields: Any,
     ) -> Any:
         settings = Settings(program=Program.find(program), steps=6, timeout=120)
         with Runner(settings, tmp_path, Silent(), preload=preload) as runner:
-            plan = ProbePlan(tmp_path, keyed_draws=keyed, keeps_functions=True)
-            run = runner.start("reference", REFERENCE, plan, reference=True)
-            assert run.result().status == "ok", run.result().failure
             if beside is not None:
                 runner.start(beside, Topology.parse(beside), ProbePlan(tmp_path, budget=budget, leads=True)).result()
+            plan = ProbePlan(tmp_path, keeps_functions=True, **of)
+            run = runner.start("reference", REFERENCE, plan, reference=True)
+            assert run.result().status == "ok", run.result().failure
             made = runner.start_evaluated("evaluated", REFERENCE, ProbePlan(tmp_path, **fields), run).result()
         assert run.result().trace is not None
         return run.result().trace, made.trace if made.is_evaluated else None
@@ -130,7 +139,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], bool]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_functions_of_a_run_give_to_the_bit_what_it_has_recorded(evaluated: Evaluated, name: str) -> None:
     program, keyed = PROGRAMS[name]
-    run, found = evaluated(program, keyed=keyed)
+    run, found = evaluated(program, of={"keyed_draws": keyed})
     assert refusal(run) is None
     assert found is not None
     kinds = ("gradients", "weights", "state")
@@ -180,8 +189,50 @@ def test_the_rows_of_another_run_give_its_gradients(evaluated: Evaluated, tmp_pa
     first, made = other.steps(name)[0], found.steps(name)[0][0]
     for tensor, gradient in made.gradients.items():
         parts = [first[replica].gradients[tensor].read() for replica in first]
-        whole = sum(parts) if shares == 2 else gradient.read()
-        assert np.allclose(gradient.read(), whole, atol=1e-6)
+        assert np.allclose(gradient.read(), sum(parts), atol=1e-6)
+
+
+def compares_examples() -> None:
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        weight = tf.Variable(tf.ones([3, 2]))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def train(rows: Any) -> Any:
+        def step(rows: Any) -> Any:
+            with tf.GradientTape() as tape:
+                made = rows @ weight
+                loss = tf.reduce_mean(tf.nn.log_softmax(made @ tf.transpose(made)))
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+            return loss
+
+        return strategy.reduce("MEAN", strategy.run(step, args=(rows,)), axis=None)
+
+    rows = tf.data.Dataset.from_tensor_slices(np.random.default_rng(0).normal(size=(48, 3)).astype("f4"))
+    for batch in strategy.experimental_distribute_dataset(rows.batch(8, drop_remainder=True)):
+        train(batch)
+
+
+def test_functions_for_batches_of_one_size_are_made_for_one_share_and_evaluated_for_all(
+    evaluated: Evaluated, tmp_path: Path
+) -> None:
+    shares = Replay(tmp_path / "1x2", 2, summed=True)
+    beside = {"beside": "1x2", "initial": tmp_path / "1x2"}
+    whole, nothing = evaluated(compares_examples, replay=shares, **beside)
+    assert has_fixed_batches(whole)
+    assert nothing is None
+    part, found = evaluated(compares_examples, of={"replay": shares.of_a_share}, replay=shares, **beside)
+    assert found is not None
+    (name,) = found.optimizers
+    assert [len(step[0].rows or ()) for step in part.steps(name)] == 6 * [4]
+    assert [len(step[0].rows or ()) for step in found.steps(name)] == 6 * [8]
+    first = Trace(tmp_path / "1x2").steps(name)[0]
+    parts = [one.gradients["Variable"].read() for one in first.values()]
+    assert np.allclose(found.steps(name)[0][0].gradients["Variable"].read(), sum(parts), atol=1e-6)
+    assert not np.allclose(whole.steps(name)[0][0].gradients["Variable"].read(), sum(parts), atol=1e-3)
 
 
 def eager() -> None:
