@@ -37,8 +37,8 @@ class Watch:
         tf_config: What TF_CONFIG is on this host of this topology.
         is_set: Whether it is there from the start; otherwise it is what a program gets that sets one of its own.
         note: Called with the code and the text of a note.
-        needs_fresh_process: Called with the name of a variable that the imported TensorFlow has read already; it
-            does not return. None where TensorFlow was not imported before the program.
+        needs_fresh_process: Called with the name and the new value (None where it is removed) of a variable that the
+            imported TensorFlow has read already; it does not return. None where TensorFlow was not imported before the program.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Watch:
         tf_config: str,
         is_set: bool,
         note: Callable[[str, str], None],
-        needs_fresh_process: Callable[[str], None] | None,
+        needs_fresh_process: Callable[[str, str | None], None] | None,
     ) -> None:
         self._tf_config = tf_config
         self._is_set = is_set
@@ -105,7 +105,7 @@ class Watch:
         if (
             not is_runtime_initialized() and not _is_written_by_library()
         ):  # afterwards it comes too late in a process of its own as well
-            self._needs_fresh_process(name)
+            self._needs_fresh_process(name, value)
 
     def _say(self, text: str) -> None:
         if text not in self._noted:

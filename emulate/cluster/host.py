@@ -200,8 +200,8 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
     if not settings.emulated:
         return
 
-    def park(name: str) -> None:
-        context.send({"event": "needs-fresh-process", "name": name})
+    def park(name: str, value: str | None) -> None:
+        context.send({"event": "needs-fresh-process", "name": name, "value": value})
         while True:
             signal.pause()
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
-from emulate.verify.compare import Comparison, Point, compare, compare_enough
+from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.facts import Facts
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
@@ -62,14 +62,15 @@ def _confirmed(
     is_known: Callable[[], bool] = lambda: False,
 ) -> Comparison:
     """Compare, with as few noise runs as say enough, and with a larger perturbation where kinks or what cancels may be all."""
-    if kinks and reference.follows:
-        first = compare(reference, topology, noise[:1], source=source)
-        if _may_be_kinks(first) and not is_known():
-            for confirmation in (confirm()[:1], confirm()):  # one often shows all
-                found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
-                if found.is_equivalent:
-                    return found
-    first = compare_enough(reference, topology, noise, source=source, is_known=is_known)
+    first = compare(reference, topology, noise[:1], source=source)
+    if first.is_equivalent or is_known():
+        return first
+    if kinks and reference.follows and _may_be_kinks(first):
+        for confirmation in (confirm()[:1], confirm()):  # one often shows all
+            found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
+            if found.is_equivalent:
+                return found
+    first = compare(reference, topology, noise, source=source) if len(noise) > len(noise[:1]) else first
     if not (first.cancels or (kinks and _may_be_kinks(first))):
         return first
     more = confirm()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -239,14 +239,7 @@ def compare(
     )
 
 
-def compare_enough(
-    reference: Trace,
-    topology: Trace,
-    noise: Sequence[Trace],
-    *,
-    source: Trace | None = None,
-    is_known: Callable[[], bool] = lambda: False,
-) -> Comparison:
+def compare_enough(reference: Trace, topology: Trace, noise: Sequence[Trace]) -> Comparison:
     """Compare with the first noise run, and with all of them only where that leaves a difference.
 
     Each further run makes the noise floor wider or leaves it as it is: what agrees beside one agrees beside all.
@@ -255,16 +248,14 @@ def compare_enough(
         reference: The run on one device.
         topology: The run to judge.
         noise: Replays of the reference, which may be made as they are asked for.
-        source: As in `compare`.
-        is_known: Tells of a difference whether its cause is known already, so that one noise run says enough.
 
     Returns:
         The comparison.
     """
-    first = compare(reference, topology, noise[:1], source=source)
-    if first.is_equivalent or is_known() or len(noise) == len(noise[:1]):
+    first = compare(reference, topology, noise[:1])
+    if first.is_equivalent or len(noise) == len(noise[:1]):
         return first
-    return compare(reference, topology, noise, source=source)
+    return compare(reference, topology, noise)
 
 
 def _points(measures: Sequence[Measure], *, lockstep: bool) -> list[Point]:

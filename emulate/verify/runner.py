@@ -19,6 +19,7 @@ from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, Evaluation, RecordedProgram
+from emulate.verify.parents import Parents
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
 from emulate.verify.settings import Settings
@@ -74,15 +75,11 @@ class Runner:
         self.started = StartedRuns()
         self._notes: dict[str, None] = {}
         # Hosts have our own part from the process that they are forked from, instead of importing it each for itself.
-        self._preload = Preload(modules=(__package__, *settings.program.imports)) if preload is None else preload
-        self._own = self._preload if preload is None else None
-        self._fresh: Preload | None = None
+        self._parents = Parents(preload, (__package__, *settings.program.imports))
 
     def __enter__(self) -> Runner:
-        if self._own is not None:
-            self._own.__enter__()
         if self._kept is None:
-            self._directory = Path(tempfile.mkdtemp(dir=self._preload.directory))  # goes with it even when we are killed
+            self._directory = Path(tempfile.mkdtemp(dir=self._parents.first.directory))  # goes with it even when we are killed
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,9 +87,7 @@ class Runner:
         self._pool.shutdown(wait=True, cancel_futures=True)
         if self._kept is None:
             remove_tree(self._directory)
-        for preload in (self._own, self._fresh):
-            if preload is not None:
-                preload.__exit__(kind, error, trace)
+        self._parents.close()
 
     def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
         """Run the program; `plan.trace` is chosen here."""
@@ -141,7 +136,7 @@ class Runner:
         self._progress.run_started(label, None)
         entry = Evaluation(source.trace.directory, plan, self._settings.device)
         launched = replace(self._cluster_plan(REFERENCE, plan.trace, entry, True), tf_config=False, views=())
-        self._follow(result, self._fresh or self._preload, launched, self._settings.timeout, counts=False)
+        self._follow(result, self._parents.current, launched, self._settings.timeout, counts=False)
         self._progress.run_ended(label, f"{result.status}, without the program")
         if result.status == "ok":
             result.trace = Trace(plan.trace)
@@ -197,12 +192,11 @@ class Runner:
         self._progress.run_started(label, plan.steps)
         outcome = "stopped"
         try:
-            if not self._live(lives, label, topology, plan, self._fresh or self._preload):
-                lives = Lives(self._settings.faults)
-                self._use_fresh()
+            preload = self._parents.current
+            while (late := self._live(lives, label, topology, plan, preload)) is not None:
+                self._parents.replace(preload, *late)
+                preload, lives = self._parents.current, Lives(self._settings.faults)
                 remove_tree(plan.trace)
-                assert self._fresh is not None
-                self._live(lives, label, topology, plan, self._fresh)
             outcome = f"{lives.last.status}, {len(lives.fired)} of {len(lives.faults)} faults, {lives.restarts} restarts"
         finally:
             for run in lives.runs:
@@ -210,8 +204,10 @@ class Runner:
             self._progress.run_ended(label, outcome)
         return lives
 
-    def _live(self, lives: Lives, label: str, topology: Topology, plan: ProbePlan, preload: Preload) -> bool:
-        """Run the program with all its restarts; return False if it needs a process that has not imported TensorFlow."""
+    def _live(
+        self, lives: Lives, label: str, topology: Topology, plan: ProbePlan, preload: Preload
+    ) -> tuple[str, str | None] | None:
+        """Run the program with all its restarts; return what it sets too late for the process that it is forked from."""
         result = RunResult(label, topology, None)
         self._describe(result, plan, False)
         first = self._cluster_plan(topology, plan.trace, self._entry(plan, False), False)
@@ -220,13 +216,13 @@ class Runner:
             while True:
                 watch = Watch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
                 watch.live(self._settings.timeout)
-                if watch.needs_fresh_process and preload is self._preload:
-                    return False
+                if watch.late_setting is not None and preload.imports:
+                    return watch.late_setting
                 watch.note_ends()
                 self.started.note_meetings(result)
                 lives.add(result, plan, cluster.fired)
                 if result.status == "ok" or lives.restarts >= self._settings.restarts or not _goes_on(cluster, result):
-                    return True
+                    return None
                 following = next_life(cluster, len(lives.runs))
                 plan = replace(plan, trace=following.directory, resumed=True, begun=lives.begun)
                 result = RunResult(label, topology, None)
@@ -267,10 +263,9 @@ class Runner:
         self._progress.run_started(result.label, None)
         folder = self._directory / "without-gpudist"
         folder.mkdir(parents=True, exist_ok=True)
-        self._use_fresh()
         entry = replace(self._entry(None, True), seed=None, device="cpu")  # TF32 stays as it is
         plan = replace(self._cluster_plan(REFERENCE, folder, entry, True), emulated=False, environment={})
-        self._follow(result, self._fresh or self._preload, plan, seconds)
+        self._follow(result, self._parents.bare, plan, seconds)
         self._progress.run_ended(result.label, "ended" if result.status == "hung" else result.status)
         return result
 
@@ -312,12 +307,12 @@ class Runner:
         if plan is not None:
             self._describe(result, plan, reference)
         entry = self._entry(plan, reference)
-        preload = self._fresh or self._preload
+        preload = self._parents.current
         own_hashes = plan is not None and plan.own_hashes
         cluster_plan = self._cluster_plan(result.topology, folder, entry, reference, own_hashes=own_hashes)
         watch = self._follow(result, preload, cluster_plan, seconds)
-        if watch.needs_fresh_process and preload is self._preload:
-            self._use_fresh()
+        if watch.late_setting is not None and preload.imports:
+            self._parents.replace(preload, *watch.late_setting)
             result.notes.clear()
             result.written.clear()
             result.read.clear()
@@ -341,14 +336,6 @@ class Runner:
         with self._lock:
             self._notes.update(dict.fromkeys(cluster.notes))
         return watch
-
-    def _use_fresh(self) -> None:
-        """Use from now on a process for forks that has not imported TensorFlow."""
-        with self._lock:
-            if self._fresh is None:
-                fresh = Preload(imports=False)
-                fresh.__enter__()
-                self._fresh = fresh
 
     def _entry(self, plan: ProbePlan | None, reference: bool) -> RecordedProgram:
         settings = self._settings

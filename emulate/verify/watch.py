@@ -78,7 +78,7 @@ class Watch:
         self._judge = HangJudge(result.topology)
         self._reached: set[int] = set()
         self._failed_at: float | None = None
-        self.needs_fresh_process = False
+        self.late_setting: tuple[str, str | None] | None = None
 
     def follow(self, seconds: float) -> None:
         """Wait until every host has ended or stopped at the last step, or the run has failed, hangs or timed out."""
@@ -95,7 +95,7 @@ class Watch:
                 self._see(host, event)
             if self._stopping.is_set():
                 raise Stopped
-            if self.needs_fresh_process:
+            if self.late_setting is not None:
                 break
             deadline += self._answer()
             if self._asked_at is not None:
@@ -170,7 +170,7 @@ class Watch:
         elif kind == "fault":
             raise _failure_of_the_probe(f"host {host} of {self._result.label}", event["text"])
         elif kind == "needs-fresh-process":
-            self.needs_fresh_process = True
+            self.late_setting = (event["name"], event["value"])
         elif kind == "note":
             self._note(event)
 

@@ -14,6 +14,7 @@ from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import Topology
 from emulate.verify.host import COMPARABLE_ON_GPUS, RecordedProgram
+from emulate.verify.parents import Parents
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings
 
@@ -36,7 +37,7 @@ def test_without_gpudist_a_program_has_its_own_environment_and_no_seed(
     settings = Settings(Program("train.py", "script"), device=device)
     preload: Any = SimpleNamespace(launch=launch, directory=tmp_path, imports=True)
     with Runner(settings, tmp_path, Silent(), preload=preload) as runner:
-        monkeypatch.setattr(runner, "_use_fresh", lambda: None)
+        monkeypatch.setattr(Parents, "bare", preload)
         with pytest.raises(Launched) as plain:
             runner.start_plain(1).result()
         with pytest.raises(Launched) as compared:
