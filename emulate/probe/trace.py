@@ -285,6 +285,13 @@ class Trace:
         """Return the steps of one optimizer in order, each by replica. The last may lack replicas (a killed host)."""
         return self._steps.get(optimizer, [])
 
+    @property
+    def batch(self) -> int | None:
+        """Return the number of examples in the first step of all replicas together; None where they were not seen."""
+        first = next(iter(self.calls()), {})
+        rows = [one.rows for one in first.values()]
+        return None if not rows or None in rows else sum(len(one or ()) for one in rows)
+
     def calls(self) -> list[dict[int, Step]]:
         """Return the steps of all optimizers in order; of several in one call of `Strategy.run` the first.
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from emulate.probe import Follow, Replay, Trace, refusal
 from emulate.verify.aggregation import aggregation
+from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement
 from emulate.verify.ledgers import ledgers
 from emulate.verify.repeats import starts_alike
@@ -52,6 +53,8 @@ def lead(reference: Trace, topology: Trace, plain: Trace) -> tuple[Follow, Repla
     if follows is None or refusal(reference) is not None or not _can_lead(topology, reference):
         return None
     known = ledgers(plain, topology).values()
+    if any(ledger.growth > 1 for ledger in known) or Facts.of(plain, topology).asynchronous:
+        return None  # other steps than those of one device
     is_same = bool(known) and all(ledger.is_same for ledger in known if ledger.is_known)
     return follows, None if is_same else Replay(topology.directory)
 

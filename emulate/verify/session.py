@@ -312,7 +312,7 @@ class Session:
             )
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
-        led = self._led(run, compared, base) if growth == 1 and not asynchronous else None
+        led = self._led(run, compared, base)
         if led is not None:
             judgement = judged_on(led)
             if judgement.is_well or not judgement.has_unexplained:

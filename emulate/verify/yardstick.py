@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, has_fixed_batches, refusal
+from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -166,6 +166,14 @@ def trace_of(run: Future[RunResult] | None) -> Trace | None:
     """Return the trace of a run that ended well."""
     result = run.result() if run is not None else None
     return result.trace if result is not None and result.status == "ok" else None
+
+
+def _fits(source: Trace, replay: Replay) -> bool:
+    """Return whether the functions of a run take the batches of a replay, or would not be asked for them."""
+    if replay.of_all_rows.shares > 1 or replay.of_all_rows.part or refusal(source) is not None:
+        return True
+    sizes = fixed_batches(source)
+    return not sizes or (replay.shares == 1 and Trace(replay.trace).batch in {None, *sizes})
 
 
 class Yardsticks:
@@ -366,10 +374,8 @@ class Yardsticks:
     ) -> list[Future[RunResult]]:
         """Make runs on one device from the functions of one that gets its own examples and applies its own gradients."""
         source = self.reference(variation.source).reference
-        replay, trace = variation.replay, trace_of(source)
-        is_apart = replay is not None and replay.shares > 1 and replay.of_all_rows.shares == 1
-        if replay is not None and is_apart and trace is not None and refusal(trace) is None and has_fixed_batches(trace):
-            source = self.reference(replace(variation.source, replay=replay.of_a_share)).reference
+        if variation.replay is not None and (trace := trace_of(source)) is not None and not _fits(trace, variation.replay):
+            source = self.reference(replace(variation.source, replay=variation.replay.of_a_share)).reference
         return [
             self._runner.start_evaluated(label, self._reference, plan, source, or_run=or_run) for label, plan in plans.items()
         ]

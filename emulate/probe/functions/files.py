@@ -37,12 +37,12 @@ def described(trace: Path, number: int) -> dict[str, Any]:
     return found
 
 
-def has_fixed_batches(trace: Trace) -> bool:
-    """Return whether functions of a trace take batches of one size alone, by which their graphs were made."""
+def fixed_batches(trace: Trace) -> set[int]:
+    """Return the sizes of the batches for which the functions of a trace were made; nothing where they take any."""
     numbers = {event["function"] for _, event in trace.of("step")}
     records = [one for number in numbers for one in described(trace.directory, number)["records"]]
     inputs = (shape for one in records for key, _, _, shape in one["tensors"] if key[0] == "input")
-    return any(shape and shape[0] is not None for shape in inputs)
+    return {shape[0] for shape in inputs if shape and shape[0] is not None}
 
 
 def refusal(trace: Trace) -> str | None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from emulate.cluster import Preload
-from emulate.probe import Follow, ProbePlan, Replay, Trace, has_fixed_batches, refusal
+from emulate.probe import Follow, ProbePlan, Replay, Trace, fixed_batches, refusal
 from emulate.program import Program
 from emulate.progress import Silent
 from emulate.topology import REFERENCE, Topology
@@ -222,7 +222,7 @@ def test_functions_for_batches_of_one_size_are_made_for_one_share_and_evaluated_
     shares = Replay(tmp_path / "1x2", 2, summed=True)
     beside = {"beside": "1x2", "initial": tmp_path / "1x2"}
     whole, nothing = evaluated(compares_examples, replay=shares, **beside)
-    assert has_fixed_batches(whole)
+    assert fixed_batches(whole) == {8}
     assert nothing is None
     part, found = evaluated(compares_examples, of={"replay": shares.of_a_share}, replay=shares, **beside)
     assert found is not None
