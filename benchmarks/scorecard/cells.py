@@ -197,7 +197,7 @@ def assess(job: Job, topology: str, seen: dict[str, Any]) -> Result:
         named=set(answer.causes) <= set(codes),
         line_right=_points_right(answer, deciding),
         false_alarm=answer.is_right and not is_known,
-        undeserved=() if answer.is_right else tuple(code for code in codes if code not in _deserved(answer)),
+        undeserved=() if not answer.causes else tuple(code for code in codes if code not in _deserved(answer)),
         mute="unexplained" in codes,
         starts=seen.get("starts"),
         seconds=seen["seconds"],
