@@ -27,7 +27,7 @@ class TraceWriter:
     MOST_WHOLE = 4 << 30
     """Bytes of arrays that may be kept whole beside the budget, where the disk has the room."""
     SHARE_OF_DISK = 1 / 8
-    """Of the free bytes, at most: several hosts of several runs write at the same time."""
+    """They take at most this part of the free bytes: several hosts of several runs write at the same time."""
 
     def __init__(self, directory: Path, *, budget: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -380,6 +380,12 @@ class Case:
             self._explanation = explain(self.base)
         return self._explanation
 
+    @property
+    def first_unexplained(self) -> int | None:
+        """Return the first step whose gradients differ, if no model of them explains it."""
+        first = self.base.first_step("gradient")
+        return first if any(step == first for _, step in self.explanation.unexplained) else None
+
     def are_counts(self, fit: Fit) -> bool:
         """Return whether the replicas' weights in a fit are parts of one count, within this program's rounding."""
         return fit.are_counts(in_16_bits=bool(self.facts.casts))

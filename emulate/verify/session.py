@@ -346,8 +346,9 @@ class Session:
         known = (run.label, base)
         if known not in self._leads:
             plain, own = (trace_of(self._yardsticks.reference(one).reference) for one in (AS_IT_STANDS, base))
-            is_known = run.status == "ok"
-            leads = lockstep.lead(own, compared, plain) if is_known and plain is not None and own is not None else None
+            leads = None
+            if run.status == "ok" and plain is not None and own is not None:
+                leads = lockstep.lead(own, compared, plain)
             led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
             self._leads[known] = led if led is not None and self._yardsticks.led(led) else None
         return self._leads[known]

@@ -66,7 +66,7 @@ class _Evaluation:
         self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
         self._rows = None if plan.replay is None else Rows(plan.replay)
         self._leader = None if plan.follow is None else Trace(plan.follow.trace)
-        self._changes: dict[int, _Changes] = {}
+        self._changed_gradients: dict[int, _ChangedGradients] = {}
         self._made: Counter[str] = Counter()
         self._begun: set[str] = set()
 
@@ -218,9 +218,11 @@ class _Evaluation:
         taken = {key: value for key, value in values.items() if key[0] in (*GIVEN, "sparse-shape")}
         if not taken or not (self._plan.perturb or self._plan.follow):
             return values, values
-        if place not in self._changes:
-            self._changes[place] = _Changes(record.about.get("optimizer", ""), taken, self._rounding, self._following)
-        recorded, given = self._changes[place].made(taken)
+        if place not in self._changed_gradients:
+            self._changed_gradients[place] = _ChangedGradients(
+                record.about.get("optimizer", ""), taken, self._rounding, self._following
+            )
+        recorded, given = self._changed_gradients[place].made(taken)
         return values | recorded, values | given
 
     def _copy_facts(self, writer: TraceWriter) -> None:
@@ -278,7 +280,7 @@ def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
                 writer.write(event | {"value": value})
 
 
-class _Changes:
+class _ChangedGradients:
     """Change the gradients of one record, compiled once: operation by operation that takes longer than the step.
 
     Args:

@@ -107,7 +107,7 @@ _CAUSES: tuple[Cause, ...] = (
 
 
 _BY_CODE: dict[str, Cause] = {}
-"""Of two that look for one cause in different places of the order the first."""
+"""Every cause by its code. Where a code has two searches, at different places of the order, this is the first one."""
 for _cause in _CAUSES:
     _BY_CODE.setdefault(_cause.code, _cause)
 

@@ -195,10 +195,8 @@ def _behind(case: Case) -> Sign | None:
 
 def _search_part(case: Case) -> Sign | None:
     """Check for a part of the loss that each replica divides by its own examples, beside others that are right."""
-    first = case.base.first_step("gradient")
-    if first is None or not any(step == first for _, step in case.explanation.unexplained):
-        return None
-    if not case.lines.depends_on_examples_alone:
+    first = case.first_unexplained
+    if first is None or not case.lines.depends_on_examples_alone:
         return None  # a term without examples may be what counts too often
     agrees = rebase_on_replicas_apart(case, first, grouping_matters=False)
     if agrees is None:

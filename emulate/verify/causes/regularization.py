@@ -34,8 +34,8 @@ def _search(case: Case) -> Sign | None:
 
 def _of_each_replica(case: Case) -> Sign | None:
     """Check for a term of any form that is added once for each replica, or is divided by their number."""
-    first = case.base.first_step("gradient")
-    if first is None or not any(step == first for _, step in case.explanation.unexplained):
+    first = case.first_unexplained
+    if first is None:
         return None
     agrees = rebase_on_replicas_apart(case, first, grouping_matters=False)
     if agrees is None:
