@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from emulate import graph_functions
 from emulate.probe import upstream
+from emulate.probe.row_keys import RowKeys
 
 if TYPE_CHECKING:
     from emulate.probe.lines import StepLines
@@ -71,7 +72,7 @@ class Body:
         self.at_tape: dict[int, Any] = {}
         self.draws: list[Any] = []
         self.models: dict[int, Any] = {}
-        self.row_keys: Any = None
+        self.row_keys: RowKeys | None = None
         self.applied = False
         self.taped = False
         self.label = ""

@@ -2,8 +2,7 @@
 
 Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
 sharded batch would draw the same. With `keyed_draws` a draw of shape [rows, ...] depends on the seed, the place in the program
-and the contents of the row alone; a draw without the batch's leading dimension on seed and place. The bits come from
-MurmurHash3's 32-bit finaliser (Appleby, public domain) over row key, element number and place.
+and the contents of the row alone (row_keys.py); a draw without the batch's leading dimension on seed and place.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from emulate.probe import body as bodies
 from emulate.probe import distributions, upstream
+from emulate.probe.row_keys import RowKeys, mixed
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
@@ -119,8 +119,7 @@ def _shuffled(probe: Probe, body: bodies.Body, place: int, original: Callable[..
     if body.row_keys is None:
         order = tf.argsort(of_place)
         return tf.gather(value, order)
-    salt = _salt(probe, place)
-    of_rows = tf.cast(_mix(body.row_keys + salt), tf.int64)
+    of_rows = tf.cast(mixed(body.row_keys.of_batch + _salt(probe, place)), tf.int64)
     keys = tf.cond(tf.equal(shape[0], tf.shape(of_rows)[0]), lambda: of_rows, lambda: of_place)
     order = tf.argsort(keys, stable=True)
     shuffled = tf.gather(value, tf.gather(tf.roll(order, -1, 0), tf.argsort(order)))
@@ -204,39 +203,7 @@ def key_rows(probe: Probe, body: bodies.Body, inputs: list[tuple[tuple[Any, ...]
         return
     dense = [tensor for key, tensor in inputs if key[2] == "dense" and tensor.dtype != tf.string]
     if dense:
-        body.row_keys = _row_keys(dense)
-
-
-def _row_keys(tensors: list[Any]) -> Any:
-    import tensorflow as tf
-
-    number = tf.shape(tensors[0])[0]
-    keys = tf.cast(tf.zeros([number], tf.int32), tf.uint32)  # GPUs fill no uint32 (TensorFlow 2.21)
-    for tensor in tensors:
-        if tensor.shape.rank is None or (tensor.shape[0] is not None and tensor.shape[0] != tensors[0].shape[0]):
-            continue
-        bits = tf.cast(tf.bitcast(tf.cast(tf.reshape(tensor, [number, -1]), tf.float32), tf.int32), tf.uint32)
-        weights = _mix(tf.cast(tf.range(tf.shape(bits)[1]), tf.uint32) + tf.constant(0x9E3779B9, tf.uint32))
-        keys = _mix(keys + _sum(_mix(bits ^ weights[None, :])))
-    return keys
-
-
-def _sum(values: Any) -> Any:
-    """Sum modulo 2**32 over the second dimension (TensorFlow has no uint32 sum on CPU)."""
-    import tensorflow as tf
-
-    return tf.cast(tf.math.floormod(tf.reduce_sum(tf.cast(values, tf.int64), axis=1), 1 << 32), tf.uint32)
-
-
-def _mix(bits: Any) -> Any:
-    """Apply MurmurHash3's finalizer: every input bit affects every output bit."""
-    import tensorflow as tf
-
-    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
-    bits = bits * tf.constant(0x85EBCA6B, tf.uint32)
-    bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(13, tf.uint32))
-    bits = bits * tf.constant(0xC2B2AE35, tf.uint32)
-    return bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
+        body.row_keys = RowKeys(dense)
 
 
 def _keyed(probe: Probe, body: bodies.Body, template: Any, place: int, distribution: str, given: dict[str, Any]) -> Any:
@@ -270,29 +237,31 @@ def _bits(probe: Probe, body: bodies.Body, template: Any, shape: Any, place: int
     """
     import tensorflow as tf
 
-    salt = _salt(probe, place)
     size = tf.reduce_prod(shape)
 
     def by_place() -> Any:
         numbers = size * _part(probe, body, template, place) + tf.range(size)
-        return _mix(_mix(tf.cast(numbers, tf.uint32)) + salt)
+        return mixed(mixed(tf.cast(numbers, tf.uint32)) + _salt(probe, place))
 
     if body.row_keys is None or not shape.shape[0] or not for_rows:
         return tf.reshape(by_place(), shape)
-    number = tf.shape(body.row_keys)[0]
+    keys, place_of_rows = body.row_keys.at(place)
+    number = tf.shape(keys)[0]
 
     def by_row() -> Any:
         columns = tf.cast(tf.range(size // tf.maximum(number, 1)), tf.uint32)
-        return tf.reshape(_mix(_mix(body.row_keys + salt)[:, None] + _mix(columns)[None, :]), [-1])
+        return tf.reshape(mixed(mixed(keys + _salt(probe, place_of_rows))[:, None] + mixed(columns)[None, :]), [-1])
 
     matches = tf.logical_and(tf.equal(shape[0], number), tf.greater(number, 0))
     return tf.reshape(tf.cond(matches, by_row, by_place), shape)
 
 
-def _salt(probe: Probe, place: int) -> Any:
+def _salt(probe: Probe, place: Any) -> Any:
+    """Return what a draw at a place, a number or a tensor of 64 bits, begins with."""
     import tensorflow as tf
 
-    return tf.constant((probe.plan.seed * 0x9E3779B1 + place * 0x85EBCA77 + 1) & 0xFFFFFFFF, tf.uint32)
+    first = tf.constant((probe.plan.seed * 0x9E3779B1 + 1) & 0xFFFFFFFF, tf.int64)
+    return tf.cast(tf.math.floormod(first + tf.cast(place, tf.int64) * 0x85EBCA77, 1 << 32), tf.uint32)
 
 
 def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:

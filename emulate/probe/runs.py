@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -99,8 +100,10 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
             return original(self, *args, **kwargs)
         body.models[id(self)] = self
         body.layer_depth += 1
+        rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(body, self, args)
         try:
-            return original(self, *args, **kwargs)
+            with rows:
+                return original(self, *args, **kwargs)
         finally:
             body.layer_depth -= 1
             _facts_of(probe, self)

@@ -9,6 +9,7 @@ The simplest model that leaves nothing beyond the noise floor is taken:
     the sum less a multiple of the weights on some tensors            regularization-per-replica
     two of these together
     the sum with any other weight for each replica                    local-normalization
+    replicas' weights and a multiple of the weights together
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ class Fit:
     after: float = 0.0
     replicated: bool = False
     elements: int = 0
+
+    @property
+    def factor(self) -> float:
+        """Return by what the replicas' gradients are multiplied in the mean."""
+        return (sum(self.shares.values()) / len(self.shares) if self.shares else 1.0) / self.scale
 
     @property
     def is_tiny(self) -> bool:
@@ -154,8 +160,8 @@ def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> floa
 
 
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
-    """Return the steps with gradients beyond the noise floor, at weights that still equaled the reference's."""
-    last = comparison.first_step("weight")
+    """Return the steps with gradients beyond the noise floor, at weights that equaled the reference's."""
+    last = None if comparison.runs.reference.follows else comparison.first_step("weight")
     points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
     return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
 
@@ -185,30 +191,26 @@ def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | N
         before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen)),
         replicated=_rows_differ(of_all) and all(_are_equal(view.locals) for view in seen),
     )
+    # What is wrong already before the program itself sums gradients, and gives all replicas the same, explains the rest.
     taped = comparison.taped_views(optimizer, step) if blank.replicated else []
-    if taped and (fit := _fit_taped(taped, replace(blank, replicated=False), shares)) is not None:
-        return fit
+    if any(_ratio(view.residual, view, 1.0) > FACTOR for view in taped):
+        fit = _simplest(taped, replace(blank, replicated=False), shares, earlier)
+        if fit is not None:
+            return fit
+    return _simplest(seen, blank, shares, earlier)
+
+
+def _simplest(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], earlier: Fit | None) -> Fit | None:
     models: list[Callable[[], Fit | None]] = [
-        lambda: _uneven(seen, blank, shares, scaled=False),  # with one row in all it is a factor too
+        lambda: _uneven(seen, blank, shares),  # with one row in all it is a factor too
         lambda: _scale(seen, blank),
         lambda: _scale_again(seen, blank, earlier),
-        lambda: _decay(seen, blank, scaled=False),
+        lambda: _decay(seen, blank),
         lambda: _uneven(seen, blank, shares, scaled=True),
         lambda: _decay(seen, blank, scaled=True),
         lambda: _weighted(seen, blank),
-    ]
-    return next((fit for model in models if (fit := model()) is not None), None)
-
-
-def _fit_taped(taped: Sequence[GradientView], blank: Fit, shares: Mapping[int, float]) -> Fit | None:
-    """Return what is already wrong before the program sums gradients itself and gives all replicas the same."""
-    if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in taped):
-        return None
-    models: list[Callable[[], Fit | None]] = [
-        lambda: _uneven(taped, blank, shares, scaled=False),
-        lambda: _scale(taped, blank),
-        lambda: _uneven(taped, blank, shares, scaled=True),
-        lambda: _weighted(taped, blank),
+        lambda: _uneven(seen, blank, shares, decays=True),
+        lambda: _weighted(seen, blank, decays=True),
     ]
     return next((fit for model in models if (fit := model()) is not None), None)
 
@@ -264,18 +266,14 @@ def _rows_differ(step: StepOfAll) -> bool:
 
 def _scale(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
     scale = _best_scale(seen, [view.total for view in seen]) or _scale_of_few(seen)
-    after = _after(seen, [view.total / scale for view in seen], scale) if scale else None
-    if scale is None or after is None or abs(scale - 1) < 1e-6:
+    if not scale or abs(scale - 1) < 1e-6:
         return None
-    return replace(blank, scale=scale, after=after, elements=_informative(seen))
+    return _checked(seen, replace(blank, scale=scale, elements=_informative(seen)))
 
 
 def _scale_again(seen: Sequence[GradientView], blank: Fit, earlier: Fit | None) -> Fit | None:
     """Return the factor of an earlier step: later the noise may be too large to measure it."""
-    after = _after(seen, [view.total / earlier.scale for view in seen], earlier.scale) if earlier else None
-    if earlier is None or after is None:
-        return None
-    return replace(earlier, step=blank.step, before=blank.before, after=after)
+    return _checked(seen, replace(earlier, step=blank.step, before=blank.before)) if earlier is not None else None
 
 
 def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
@@ -286,7 +284,8 @@ def _scale_of_few(seen: Sequence[GradientView]) -> float | None:
     if not 0 < _informative(seen) < INFORMATIVE or not all(_is_clear(view) for view in seen):
         return None
     replicas = float(len(seen[0].locals))
-    fitting = (scale for scale in (replicas, 1 / replicas) if _after(seen, [v.total / scale for v in seen], scale) is not None)
+    blank = Fit("", 0)
+    fitting = (scale for scale in (replicas, 1 / replicas) if _checked(seen, replace(blank, scale=scale)) is not None)
     return next(fitting, None) if replicas > 1 else None
 
 
@@ -300,38 +299,48 @@ def _are_equal(arrays: Mapping[int, Floats]) -> bool:
     return all(np.array_equal(first, one) for one in rest)
 
 
-def _uneven(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], *, scaled: bool) -> Fit | None:
+def _uneven(
+    seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], *, scaled: bool = False, decays: bool = False
+) -> Fit | None:
     if not shares:
         return None
-    totals = [_weigh(view, shares) for view in seen]
-    scale = _best_scale(seen, totals) if scaled else 1.0
-    after = _after(seen, [one / scale for one in totals], scale) if scale else None
-    if scale is None or after is None:
-        return None
-    return replace(blank, scale=scale, shares=dict(shares), uneven=True, after=after)
+    scale = _best_scale(seen, [_weigh(view, shares) for view in seen]) if scaled else 1.0
+    return _checked(seen, replace(blank, scale=scale, shares=dict(shares), uneven=True), decays=decays) if scale else None
 
 
 def _weigh(view: GradientView, shares: Mapping[int, float]) -> Floats:
     return total([shares.get(replica, 1.0) * local for replica, local in view.locals.items()], view.how)
 
 
-def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool) -> Fit | None:
+def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool = False) -> Fit | None:
     """Return the tensors that agree (after one factor for all) and those with a multiple of their weights too much."""
     scale = _own_scale(seen) if scaled else 1.0
     if scale is None or (scaled and abs(scale - 1) < 1e-6):
         return None
+    return _checked(seen, replace(blank, scale=scale), decays=True)
+
+
+def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) -> Fit | None:
+    """Return a model with what it leaves; None if that is more than rounding.
+
+    Args:
+        seen: The gradients of a step.
+        fit: The factor and the weights of the replicas.
+        decays: Whether tensors may have a multiple of their weights too much; then at least one has.
+    """
     decay: dict[str, tuple[float, float]] = {}
     after = 0.0
     for view in seen:
-        residual = view.total / scale - view.reference
-        left = _ratio(residual, view, scale)
+        residual = _weigh(view, fit.shares) / fit.scale - view.reference
+        left = _ratio(residual, view, fit.scale)
+        fitted = _fit_weights(view, residual) if decays and left > FACTOR else None
+        if fitted is not None:
+            decay[view.tensor], terms = fitted
+            left = _ratio(residual - terms, view, fit.scale)
         if left > FACTOR:
-            fitted = _fit_weights(view, residual)
-            if fitted is None or (left := _ratio(residual - fitted[1], view, scale)) > FACTOR:
-                return None
-            decay[view.tensor] = fitted[0]
+            return None
         after = max(after, left)
-    return replace(blank, scale=scale, decay=decay, after=after) if decay else None
+    return replace(fit, decay=decay, after=after) if decay or not decays else None
 
 
 def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
@@ -349,26 +358,23 @@ def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, flo
     return None
 
 
-def _weighted(seen: Sequence[GradientView], blank: Fit) -> Fit | None:
-    """Fit one weight for each replica over all tensors, each in units of its noise."""
+def _weighted(seen: Sequence[GradientView], blank: Fit, *, decays: bool = False) -> Fit | None:
+    """Fit one weight for each replica over all tensors, each in units of its noise, or over what is no multiple of weights."""
     replicas = sorted(seen[0].locals)
     whole = [view for view in seen if sorted(view.locals) == replicas]
     if len(replicas) < 2 or _informative(whole) < INFORMATIVE * len(replicas):
         return None
     thin = max(1, sum(view.reference.size for view in whole) * len(replicas) // _ELEMENTS)
-    basis = np.concatenate([np.stack([_part(v, v.locals[r], thin) for r in replicas], axis=1) for v in whole])
-    target = np.concatenate([_part(v, v.reference, thin) for v in whole])
+
+    def part(view: GradientView, values: Floats) -> Floats:
+        """Return every thin-th element in units of the tensor's noise."""
+        return (_without_weights(values, view.weight) if decays else values)[::thin] / (view.noise or 1.0)
+
+    basis = np.concatenate([np.stack([part(v, v.locals[r]) for r in replicas], axis=1) for v in whole])
+    target = np.concatenate([part(v, v.reference) for v in whole])
     found, *_ = np.linalg.lstsq(basis / (len(replicas) if whole[0].how == "mean" else 1), target, rcond=None)
     shares = {replica: float(weight) for replica, weight in zip(replicas, found, strict=True)}
-    after = _after(seen, [_weigh(view, shares) for view in seen], 1.0)
-    if after is None or min(shares.values()) <= 0:
-        return None
-    return replace(blank, shares=shares, after=after)
-
-
-def _part(view: GradientView, values: Floats, thin: int) -> Floats:
-    """Return every thin-th element in units of the tensor's noise."""
-    return values[::thin] / (view.noise or 1.0)
+    return _checked(seen, replace(blank, shares=shares), decays=decays) if min(shares.values()) > 0 else None
 
 
 def _informative(seen: Sequence[GradientView]) -> int:
@@ -401,12 +407,6 @@ def _without_weights(values: Floats, weight: Floats | None) -> Floats:
         return values
     basis, _ = np.linalg.qr(np.stack([weight, np.sign(weight)], axis=1))
     return np.asarray(values - basis @ (basis.T @ values))
-
-
-def _after(seen: Sequence[GradientView], totals: Sequence[Floats], scale: float) -> float | None:
-    """Return the largest remaining difference in units of the noise floor; None if it is more than rounding."""
-    worst = max(_ratio(t - v.reference, v, scale) for v, t in zip(seen, totals, strict=True))
-    return worst if worst <= FACTOR else None
 
 
 def _ratio(residual: Floats, view: GradientView, scale: float) -> float:

@@ -430,7 +430,7 @@ class Case:
         return next(deciding, None)
 
     def explain_fits(self, fits: Sequence[Fit], reports: Callable[[Point], bool] = lambda point: True) -> None:
-        """Mark wrong gradients as explained, later weights too, and everything once weights differ.
+        """Mark wrong gradients as explained, later weights too, and everything once each run has its own weights.
 
         Args:
             fits: The steps that a model explains.
@@ -438,7 +438,7 @@ class Case:
         """
         steps = {(fit.optimizer, fit.step) for fit in fits}
         onset = min(fit.step for fit in fits)
-        apart = self.base.first_step("weight")
+        apart = None if self.base.runs.reference.follows else self.base.first_step("weight")
 
         def is_explained(point: Point) -> bool:
             key, step = point.measure.key, point.step

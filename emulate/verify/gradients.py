@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def taped_views(
         whole = np.sum(arrays[len(mine) :], axis=0)
         size, clipped = norm(whole), norm(view.reference)
         noise = view.noise * (max(1.0, size / clipped) if clipped else 1.0)
-        found.append(GradientView(view.tensor, dict(zip(mine, arrays, strict=False)), whole, None, noise))
+        found.append(replace(view, locals=dict(zip(mine, arrays, strict=False)), reference=whole, noise=noise, how="sum"))
     return found
 
 

@@ -39,7 +39,11 @@ def _from_numbers(case: Case) -> Sign | None:
             continue
         gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
-            case.explain(lambda point: point.step > apart or (point.step == apart and point.measure.key.kind == "weight"))
+            follows = case.base.runs.reference.follows  # then a step differs by what it does itself
+            case.explain(
+                lambda point: point.step >= apart
+                and ((point.step > apart and not follows) or point.measure.key.kind in ("weight", "final-weight"))
+            )
             return _sign(case, limits, apart, gaps[-1])
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import Fit
+from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
@@ -53,7 +53,8 @@ def _of_each_replica(case: Case) -> Sign | None:
 
 def stands_apart(fit: Fit) -> bool:
     """Return whether the loss has a wrong scale and the regularization term, which is right, has not."""
-    return fit.scale != 1.0 and all((l2 or l1) * (1 / fit.scale - 1) > 0 for l2, l1 in fit.decay.values())
+    is_off = abs(fit.factor - 1) > ROUND
+    return is_off and all((l2 or l1) * (fit.factor - 1) > 0 for l2, l1 in fit.decay.values())
 
 
 def _term(l2: float, l1: float) -> str:
