@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,10 +69,19 @@ def tensor_number(tensor: Any) -> int | None:
 
 @contextlib.contextmanager
 def watching_operations(see: Callable[..., None]) -> Iterator[None]:
-    """Call `see` with each operation that this thread runs in eager code (TF 2.21)."""
-    callbacks = load("tensorflow.python.framework.op_callbacks")
-    callbacks.add_op_callback(see)
+    """Call `see` with each operation that this thread runs in eager code (TF 2.21).
+
+    MirroredStrategy gives the threads of its replicas the one list of callbacks of the thread that calls it (2.21,
+    mirrored_run.py), so a callback is called by the other replicas, too, and by what adds up over them.
+    """
+    callbacks, own = load("tensorflow.python.framework.op_callbacks"), threading.get_ident()
+
+    def see_own(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == own:
+            see(*args, **kwargs)
+
+    callbacks.add_op_callback(see_own)
     try:
         yield
     finally:
-        callbacks.remove_op_callback(see)
+        callbacks.remove_op_callback(see_own)
