@@ -514,3 +514,40 @@ def test_what_has_no_kernel_on_gpus_is_made_on_the_cpu_whatever_device_a_replica
 
     with Cluster("1x2", device="cpu", preload=preload) as cluster:  # where GPU:1 is CPU:1
         assert cluster.run(place) == [{key: ["/device:CPU:0"] for key in ("permuted", "replayed", "rounded")}]
+
+
+def _parts_loop() -> None:
+    """A step that takes its batch in two parts, and another model's batch twice over."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy()
+    data = tf.data.Dataset.from_tensor_slices(arrays()).batch(BATCH)
+    with strategy.scope():
+        layers = (keras.layers.Dense(8, activation="tanh"), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(3))
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        update = keras.optimizers.SGD(0.1)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def step(x: Any, y: Any) -> Any:
+        half = tf.shape(y)[0] // 2
+        with tf.GradientTape() as tape:
+            loss = sum(tf.reduce_sum(loss_of(y[of], model(x[of], training=True))) for of in (slice(half), slice(half, None)))
+            both = tf.nn.softmax(model(tf.concat([x, x], 0), training=True))
+            one, other = tf.split(both, 2)
+            loss = (loss + tf.reduce_sum(tf.square(one - other))) / BATCH
+        gradients = tape.gradient(loss, model.trainable_variables)
+        update.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return tf.reduce_sum(tf.abs(one - other))
+
+    train = tf.function(lambda x, y: strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None))
+    apart = [float(train(x, y)) for x, y in strategy.experimental_distribute_dataset(data)]
+    assert min(apart) > 0.1, apart  # an example that is there twice has two masks
+
+
+def test_keyed_draws_follow_an_example_into_parts_of_the_batch_and_into_a_batch_that_is_there_twice(recorded: Any) -> None:
+    one = recorded(_parts_loop, "1x1", reference=True, keyed_draws=True)
+    permuted = recorded(_parts_loop, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
+    three = recorded(_parts_loop, "1x3", keyed_draws=True)
+    _same(one, permuted)
+    _same(one, three)

@@ -37,3 +37,22 @@ def test_the_factor_of_an_earlier_step_explains_a_later_one_it_fits(monkeypatch:
 
 def test_the_factor_of_an_earlier_step_is_not_taken_where_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _fit(monkeypatch, LOUD, Fit("adam", 0, scale=4.0)) is None
+
+
+def _with_decay(shares: dict[int, float], coefficient: float) -> GradientView:
+    """Return a view whose replicas' gradients need these weights, and have a multiple of the weights too much then."""
+    generator = np.random.default_rng(0)
+    weight, *locals_ = generator.normal(size=(1 + len(shares), 40))
+    reference = sum(share * one for share, one in zip(shares.values(), locals_, strict=True)) - coefficient * weight
+    return GradientView("kernel", dict(zip(shares, locals_, strict=True)), reference, weight, 1e-6)
+
+
+@pytest.mark.parametrize("shares", [{0: 1.5, 1: 0.5}, {0: 0.9, 1: 1.2, 2: 0.9}])
+def test_weights_of_replicas_and_a_term_without_examples_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, shares: dict[int, float]
+) -> None:
+    found = _fit(monkeypatch, _with_decay(shares, 0.25), None)
+    assert found is not None
+    assert found.shares == pytest.approx(shares, rel=1e-5)
+    assert found.decay["kernel"][0] == pytest.approx(0.25, rel=1e-5)
+    assert not found.uneven
