@@ -59,7 +59,7 @@ class Following:
     def _given(self, follow: Follow, optimizer: str, gradient: Any, variable: Any) -> Any:
         import tensorflow as tf
 
-        if gradient is None or not gradient.dtype.is_floating:
+        if gradient is None or "float" not in gradient.dtype.name:
             return gradient
         is_mean = optimizer in follow.averaged
         join = _mean if is_mean else _sum
@@ -69,7 +69,7 @@ class Following:
         whole = self._locals.in_step(
             optimizer,
             self._names.of(variable),
-            tf.convert_to_tensor(gradient),
+            tf.convert_to_tensor(gradient) if is_sparse else gradient,
             join,
             lambda total, number: total / number if is_mean else total,
         )

@@ -39,7 +39,7 @@ class LocalGradients:
         Args:
             optimizer: The optimizer's name.
             tensor: The variable's name.
-            otherwise: A tensor of the variable's shape: what is given where the other run's are not kept whole.
+            otherwise: A tensor or array of the variable's shape: what is given where the other run's are not kept whole.
             join: Makes one array of the replicas'.
             of_sum: Makes it of their sum and number, where that alone is kept whole.
 
@@ -58,6 +58,8 @@ class LocalGradients:
                 return own
             return of_sum(np.sum(sums, axis=0), len(locals_)).astype(own.dtype)
 
+        if isinstance(otherwise, np.ndarray):
+            return read(otherwise)
         with graph_functions.on_cpu():
             value = tf.numpy_function(read, [otherwise], otherwise.dtype)
         value.set_shape(otherwise.shape)

@@ -58,37 +58,87 @@ class Rounding:
     def _changed(self, generator: Any, optimizer: str, gradient: Any, variable: Any) -> Any:
         import tensorflow as tf
 
-        if gradient is None or not gradient.dtype.is_floating:
-            return gradient
         if isinstance(gradient, tf.IndexedSlices):
             values = self._changed(generator, optimizer, gradient.values, None)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-        size = 2.0**-52 if gradient.dtype == tf.float64 else 2.0**-23
+        if gradient is None or "float" not in gradient.dtype.name:
+            return gradient
+        of: Any = _OfArrays if isinstance(gradient, np.ndarray) else _OfTensors
+        size = 2.0**-52 if gradient.dtype.name == "float64" else 2.0**-23
         least = _OF_16_BITS.get(gradient.dtype.name, 0.0)  # less than a unit would be rounded away again
 
         def units(cycle: int, count: float = self._plan.perturb) -> Any:
             """Return numbers of up to this many units in the last place, repeated after each cycle."""
-            steps = tf.constant(max(count * size, least) * generator.uniform(-1, 1, cycle), gradient.dtype)
-            return tf.gather(steps, tf.range(tf.size(flat)) % cycle)
+            return of.repeated(max(count * size, least) * generator.uniform(-1, 1, cycle), flat)
 
-        flat = tf.reshape(gradient, [-1])
+        flat = of.flat(gradient)
         moved = flat * (1 + units(509))
         if self._plan.short:
-            moved += _scale(flat) * tf.cast(flat != 0, flat.dtype) * units(503)
+            moved += of.scale(flat) * of.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
-            name = self._names.of(variable)
-            largest = self._locals.in_step(optimizer, name, tf.zeros_like(gradient), _largest)
-            moved += tf.reshape(largest, [-1]) * units(499, self._plan.perturb_summands)
-        return tf.reshape(moved, tf.shape(gradient))
+            largest = self._locals.in_step(optimizer, self._names.of(variable), 0 * gradient, _largest)
+            moved += of.flat(largest) * units(499, self._plan.perturb_summands)
+        return of.like(moved, gradient)
+
+
+class _OfArrays:
+    """Compute with arrays, where steps are evaluated: a graph of all that would take longer to make than it saves."""
+
+    flat = staticmethod(np.ravel)
+
+    @staticmethod
+    def like(value: Array, other: Array) -> Array:
+        return value.reshape(other.shape)
+
+    @staticmethod
+    def cast(value: Array, dtype: Any) -> Array:
+        return value.astype(dtype)
+
+    @staticmethod
+    def repeated(steps: Array, like: Array) -> Array:
+        return np.tile(steps.astype(like.dtype), -(-like.size // len(steps)))[: like.size]
+
+    @staticmethod
+    def scale(flat: Array) -> Any:
+        """Return the root mean square of the finite elements."""
+        return np.sqrt(np.mean(np.square(np.where(np.isfinite(flat), flat, 0)))).astype(flat.dtype)
+
+
+class _OfTensors:
+    """Compute with tensors, in the graph of a step."""
+
+    @staticmethod
+    def flat(value: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.reshape(value, [-1])
+
+    @staticmethod
+    def like(value: Any, other: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.reshape(value, tf.shape(other))
+
+    @staticmethod
+    def cast(value: Any, dtype: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.cast(value, dtype)
+
+    @staticmethod
+    def repeated(steps: Array, like: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.gather(tf.constant(steps, like.dtype), tf.range(tf.size(like)) % len(steps))
+
+    @staticmethod
+    def scale(flat: Any) -> Any:
+        """Return the root mean square of the finite elements."""
+        import tensorflow as tf
+
+        finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
+        return tf.sqrt(tf.reduce_mean(tf.square(finite)))
 
 
 def _largest(locals_: list[Array]) -> Array:
     return np.asarray(np.max(np.abs(locals_), axis=0))
-
-
-def _scale(flat: Any) -> Any:
-    """Return the root mean square of the finite elements."""
-    import tensorflow as tf
-
-    finite = tf.where(tf.math.is_finite(flat), flat, tf.zeros_like(flat))
-    return tf.sqrt(tf.reduce_mean(tf.square(finite)))

@@ -253,7 +253,8 @@ class Case:
         than rounding does. Where no other was made on one device, the topology's says it.
         """
         if self._same_seed is None:
-            agrees = self.comparison.is_equivalent or starts_alike(self.plain, self.untouched)
+            compared = self.comparison.is_equivalent or self._agrees_synchronized()
+            agrees = compared or starts_alike(self.plain, self.untouched)
             is_same = agrees and trains_on_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emulate.probe.following import Following
-from emulate.probe.functions.step_function import GIVEN, Fetched, Key, State, StepFunction, Values
+from emulate.probe.functions.step_function import Fetched, Key, State, StepFunction, Values
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
@@ -66,7 +66,6 @@ class _Evaluation:
         self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
         self._rows = None if plan.replay is None else Rows(plan.replay)
         self._leader = None if plan.follow is None else Trace(plan.follow.trace)
-        self._changed_gradients: dict[int, _ChangedGradients] = {}
         self._made: Counter[str] = Counter()
         self._begun: set[str] = set()
 
@@ -155,9 +154,9 @@ class _Evaluation:
         recorded: list[Values] = []
         given: list[Values] = []
         for place, one in enumerate(function.records):
-            with self._off_by_units(function):
+            with self._off_by_units(function, one):
                 own = self._joined([function.gradients(place, rows, given) for rows in shares])
-            changed = self._changed(place, one, own)
+            changed = self._changed(one, own)
             recorded.append(changed[0])
             given.append(changed[1])
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
@@ -168,17 +167,17 @@ class _Evaluation:
             yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
 
     @contextlib.contextmanager
-    def _off_by_units(self, function: StepFunction) -> Iterator[None]:
+    def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
         """Have the weights of a noise run off by units in the last place in this block.
 
         On several replicas the forward pass is rounded in another way, in batches of another size. No order of the rows shows
         that on one device, where each of them has its bits wherever it stands.
         """
-        if not self._plan.perturb:
+        if not (self._plan.perturb and record.is_of_forward_pass):
             yield
             return
-        before = self._state.read()
         weights = sorted({number for key, number in function.variables.items() if key[0] == "weight" and key[2]})
+        before = self._state.read(weights)
         self._state.shift(weights, self._plan.perturb, self._plan.noise_seed)
         try:
             yield
@@ -213,17 +212,14 @@ class _Evaluation:
         order = self._generator.permutation(len(rows[keys[0]]))
         return {key: value[order] if key in keys else value for key, value in rows.items()}
 
-    def _changed(self, place: int, record: Fetched, values: Values) -> tuple[Values, Values]:
+    def _changed(self, record: Fetched, values: Values) -> tuple[Values, Values]:
         """Return what a record holds before the update as it is recorded, and as its optimizer is given it."""
-        taken = {key: value for key, value in values.items() if key[0] in (*GIVEN, "sparse-shape")}
-        if not taken or not (self._plan.perturb or self._plan.follow):
+        if not (self._plan.perturb or self._plan.follow):
             return values, values
-        if place not in self._changed_gradients:
-            self._changed_gradients[place] = _ChangedGradients(
-                record.about.get("optimizer", ""), taken, self._rounding, self._following
-            )
-        recorded, given = self._changed_gradients[place].made(taken)
-        return values | recorded, values | given
+        optimizer, own = record.about.get("optimizer", ""), _pairs(values)
+        recorded = self._rounding.changed(optimizer, own)
+        given = self._following.applied(optimizer, own, recorded)
+        return values | _values(recorded), values | _values(given)
 
     def _copy_facts(self, writer: TraceWriter) -> None:
         """Copy what the run knows of its program, and its first weights."""
@@ -280,55 +276,15 @@ def _write_reports(source: Trace, writer: TraceWriter, made: Trace) -> None:
                 writer.write(event | {"value": value})
 
 
-class _ChangedGradients:
-    """Change the gradients of one record, compiled once: operation by operation that takes longer than the step.
-
-    Args:
-        optimizer: The optimizer's name.
-        values: The gradients of a step.
-        rounding: Changes what is recorded.
-        following: Tells what is given to the optimizer instead.
-    """
-
-    def __init__(self, optimizer: str, values: Values, rounding: Rounding, following: Following) -> None:
-        import tensorflow as tf
-
-        self._keys: tuple[list[Key], list[Key]] = ([], [])
-        names, specs = list(values), [_spec(key, value) for key, value in values.items()]
-        shapes = {key[1]: tuple(value.numpy()) for key, value in values.items() if key[0] == "sparse-shape"}
-
-        @tf.function(autograph=False, input_signature=specs)
-        def made(*tensors: Any) -> tuple[list[Any], list[Any]]:
-            own = _pairs(dict(zip(names, tensors, strict=True)), shapes)
-            recorded = rounding.changed(optimizer, own)
-            found = _values(recorded), _values(following.applied(optimizer, own, recorded))
-            self._keys = (list(found[0]), list(found[1]))
-            return list(found[0].values()), list(found[1].values())
-
-        self._function = made
-
-    def made(self, values: Values) -> tuple[Values, Values]:
-        """Return the gradients of a step as they are recorded, and as they are given."""
-        recorded, given = self._function(*values.values())
-        return dict(zip(self._keys[0], recorded, strict=True)), dict(zip(self._keys[1], given, strict=True))
-
-
-def _spec(key: Key, value: Any) -> Any:
-    """Return what a gradient is like in every step: a sparse one may have other rows in each."""
+def _pairs(values: Values) -> Pairs:
+    """Return gradients with their variables, as an optimizer is given them: arrays, or slices of them."""
     import tensorflow as tf
 
-    is_of_rows = key[0] in ("sparse-gradient", "sparse-rows")
-    return tf.TensorSpec([None, *value.shape[1:]] if is_of_rows else value.shape, value.dtype)
-
-
-def _pairs(values: Values, shapes: Mapping[str, tuple[int, ...]]) -> Pairs:
-    """Return gradients with their variables, as an optimizer is given them."""
-    import tensorflow as tf
-
-    pairs: Pairs = [(value, _Variable(key[1], tuple(value.shape))) for key, value in values.items() if key[0] == "gradient"]
+    dense = [(key[1], np.asarray(value)) for key, value in values.items() if key[0] == "gradient"]
+    pairs: Pairs = [(value, _Variable(name, value.shape)) for name, value in dense]
     for name in [key[1] for key in values if key[0] == "sparse-gradient"]:
         value, rows, shape = (values[(kind, name)] for kind in ("sparse-gradient", "sparse-rows", "sparse-shape"))
-        pairs.append((tf.IndexedSlices(value, rows, shape), _Variable(name, shapes[name])))
+        pairs.append((tf.IndexedSlices(value, rows, shape), _Variable(name, tuple(np.asarray(shape)))))
     return pairs
 
 

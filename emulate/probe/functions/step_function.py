@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,11 @@ class Fetched:
     tensors: Mapping[Key, str]
 
     @property
+    def is_of_forward_pass(self) -> bool:
+        """Return whether anything of it is made before an optimizer's update."""
+        return any(key[0] in OF_THE_FORWARD_PASS for key in self.tensors)
+
+    @property
     def inputs(self) -> list[Key]:
         """Return the keys of the examples, in the order of the step's arguments."""
         return sorted(key for key in self.tensors if key[0] == "input")
@@ -40,12 +45,12 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Part:
-    """Hold a part of a function: what it is given, the keys of what it gives, and whether it changes the state."""
+    """Hold a part of a function: what it is given, the keys of what it gives, and which variables it may assign."""
 
     function: Any
     inputs: list[str]
     keys: list[list[Key]]
-    assigns: bool
+    assigns: Sequence[int]
 
 
 class State:
@@ -59,18 +64,18 @@ class State:
         import tensorflow as tf
 
         self.variables: dict[int, Any] = {}
-        self._shifts: dict[tuple[Any, ...], Any] = {}
         for file in state_of(folder_of(trace)).glob("*.npy"):
             number, dtype, _ = file.name.split(".")
             self.variables[int(number)] = tf.Variable(tf.cast(np.load(file, allow_pickle=False), dtype), trainable=False)
 
-    def read(self) -> list[Any]:
-        """Return all values."""
-        return list(self._read())
+    def read(self, numbers: Iterable[int]) -> Mapping[int, Any]:
+        """Return the values of some variables, by their number."""
+        return {number: self.variables[number].read_value() for number in numbers}
 
-    def assign(self, values: Sequence[Any]) -> None:
+    def assign(self, values: Mapping[int, Any]) -> None:
         """Go back to values that `read` has returned."""
-        self._assign(*values)
+        for number, value in values.items():
+            self.variables[number].assign(value)
 
     def shift(self, numbers: Sequence[int], units: float, seed: int) -> None:
         """Change each element of some variables by up to so many units in the last place.
@@ -80,38 +85,14 @@ class State:
             units: By how many, at most.
             seed: Which change.
         """
-        import tensorflow as tf
-
-        place = (tuple(numbers), units, seed)
-        if place not in self._shifts:
-            generator = np.random.default_rng(seed)
-
-            def shift() -> None:
-                for variable in (self.variables[number] for number in numbers):
-                    if variable.dtype.is_floating:
-                        size = np.finfo(np.float64 if variable.dtype == tf.float64 else np.float32).eps
-                        steps = tf.constant(1 + units * size * generator.uniform(-1, 1, _CYCLE), variable.dtype)
-                        factors = tf.gather(steps, tf.range(tf.size(variable)) % _CYCLE)
-                        variable.assign(variable * tf.reshape(factors, tf.shape(variable)))
-
-            self._shifts[place] = tf.function(shift, autograph=False)
-        self._shifts[place]()
-
-    @cached_property
-    def _read(self) -> Any:
-        import tensorflow as tf
-
-        return tf.function(lambda: [tf.identity(v.read_value()) for v in self.variables.values()], autograph=False)
-
-    @cached_property
-    def _assign(self) -> Any:
-        import tensorflow as tf
-
-        def assign(*values: Any) -> None:
-            for variable, value in zip(self.variables.values(), values, strict=True):
-                variable.assign(value)
-
-        return tf.function(assign, autograph=False)
+        generator = np.random.default_rng(seed)
+        for variable in (self.variables[number] for number in numbers):
+            if variable.dtype.is_floating:
+                value = variable.numpy()
+                size = np.finfo(np.float64 if value.dtype == np.float64 else np.float32).eps
+                factors = (1 + units * size * generator.uniform(-1, 1, _CYCLE)).astype(value.dtype)
+                factors = np.tile(factors, -(-value.size // _CYCLE))[: value.size]
+                variable.assign(value * factors.reshape(value.shape))
 
 
 class StepFunction:
@@ -168,15 +149,14 @@ class StepFunction:
         Returns:
             Gradients, the objective and the random draws, by key.
         """
-        if not any(key[0] in OF_THE_FORWARD_PASS for key in self.records[number].tensors):
+        if not self.records[number].is_of_forward_pass:
             return {}
         part = self._before_the_update(number)
-        before = self._state.read() if part.assigns else None
+        before = self._state.read(part.assigns)
         try:
             return self._call(part, rows, self._named(given))[number]
         finally:
-            if before is not None:
-                self._state.assign(before)
+            self._state.assign(before)
 
     def update(self, rows: Mapping[Key, Any], given: Sequence[Values], *, stays: bool = True) -> list[Values]:
         """Make the step with these gradients in place of its own.
@@ -189,12 +169,12 @@ class StepFunction:
         Returns:
             The variables after it and what the step returns, by record.
         """
-        before = None if stays else self._state.read()
+        part = self._after_the_update
+        before = self._state.read(() if stays else part.assigns)
         try:
-            return self._call(self._after_the_update, rows, self._named(given))
+            return self._call(part, rows, self._named(given))
         finally:
-            if before is not None:
-                self._state.assign(before)
+            self._state.assign(before)
 
     @cached_property
     def variables(self) -> dict[Key, int]:
@@ -272,10 +252,10 @@ class StepFunction:
 
         return _Part(part, inputs, keys, self._assigns(graph_def))
 
-    def _assigns(self, graph_def: Any) -> bool:
-        """Return whether anything but a read takes a variable."""
-        variables = {name for name, number in self._captures if number is not None}
-        return any(node.op not in READS and variables & set(map(_tensor, node.input)) for node in graph_def.node)
+    def _assigns(self, graph_def: Any) -> list[int]:
+        """Return the variables that anything but a read takes."""
+        taken = {_tensor(name) for node in graph_def.node if node.op not in READS for name in node.input}
+        return sorted({number for name, number in self._captures if number is not None and name in taken})
 
     def _captured(self, used: set[str]) -> dict[str, Any]:
         import tensorflow as tf
