@@ -36,6 +36,9 @@ _OFF, _OFF_IN_16_BITS = 3e-4, 1e-2
 _ELEMENTS = 1_000_000
 """Largest number of elements that a fit uses. The fit is checked on all elements."""
 
+Decay = tuple[float, float]
+"""What multiple of the weights, and of their signs."""
+
 
 @dataclass(frozen=True)
 class Fit:
@@ -56,7 +59,7 @@ class Fit:
     scale: float = 1.0
     shares: Mapping[int, float] = field(default_factory=dict)
     uneven: bool = False
-    decay: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    decay: Mapping[str, Decay] = field(default_factory=dict)
     before: float = 0.0
     after: float = 0.0
     replicated: bool = False
@@ -123,7 +126,8 @@ def explain(comparison: Comparison) -> Explanation:
             unexplained.append((optimizer, step))
         else:
             fits.append(fit)
-    return Explanation(tuple(fits), tuple(unexplained))
+    of_tapes = (_fit_taped(comparison, optimizer, step) for optimizer, step in _clipped_alike(comparison))
+    return Explanation((*fits, *(fit for fit in of_tapes if fit is not None)), tuple(unexplained))
 
 
 def one_factor(changes: Sequence[tuple[Floats, Floats]]) -> float | None:
@@ -166,6 +170,15 @@ def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
 
 
+def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
+    """Return the steps whose objectives differ and whose gradients agree: what is clipped after the sum has lost its factor."""
+    apart = {(p.measure.key.optimizer, p.step) for p in comparison.objectives if p.exceeds}
+    clean = {(p.measure.key.optimizer, p.step) for p in comparison.points if p.measure.key.kind == "gradient"}
+    last = None if comparison.runs.reference.follows else comparison.first_step("weight")
+    found = apart & clean - {*dirty_steps(comparison)}
+    return sorted((one for one in found if last is None or one[1] <= last), key=lambda one: one[1])
+
+
 def _last_scaled(fits: Sequence[Fit], optimizer: str) -> Fit | None:
     return next((fit for fit in reversed(fits) if fit.optimizer == optimizer and _is_scale_alone(fit)), None)
 
@@ -176,28 +189,34 @@ def _is_scale_alone(fit: Fit) -> bool:
 
 def fit_step(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
     """Return the simplest model that explains one step; the factor of an earlier step if that does."""
-    seen = [
-        view
-        for view in comparison.views(optimizer, step)
-        if np.isfinite(view.total).all() and np.isfinite(view.reference).all()
-    ]
+    seen = _finite(comparison.views(optimizer, step))
     if not seen:
         return None
-    of_all = complete(comparison.runs.topology, optimizer)[step]
-    shares = _row_shares(of_all)
-    blank = Fit(
-        optimizer,
-        step,
-        before=max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen)),
-        replicated=_rows_differ(of_all) and all(_are_equal(view.locals) for view in seen),
-    )
+    blank, shares = _blank(comparison, optimizer, step, seen)
     # What is wrong already before the program itself sums gradients, and gives all replicas the same, explains the rest.
-    taped = comparison.taped_views(optimizer, step) if blank.replicated else []
-    if any(_ratio(view.residual, view, 1.0) > FACTOR for view in taped):
-        fit = _simplest(taped, replace(blank, replicated=False), shares, earlier)
-        if fit is not None:
-            return fit
-    return _simplest(seen, blank, shares, earlier)
+    fit = _fit_taped(comparison, optimizer, step, earlier) if blank.replicated else None
+    return fit if fit is not None else _simplest(seen, blank, shares, earlier)
+
+
+def _fit_taped(comparison: Comparison, optimizer: str, step: int, earlier: Fit | None = None) -> Fit | None:
+    """Return what explains the gradients of a step's tapes, where the program sums them itself."""
+    seen = _finite(comparison.taped_views(optimizer, step))
+    if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in seen):
+        return None
+    blank, shares = _blank(comparison, optimizer, step, seen)
+    return _simplest(seen, replace(blank, replicated=False), shares, earlier)
+
+
+def _finite(views: Sequence[GradientView]) -> list[GradientView]:
+    return [view for view in views if np.isfinite(view.total).all() and np.isfinite(view.reference).all()]
+
+
+def _blank(comparison: Comparison, optimizer: str, step: int, seen: Sequence[GradientView]) -> tuple[Fit, dict[int, float]]:
+    """Return a model that explains nothing, and each replica's share of the rows where they are uneven."""
+    of_all = complete(comparison.runs.topology, optimizer)[step]
+    before = max(norm(v.residual) / (norm(v.reference) or 1.0) for v in _beyond_noise(seen))
+    replicated = _rows_differ(of_all) and all(_are_equal(view.locals) for view in seen)
+    return Fit(optimizer, step, before=before, replicated=replicated), _row_shares(of_all)
 
 
 def _simplest(seen: Sequence[GradientView], blank: Fit, shares: Mapping[int, float], earlier: Fit | None) -> Fit | None:
@@ -330,31 +349,47 @@ def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) ->
     """
     decay: dict[str, tuple[float, float]] = {}
     after = 0.0
-    for view in seen:
-        residual = _weigh(view, fit.shares) / fit.scale - view.reference
-        left = _ratio(residual, view, fit.scale)
-        fitted = _fit_weights(view, residual) if decays and left > FACTOR else None
-        if fitted is not None:
-            decay[view.tensor], terms = fitted
-            left = _ratio(residual - terms, view, fit.scale)
-        if left > FACTOR:
-            return None
-        after = max(after, left)
-    return replace(fit, decay=decay, after=after) if decay or not decays else None
+    left = [(view, _weigh(view, fit.shares) / fit.scale - view.reference) for view in seen]
+    for find in (_nothing, *((_fit_weights, _like_others) if decays else ())):
+        known, open_ones = dict(decay), []
+        for view, residual in left:
+            found = find(view, residual, known)
+            ratio = _ratio(residual - _terms(view, found), view, fit.scale) if found is not None else float("inf")
+            if found is None or ratio > FACTOR:
+                open_ones.append((view, residual))
+                continue
+            after = max(after, ratio)
+            decay |= {view.tensor: found} if any(found) else {}
+        left = open_ones
+    return replace(fit, decay=decay, after=after) if not left and (decay or not decays) else None
 
 
-def _fit_weights(view: GradientView, residual: Floats) -> tuple[tuple[float, float], Floats] | None:
+def _terms(view: GradientView, decay: Decay) -> Floats | float:
+    return decay[0] * view.weight + decay[1] * np.sign(view.weight) if view.weight is not None and any(decay) else 0.0
+
+
+def _nothing(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay:
+    return 0.0, 0.0
+
+
+def _like_others(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay | None:
+    """Return what the other tensors have too much: a bias of few elements cannot be fitted by itself."""
+    is_known = view.weight is not None and view.weight.size == residual.size
+    return min(known.values(), key=lambda one: norm(residual - _terms(view, one)), default=None) if is_known else None
+
+
+def _fit_weights(view: GradientView, residual: Floats, known: Mapping[str, Decay]) -> Decay | None:
     """Fit residual = a * w + b * sign(w), with one term if it is enough."""
     weight = view.weight
     if weight is None or weight.size != residual.size or int((np.abs(residual) > view.noise).sum()) < INFORMATIVE:
         return None
-    for terms in ([weight], [np.sign(weight)], [weight, np.sign(weight)]):
-        basis = np.stack(terms, axis=1)
-        thin = max(1, len(residual) // _ELEMENTS)
+    thin = max(1, len(residual) // _ELEMENTS)
+    for places in ([0], [1], [0, 1]):
+        basis = np.stack([weight, np.sign(weight)], axis=1)[:, places]
         found, *_ = np.linalg.lstsq(basis[::thin], residual[::thin], rcond=None)
         if largest(residual - basis @ found) <= FACTOR * view.noise:
-            pair = (float(found[0]), 0.0) if terms[0] is weight else (0.0, float(found[0]))
-            return (pair if len(terms) == 1 else (float(found[0]), float(found[1]))), basis @ found
+            both = dict(zip(places, map(float, found), strict=True))
+            return both.get(0, 0.0), both.get(1, 0.0)
     return None
 
 

@@ -374,6 +374,10 @@ class Case:
             self._kept, self._both_switched = (*self._kept, switch), comparison
         self._explained.clear()
 
+    def without(self, switch: str) -> bool:
+        """Return whether the arithmetic is judged with this suspect switched off."""
+        return switch in self._kept
+
     @property
     def explanation(self) -> Explanation:
         """Return the explanation of the base's gradients."""

@@ -106,7 +106,8 @@ def _from_rerun(case: Case) -> Sign | None:
         return None
     gone = again.is_equivalent_but_for_kinks or again.first_step("initial-weight", "gradient", "weight") is None
     rest = explain(again)
-    if not gone and (_has_tiny_factor(case) or not rest.fits or rest.unexplained or rest.weighted):
+    is_open = not rest.fits or rest.unexplained or not all(case.are_counts(fit) for fit in rest.weighted)
+    if not gone and (_has_tiny_factor(case) or is_open):
         return None
     first = case.base.exceeding[0]
     adds_up_itself = not gone and all(fit.replicated for fit in rest.fits)

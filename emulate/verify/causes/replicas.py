@@ -79,8 +79,8 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
     if len(follows) >= 2 and min(follows) >= _FOLLOWS:
         of = f"{min(follows):.1%} of the elements where its gradient and the sum have opposite signs"
         how = f"follows its own gradient in {of}"
-    elif all(_whose_update(case, case.untouched, optimizer, k, replica) == replica for replica in step):
-        how = "is the same multiple of its own gradient as on one device"
+    elif all(_is_of_own(case.untouched, optimizer, k, replica) for replica in step):
+        how = "is a multiple of its own gradient, and none of the sum"
     else:
         return None
     case.cut(k, "the replicas' weights differ", at=("gradient", "loss"))
@@ -90,6 +90,15 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
         f"After step {k} {variables} between replicas, and each replica's update {how}",
         _OUTSIDE if any(one.outside for one in step.values()) else None,
     )
+
+
+def _is_of_own(trace: Trace, optimizer: str, k: int, replica: int) -> bool:
+    """Return whether a replica's update is a multiple of its own gradient, and none of the sum."""
+    step = complete(trace, optimizer)[k]
+    made = [_update(trace, optimizer, k, replica, step, tensor) for tensor in names_of(step)]
+    known = [one for one in made if one is not None and replica in one[1]]
+    of_sum = one_factor([(update, np.sum(list(gradients.values()), axis=0)) for update, gradients in known])
+    return of_sum is None and one_factor([(update, gradients[replica]) for update, gradients in known]) is not None
 
 
 def _all_follow_one(case: Case) -> Sign | None:

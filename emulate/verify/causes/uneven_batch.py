@@ -50,7 +50,7 @@ def _even_steps(case: Case, fits: tuple[Fit, ...]) -> str:
 
 def _search_weighted(case: Case) -> Sign | None:
     fits = case.explanation.weighted
-    if not fits or case.has("clip-before-reduce"):
+    if not fits or (case.has("clip-before-reduce") and not case.without("no-clipping")):
         return None
     first = fits[0]
     shares = numbers([f"{share:.3f}" for _, share in sorted(first.shares.items())])
