@@ -51,6 +51,7 @@ class Fit:
         decay: Of each tensor what multiple of its weights (and of their signs) it has too much.
         before: Largest relative L2 difference before, after the model: `after`, in units of the noise floor.
         replicated: Every replica's local gradient already was the sum.
+        taped: It explains what the tapes gave, which the program sums itself.
         elements: How many elements beyond the noise floor say so, of a factor.
     """
 
@@ -63,6 +64,7 @@ class Fit:
     before: float = 0.0
     after: float = 0.0
     replicated: bool = False
+    taped: bool = False
     elements: int = 0
 
     @property
@@ -204,7 +206,7 @@ def _fit_taped(comparison: Comparison, optimizer: str, step: int, earlier: Fit |
     if all(_ratio(view.residual, view, 1.0) <= FACTOR for view in seen):
         return None
     blank, shares = _blank(comparison, optimizer, step, seen)
-    return _simplest(seen, replace(blank, replicated=False), shares, earlier)
+    return _simplest(seen, replace(blank, replicated=False, taped=True), shares, earlier)
 
 
 def _finite(views: Sequence[GradientView]) -> list[GradientView]:

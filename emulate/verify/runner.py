@@ -91,8 +91,14 @@ class Runner:
 
     def start(self, label: str, topology: Topology, plan: ProbePlan, *, reference: bool = False) -> Future[RunResult]:
         """Run the program; `plan.trace` is chosen here."""
-        plan = replace(self._with_settings(plan, self._folder_of(label)), asks=self.limit.join(label))
-        return self._pool.submit(self._run, label, topology, plan, reference)
+        asks = self.limit.join(label)
+
+        def made() -> RunResult:
+            # With one worker, as on GPUs, only now is it known where the run before this one has decided to stop.
+            whole = replace(self._with_settings(plan, self._folder_of(label)), asks=asks)
+            return self._run(label, topology, whole, reference)
+
+        return self._pool.submit(made)
 
     def start_evaluated(
         self, label: str, topology: Topology, plan: ProbePlan, source: Future[RunResult], *, or_run: bool = True
@@ -183,10 +189,10 @@ class Runner:
     def start_with_faults(self, topology: Topology, plan: ProbePlan) -> Future[Lives]:
         """Run the program with its faults, and start it again as often as it takes, within limits."""
         label = f"{topology} with faults"
-        plan = replace(self._with_settings(plan, self._folder_of(label)), begun={})
         return self._pool.submit(self._run_with_faults, label, topology, plan)
 
     def _run_with_faults(self, label: str, topology: Topology, plan: ProbePlan) -> Lives:
+        plan = replace(self._with_settings(plan, self._folder_of(label)), begun={})
         started = time.monotonic()
         lives = Lives(self._settings.faults)
         self._progress.run_started(label, plan.steps)

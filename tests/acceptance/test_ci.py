@@ -80,7 +80,7 @@ def test_the_job_runs_the_tests_strictly_on_gpus(tmp_path: Path) -> None:
 
 
 def test_a_runner_whose_driver_cannot_compile_the_kernels_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = {"tensorflow": "2.21.0", "gpus": [{}], "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
+    old = {"tensorflow": "2.21.0", "gpus": [{}], "built_for": ["sm_70", "compute_80"], "cuda": "12.5.1", "driver_cuda": "12.4"}
     monkeypatch.setattr("emulate.devices.find_gpus", lambda: gpus(1))
     monkeypatch.setattr("emulate.devices.what_tensorflow_says", lambda: old)
     [line] = runpy.run_path(str(CI / "see_gpus.py"))["complaints"]()

@@ -110,7 +110,7 @@ def _from_rerun(case: Case) -> Sign | None:
     if not gone and (_has_tiny_factor(case) or is_open):
         return None
     first = case.base.exceeding[0]
-    adds_up_itself = not gone and all(fit.replicated for fit in rest.fits)
+    adds_up_itself = not gone and all(fit.replicated or fit.taped for fit in rest.fits)
     case.rebase(again, "no-clipping")
     if adds_up_itself:  # and clips the sum of what is wrong for another reason
         case.notes.append("gradients, weights and losses were compared with clipping switched off in both runs")

@@ -141,7 +141,7 @@ def test_gpus_that_are_left_out_are_named_whatever_computes() -> None:
 
 def test_a_driver_that_cannot_compile_the_kernels_is_refused_before_anything_runs() -> None:
     def old() -> dict[str, Any]:
-        return {**sees(1)(), "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.4"}
+        return {**sees(1)(), "built_for": ["sm_70", "compute_80"], "cuda": "12.5.1", "driver_cuda": "12.4"}
 
     with pytest.raises(
         Unavailable, match=r"Received: device='gpu' for 1x1 \(1 device\), and TensorFlow has no kernels for H100"

@@ -31,9 +31,11 @@ def with_capability(*capability: int, name: str = "GPU") -> Gpu:
 
 @pytest.mark.parametrize(
     ("capability", "is_compiled"),
-    [((6, 1), False), ((7, 5), False), ((8, 6), False), ((8, 9), False), ((9, 0), True), ((10, 0), True), ((12, 0), True)],
+    [((6, 1), False), ((7, 5), False), ((8, 6), False), ((8, 9), False), ((9, 0), False), ((10, 0), True), ((12, 0), True)],
 )
-def test_the_wheel_has_kernels_up_to_ada_and_ptx_from_hopper_on(capability: tuple[int, int], is_compiled: bool) -> None:
+def test_the_wheel_has_kernels_up_to_hopper_and_ptx_for_what_comes_later(
+    capability: tuple[int, int], is_compiled: bool
+) -> None:
     assert bool(to_compile([with_capability(*capability)], WHEEL)) == is_compiled
 
 
@@ -43,19 +45,19 @@ def test_the_installed_tensorflow_is_the_one_of_which_the_readme_tells() -> None
 
 
 def test_each_model_is_named_once() -> None:
-    found = [with_capability(9, 0, name="H100"), with_capability(9, 0, name="H100"), with_capability(8, 9, name="L4")]
+    found = [with_capability(10, 0, name="B200"), with_capability(10, 0, name="B200"), with_capability(8, 9, name="L4")]
     assert about_compiling(found, WHEEL) == (
-        "TensorFlow has no kernels for H100 (compute capability 9.0): the driver compiles each at its first use, which in all "
+        "TensorFlow has no kernels for B200 (compute capability 10.0): the driver compiles each at its first use, which in all "
         "could take 30 minutes or longer, as TensorFlow says"
     )
-    assert about_compiling(found, {**WHEEL, "built_for": ["sm_89", "sm_90"]}) == ""
+    assert about_compiling(found, {**WHEEL, "built_for": ["sm_89", "sm_100"]}) == ""
     assert about_compiling(found, {}) == ""
 
 
 def test_a_driver_older_than_the_ptx_cannot_compile_and_what_can_is_said() -> None:
-    found = [with_capability(9, 0, name="H100")]
+    found = [with_capability(10, 0, name="B200")]
     assert why_not_compiled(found, {**WHEEL, "driver_cuda": "12.4"}, "550.54") == (
-        "TensorFlow has no kernels for H100 (compute capability 9.0), and the driver (550.54), which is of CUDA 12.4, cannot "
+        "TensorFlow has no kernels for B200 (compute capability 10.0), and the driver (550.54), which is of CUDA 12.4, cannot "
         "compile them: that takes a driver of CUDA 12.5 or newer (12.5 came with R555). Install one, or leave those GPUs out "
         "by CUDA_VISIBLE_DEVICES"
     )
@@ -63,7 +65,7 @@ def test_a_driver_older_than_the_ptx_cannot_compile_and_what_can_is_said() -> No
 
 @pytest.mark.parametrize("known", ["12.5", "12.10", "13.0", None])
 def test_a_driver_that_can_or_of_which_it_is_not_known_is_let_through(known: str | None) -> None:
-    assert why_not_compiled([with_capability(9, 0)], {**WHEEL, "driver_cuda": known}, "570.1") == ""
+    assert why_not_compiled([with_capability(10, 0)], {**WHEEL, "driver_cuda": known}, "570.1") == ""
 
 
 def test_an_old_driver_does_for_gpus_that_tensorflow_has_kernels_for() -> None:
@@ -127,7 +129,8 @@ def test_a_cluster_whose_views_hide_the_home_keeps_kernels_elsewhere_and_says_so
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     own = tmp_path / "temporary" / f"kernels-of-gpudist-{os.geteuid()}"
     plan = ClusterPlan(Topology(1, 1), lambda context: None, tmp_path, device="gpu", views=(home,))
-    hold = held(plan, monkeypatch, WHEEL)
+    older = {**WHEEL, "built_for": ["sm_70", "compute_80"]}
+    hold = held(plan, monkeypatch, older)
     assert [share.kernels for share in hold.shares] == [str(own)]
     assert hold.text == (
         "1x1 ran on 1 GPU (H100), one for each device. TensorFlow has no kernels for H100 (compute capability 9.0): the driver "
@@ -136,10 +139,10 @@ def test_a_cluster_whose_views_hide_the_home_keeps_kernels_elsewhere_and_says_so
     )
     assert held(plan, monkeypatch, {}).text == "1x1 ran on 1 GPU (H100), one for each device."
     in_the_users = str(home / ".nv" / "ComputeCache")
-    assert held(replace(plan, views=()), monkeypatch, WHEEL).shares[0].kernels == in_the_users
+    assert held(replace(plan, views=()), monkeypatch, older).shares[0].kernels == in_the_users
     # The root folder gets no view, and nothing in it either.
-    assert held(replace(plan, views=(home, Path("/"))), monkeypatch, WHEEL).shares[0].kernels == in_the_users
-    nowhere = held(replace(plan, environment={"CUDA_CACHE_DISABLE": "1"}), monkeypatch, WHEEL)
+    assert held(replace(plan, views=(home, Path("/"))), monkeypatch, older).shares[0].kernels == in_the_users
+    nowhere = held(replace(plan, environment={"CUDA_CACHE_DISABLE": "1"}), monkeypatch, older)
     assert nowhere.shares[0].kernels == ""
     assert "no folder keeps them for later runs (CUDA_CACHE_PATH)." in nowhere.text
 

@@ -80,7 +80,7 @@ def test_gpus_that_are_left_out_are_named() -> None:
 
 
 def test_it_is_said_where_the_driver_compiles_kernels_and_where_it_cannot() -> None:
-    new = {**SEES_TWO, "built_for": ["sm_89", "compute_90"], "cuda": "12.5.1", "driver_cuda": "12.8"}
+    new = {**SEES_TWO, "built_for": ["sm_70", "compute_80"], "cuda": "12.5.1", "driver_cuda": "12.8"}
     assert describe_gpus(gpus(1), new)["kernels"].startswith("TensorFlow has no kernels for H100 (compute capability 9.0): the")
     assert "cannot compile them" in describe_gpus(gpus(1), {**new, "driver_cuda": "12.4"})["kernels"]
     assert "kernels" not in describe_gpus(gpus(1), {**new, "built_for": ["sm_90"]})

@@ -69,7 +69,9 @@ def apart(one: dict[Any, Any], other: dict[Any, Any]) -> list[Any]:
     return [key for key in one if key not in other or not np.array_equal(one[key], other[key])]
 
 
-def fit(*, layers: Callable[[Any], list[Any]], rate: bool = False, rows: int = 100, legacy: bool = False) -> None:
+def fit(
+    *, layers: Callable[[Any], list[Any]], rate: bool = False, rows: int = 100, legacy: bool = False, jit: bool = False
+) -> None:
     import keras as keras_3
     import tensorflow as tf
     import tf_keras
@@ -79,9 +81,10 @@ def fit(*, layers: Callable[[Any], list[Any]], rate: bool = False, rows: int = 1
     x, y = rng.normal(size=(rows, 4, 6)).astype("float32"), rng.integers(0, 3, rows)
     with tf.distribute.MirroredStrategy().scope():
         model = keras.Sequential([keras.Input((4, 6)), *layers(keras), keras.layers.Dense(3)])
-        model.compile(
-            keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-        )
+        optimizer = keras.optimizers.Adam(0.01)
+        if jit:  # what tf_keras does where there is a GPU
+            optimizer.jit_compile = True
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     halved = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     model.fit(x, y, batch_size=32, epochs=2, verbose=0, callbacks=[halved] if rate else [])
 
@@ -128,6 +131,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], bool]] = {
     "dropout by example": (partial(custom_loop, dropout=True), True),
     "fit with an uneven last batch and a new learning rate": (partial(fit, layers=flat, rate=True), False),
     "fit of tf_keras": (partial(fit, layers=flat, legacy=True), False),
+    "fit of tf_keras that updates by XLA": (partial(fit, layers=flat, legacy=True, jit=True), False),
     "batch normalization": (partial(fit, layers=lambda keras: [*flat(keras), keras.layers.BatchNormalization()]), False),
     "a loop inside the step": (partial(fit, layers=lambda keras: [keras.layers.GRU(5)]), False),
     "variables that the step assigns": (assigning_loop, False),
@@ -175,7 +179,8 @@ def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and
     sums = [one.sums for step in Trace(follow.trace).steps(run.optimizers[0]) for one in step.values() if one.sums]
     assert len(sums) == (0 if budget else 6)
     one, other = values(run, "gradients", "weights"), values(found, "gradients", "weights")
-    assert all(np.allclose(one[key], other[key], atol=1e-6) for key in one)
+    # Adam makes of rounding near its epsilon up to 3.2e-6 on an H200, and less than 1e-6 on CPUs.
+    assert all(np.allclose(one[key], other[key], atol=1e-5) for key in one)
     assert apart(one, other)  # the sum over two replicas is rounded in another way
 
 

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from emulate.cluster import Preload
+from emulate.probe import ProbePlan
+from emulate.program import Program
+from emulate.progress import Silent
+from emulate.topology import REFERENCE, Topology
+from emulate.verify.runner import Runner
+from emulate.verify.settings import Settings
 from emulate.verify.step_limit import AUTO, Ask, StepLimit
 
 
@@ -69,3 +78,26 @@ def test_where_one_run_goes_on_at_a_time_the_first_one_decides() -> None:
     assert limit.decided == 29
     assert not limit.join("reference")
     assert (limit.steps, limit.looks_from) == (29, 20)
+
+
+def _epoch_of_24_batches() -> None:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(np.ones((96, 3), "f4"), np.ones((96, 2), "f4"), batch_size=4, epochs=2, verbose=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_that_go_one_after_the_other_stop_at_the_same_step_as_runs_side_by_side(
+    workers: int, preload: Preload, tmp_path: Path
+) -> None:
+    settings = Settings(program=Program.find(_epoch_of_24_batches), steps=AUTO, timeout=60)
+    with Runner(settings, tmp_path, Silent(), preload=preload, workers=workers) as runner:
+        plan = ProbePlan(trace=tmp_path)
+        topologies = {"1x2": Topology(1, 2), "reference": REFERENCE}
+        started = [runner.start(label, one, plan, reference=one == REFERENCE) for label, one in topologies.items()]
+        assert [len(result.trace.steps(result.trace.optimizers[0])) for result in (run.result() for run in started)] == [24, 24]
