@@ -342,12 +342,15 @@ def _decay(seen: Sequence[GradientView], blank: Fit, *, scaled: bool = False) ->
 
 
 def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) -> Fit | None:
-    """Return a model with what it leaves; None if that is more than rounding.
+    """Complete a model by what it leaves.
 
     Args:
         seen: The gradients of a step.
         fit: The factor and the weights of the replicas.
         decays: Whether tensors may have a multiple of their weights too much; then at least one has.
+
+    Returns:
+        The model; None if it leaves more than rounding.
     """
     decay: dict[str, tuple[float, float]] = {}
     after = 0.0
