@@ -82,23 +82,35 @@ class RowKeys:
         return [one for one in tensors if one.dtype == value.dtype and one.shape[1:].is_compatible_with(value.shape[1:])]
 
     def _found(self, value: Any) -> tuple[Any, Any]:
-        """Return the key of each row of a value, and whether all of them are rows of the batch."""
+        """Return the key of each row of a value, and whether all of them are rows of the batch.
+
+        The key is of the row alone: which other rows a replica has must not matter. A row that is there more often than in the
+        batch, which was put together with itself, has another key each time.
+        """
         import tensorflow as tf
 
-        if any(value is one for one in self._tensors):
-            return self.of_batch, tf.constant(True)
         own = keys_of([value])
-        before = tf.linalg.band_part(tf.cast(tf.equal(own[:, None], own[None, :]), tf.int64), -1, 0)
-        earlier = tf.reduce_sum(before, 1) - 1
-        are_rows, keys = tf.constant(False), tf.zeros_like(own)
+        if any(value is one for one in self._tensors):
+            return own, tf.constant(True)
+        wide = tf.cast(own, tf.int64)
+        earlier = _earlier(wide)
+        are_rows, copy = tf.constant(False), tf.zeros_like(earlier)
         for one in self._like(value):
-            same = tf.equal(own[:, None], keys_of([one])[None, :])
-            here = tf.reduce_all(tf.reduce_any(same, 1))
-            chosen = tf.reduce_max(tf.where(same, tf.cast(self.of_batch, tf.int64)[None, :], -1), 1)
-            copy = earlier // tf.maximum(tf.reduce_sum(tf.cast(same, tf.int64), 1), 1)  # of a batch that is there twice
-            keys = tf.where(are_rows, keys, tf.cast(tf.math.floormod(chosen + copy * _NEXT_COPY, 1 << 32), tf.uint32))
-            are_rows = tf.logical_or(are_rows, here)
-        return keys, are_rows
+            batch = tf.sort(tf.cast(keys_of([one]), tf.int64))
+            times = tf.searchsorted(batch, wide, side="right") - tf.searchsorted(batch, wide)
+            copy = tf.where(are_rows, copy, earlier // tf.maximum(times, 1))
+            are_rows = tf.logical_or(are_rows, tf.reduce_all(times > 0))
+        keys = wide + tf.cast(copy, tf.int64) * _NEXT_COPY
+        return tf.cast(tf.math.floormod(keys, 1 << 32), tf.uint32), are_rows
+
+
+def _earlier(keys: Any) -> Any:
+    """Return how many equal keys stand before each."""
+    import tensorflow as tf
+
+    order = tf.argsort(keys, stable=True)
+    ordered = tf.gather(keys, order)
+    return tf.gather(tf.range(tf.size(keys)) - tf.searchsorted(ordered, ordered), tf.argsort(order))
 
 
 def keys_of(tensors: list[Any]) -> Any:
