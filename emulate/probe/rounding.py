@@ -76,7 +76,7 @@ class Rounding:
         if self._plan.short:
             moved += of.scale(flat) * of.cast(flat != 0, flat.dtype) * units(503)
         if self._locals is not None and variable is not None:
-            largest = self._locals.in_step(optimizer, self._names.of(variable), 0 * gradient, _largest)
+            largest = self._locals.in_step(optimizer, self._names.of(variable), of.zeros(gradient), _largest)
             moved += of.flat(largest) * units(499, self._plan.perturb_summands)
         return of.like(moved, gradient)
 
@@ -84,7 +84,7 @@ class Rounding:
 class _OfArrays:
     """Compute with arrays, where steps are evaluated: a graph of all that would take longer to make than it saves."""
 
-    flat = staticmethod(np.ravel)
+    flat, zeros = staticmethod(np.ravel), staticmethod(np.zeros_like)
 
     @staticmethod
     def like(value: Array, other: Array) -> Array:
@@ -112,6 +112,12 @@ class _OfTensors:
         import tensorflow as tf
 
         return tf.reshape(value, [-1])
+
+    @staticmethod
+    def zeros(value: Any) -> Any:
+        import tensorflow as tf
+
+        return tf.zeros_like(value)
 
     @staticmethod
     def like(value: Any, other: Any) -> Any:

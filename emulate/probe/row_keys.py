@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from emulate.probe.body import Body
+from typing import Any
 
 _NEXT_COPY = 0x9E3779B9
 
@@ -34,13 +31,13 @@ class RowKeys:
         self._part: tuple[Any, Any, int] | None = None
 
     @contextlib.contextmanager
-    def in_call(self, body: Body, model: Any, args: Any) -> Iterator[None]:
+    def in_call(self, model: Any, args: Any, num_draws: int) -> Iterator[None]:
         """Have draws in this block follow the rows that a model is called with.
 
         Args:
-            body: Of the step.
             model: The outermost layer.
             args: What it is called with.
+            num_draws: How many draws the step has made before.
         """
         import tensorflow as tf
 
@@ -52,8 +49,8 @@ class RowKeys:
         turn = sum(one is given for one in called)  # the same rows once more are to draw something else
         called.append(given)
         if turn == len(starts):
-            starts.append(body.num_draws)
-        outer, self._part = self._part, (*self._found(given), starts[turn] - body.num_draws)
+            starts.append(num_draws)
+        outer, self._part = self._part, (*self._found(given), starts[turn] - num_draws)
         try:
             yield
         finally:

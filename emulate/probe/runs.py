@@ -100,7 +100,7 @@ def _wrap_layer(probe: Probe, cls: Any) -> None:
             return original(self, *args, **kwargs)
         body.models[id(self)] = self
         body.layer_depth += 1
-        rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(body, self, args)
+        rows = contextlib.nullcontext() if body.row_keys is None else body.row_keys.in_call(self, args, body.num_draws)
         try:
             with rows:
                 return original(self, *args, **kwargs)

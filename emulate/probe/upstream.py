@@ -18,6 +18,9 @@ from emulate.graph_functions import load
 KERAS_3 = "keras.src"
 LEGACY_KERAS = "tf_keras.src"
 
+UPDATE_BY_XLA = "_update_step_xla"
+"""In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
+
 
 def strategy_class() -> Any:
     """Return the class behind every public strategy, whose `run` gets each replica's input (TF 2.21)."""

@@ -37,7 +37,7 @@ _ELEMENTS = 1_000_000
 """Largest number of elements that a fit uses. The fit is checked on all elements."""
 
 Decay = tuple[float, float]
-"""What multiple of the weights, and of their signs."""
+"""A multiple of the weights, and one of their signs."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def factor_of_updates(variables: Iterable[Sequence[StoredArray | None]]) -> floa
 
 def dirty_steps(comparison: Comparison) -> list[tuple[str, int]]:
     """Return the steps with gradients beyond the noise floor, at weights that equaled the reference's."""
-    last = None if comparison.runs.reference.follows else comparison.first_step("weight")
+    last = comparison.weights_apart
     points = [p.measure for p in comparison.exceeding if p.measure.key.kind == "gradient" and not p.measure.non_finite]
     return sorted({(m.key.optimizer, m.step) for m in points if last is None or m.step <= last}, key=lambda found: found[1])
 
@@ -176,7 +176,7 @@ def _clipped_alike(comparison: Comparison) -> list[tuple[str, int]]:
     """Return the steps whose objectives differ and whose gradients agree: what is clipped after the sum has lost its factor."""
     apart = {(p.measure.key.optimizer, p.step) for p in comparison.objectives if p.exceeds}
     clean = {(p.measure.key.optimizer, p.step) for p in comparison.points if p.measure.key.kind == "gradient"}
-    last = None if comparison.runs.reference.follows else comparison.first_step("weight")
+    last = comparison.weights_apart
     found = apart & clean - {*dirty_steps(comparison)}
     return sorted((one for one in found if last is None or one[1] <= last), key=lambda one: one[1])
 
@@ -352,13 +352,13 @@ def _checked(seen: Sequence[GradientView], fit: Fit, *, decays: bool = False) ->
     Returns:
         The model; None if it leaves more than rounding.
     """
-    decay: dict[str, tuple[float, float]] = {}
+    decay: dict[str, Decay] = {}
     after = 0.0
     left = [(view, _weigh(view, fit.shares) / fit.scale - view.reference) for view in seen]
     for find in (_nothing, *((_fit_weights, _like_others) if decays else ())):
-        known, open_ones = dict(decay), []
+        open_ones = []
         for view, residual in left:
-            found = find(view, residual, known)
+            found = find(view, residual, decay)
             ratio = _ratio(residual - _terms(view, found), view, fit.scale) if found is not None else float("inf")
             if found is None or ratio > FACTOR:
                 open_ones.append((view, residual))

@@ -443,7 +443,7 @@ class Case:
         """
         steps = {(fit.optimizer, fit.step) for fit in fits}
         onset = min(fit.step for fit in fits)
-        apart = None if self.base.runs.reference.follows else self.base.first_step("weight")
+        apart = self.base.weights_apart
 
         def is_explained(point: Point) -> bool:
             key, step = point.measure.key, point.step

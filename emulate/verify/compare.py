@@ -183,6 +183,11 @@ class Comparison:
         found = _amplified(self.points)
         return None if found is None else found[0]
 
+    @property
+    def weights_apart(self) -> int | None:
+        """Return the step after which each run has weights of its own; None where the reference is led, or they agree."""
+        return None if self.runs.reference.follows else self.first_step("weight")
+
     def first_step(self, *kinds: str) -> int | None:
         """Return the earliest step in which something of these kinds differs."""
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)

@@ -22,8 +22,6 @@ from emulate.probe.functions.step_function import READS
 
 _FORBIDDEN = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextAsOptional", "OptionalGetValue")
 """Operations whose result is not a function of rows and variables."""
-_UPDATE_BY_XLA = "_update_step_xla"
-"""In this function an optimizer of tf_keras updates one variable where there is a GPU (2.20); the step alone calls it."""
 _IN_A_CONDITION = "its optimizer applies inside a condition or a loop of the step"
 
 
@@ -124,7 +122,7 @@ class Functions:
 
         if self._enabled and self._notes_changes:
             graph = upstream.control_flow_root(tf.compat.v1.get_default_graph())
-            while getattr(graph, "name", "") == _UPDATE_BY_XLA:
+            while getattr(graph, "name", "") == upstream.UPDATE_BY_XLA:
                 graph = upstream.control_flow_root(graph.outer_graph)
             self._changes.append((graph, upstream.handle_of(variable)))
 

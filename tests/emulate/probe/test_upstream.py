@@ -480,3 +480,12 @@ def test_the_stack_of_a_call_has_its_file_and_line(host: Any) -> None:
         )
 
     assert host(look)
+
+
+def test_optimizers_of_tf_keras_update_by_xla_in_the_function_of_this_name(host: Any) -> None:
+    def look() -> Any:
+        import tf_keras
+
+        return hasattr(tf_keras.optimizers.Optimizer, upstream.UPDATE_BY_XLA)
+
+    assert host(look)
