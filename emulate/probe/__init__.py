@@ -1,9 +1,10 @@
 """Record a program while it runs, and write the trace."""
 
+from emulate.probe.batch_norm import SYNCHRONIZED, by_share
 from emulate.probe.functions import evaluate, fixed_batches, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
-from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
+from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, TAPES_JOINED, Follow, ProbePlan, Replay
 from emulate.probe.probe import Probe
 from emulate.probe.pulse import Pulse
 from emulate.probe.trace import FORMAT, Report, Step, StoredArray, Trace, Variable, digest
@@ -13,7 +14,7 @@ __all__ = [
     "FORMAT",
     "IN_32_BITS",
     "SAME_ON_ONE_DEVICE",
-    "SWITCHES",
+    "SYNCHRONIZED",
     "TAPES_JOINED",
     "Follow",
     "Paths",
@@ -27,6 +28,7 @@ __all__ = [
     "Trace",
     "TraceWriter",
     "Variable",
+    "by_share",
     "check_intact",
     "digest",
     "evaluate",

@@ -1,8 +1,10 @@
 """Observe random draws inside a step, and make them depend on the example in comparison runs.
 
 Dropout masks and noise follow a row's position in the batch and, in some strategies, the replica: neither a permuted nor a
-sharded batch would draw the same. With `keyed_draws` a draw of shape [rows, ...] depends on the seed, the place in the program
-and the contents of the row alone (row_keys.py); a draw without the batch's leading dimension on seed and place.
+sharded batch would draw the same. So a draw of shape [rows, ...] is replaced by one that depends on the seed, the place in the
+program and the contents of the row alone (row_keys.py); a draw without the batch's leading dimension by one of seed and place.
+What the program draws by itself is made besides and recorded, so that one run shows both. Only what replicas draw for
+something else than rows (the noise of a gradient) can make a difference that is gone then: for it a run is made with own draws.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from emulate.probe.row_keys import RowKeys, mixed
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
 
-SAMPLE = 64
+SAMPLE = 8
+"""So many numbers of a draw are kept: independent draws never agree in them, and a share of few rows has as many."""
 _bypass = threading.local()
 
 
@@ -63,11 +66,14 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         place = body.num_draws
         body.num_draws += 1
         template = original(*args, **kwargs)
+        is_of_weight = _is_of_a_weight(body, template, place)
+        probe.facts["own_draws"] = probe.facts["own_draws"] or is_of_weight or not template.shape.rank
         if body.is_here():  # the program's own, also where others take their place: two runs must make the same
-            of_rows = distribution not in distributions.WHOLE and _is_of_rows(body, template, place)
-            body.draws.append(_sample(template, None if of_rows else body.replica))
-        if not probe.plan.keyed_draws:
-            _count_rows(probe, body, template, place)
+            # A few whole numbers may be the same on replicas by chance, and what is drawn for a weight is to be.
+            may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating or is_of_weight
+            body.draws.append(_sample(template, body.replica if may_be_same else None))
+        _count_rows(probe, body, template, place)
+        if probe.plan.own_draws:
             return template
         given = signature.bind(*args, **kwargs).arguments
         if distribution == "categorical":
@@ -93,7 +99,7 @@ def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any
         body.num_draws += 1
         if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
             body.draws.append(tf.constant([body.replica], tf.int64))
-        if not probe.plan.keyed_draws:
+        if probe.plan.own_draws:
             return original(*args, **kwargs)
         return replace(probe, body, place, original, signature.bind(*args, **kwargs).arguments)
 
@@ -154,14 +160,6 @@ def are_unwatched() -> bool:
     return bool(getattr(_bypass, "on", False))
 
 
-def _is_of_rows(body: bodies.Body, value: Any, place: int) -> bool:
-    """Return whether a draw that is equal on two replicas concerns their examples.
-
-    A few whole numbers may be the same by chance, and what is drawn for a weight (the noise of a private gradient) is to be.
-    """
-    return bool(value.dtype.is_floating) and not _is_of_a_weight(body, value, place)
-
-
 def _is_of_a_weight(body: bodies.Body, value: Any, place: int) -> bool:
     """Return whether the step itself, and no layer, draws in the shape of a weight that it trains.
 
@@ -199,7 +197,7 @@ def key_rows(probe: Probe, body: bodies.Body, inputs: list[tuple[tuple[Any, ...]
     """Give each row of these inputs, a batch or a share of one, a 32-bit key of its contents."""
     import tensorflow as tf
 
-    if not probe.plan.keyed_draws:
+    if probe.plan.own_draws:
         return
     dense = [tensor for key, tensor in inputs if key[2] == "dense" and tensor.dtype != tf.string]
     if dense:

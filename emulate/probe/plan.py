@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from emulate.probe.batch_norm import SYNCHRONIZED
+
 IN_32_BITS = "in-32-bits"
 TAPES_JOINED = {"sum": "tapes-summed", "mean": "tapes-averaged"}
 """Interventions that reduce the gradients of a tape over all replicas, by the reduction: sum or mean."""
-SWITCHES = ("batchnorm-synchronized", "no-clipping", "no-regularization", IN_32_BITS, *TAPES_JOINED.values())
-SAME_ON_ONE_DEVICE = frozenset({"batchnorm-synchronized", *TAPES_JOINED.values()})
+SAME_ON_ONE_DEVICE = frozenset({SYNCHRONIZED, *TAPES_JOINED.values()})
 """Switches that change nothing but rounding where there is one replica."""
 MIB = 1 << 20
 
@@ -90,7 +91,7 @@ class ProbePlan:
         steps: Hold every host at the end of this training step; None records to the program's end.
         asks: Whether the host asks at that step if it shall go on to a later one.
         looks_from: From this step on metrics are read after each batch; `steps` unless given. It is the same in all runs.
-        seed: Seeds row-keyed draws.
+        seed: Seeds draws that follow rows.
         budget: Bytes of arrays each host may keep in full.
         permute: Permute the rows of every batch.
         noise_seed: Which permutation and perturbation, so that several runs differ.
@@ -98,10 +99,11 @@ class ProbePlan:
         summands: Folder of a trace with several replicas: gradients are perturbed by units of its local gradients too.
         perturb_summands: By up to so many units of those.
         short: The program computes its gradients in 16 bits: they are perturbed by units of the tensor's scale too.
-        keyed_draws: Make random draws a function of seed, place and row instead of replica and position.
+        own_draws: Leave random draws as the program makes them; else they are a function of seed, place and row, not of replica
+            and position.
         drawn: Of each draw in a function that gets no rows how many the reference makes: of replicas that make as many
             together each makes its part of them.
-        switches: Suspects switched off, of `SWITCHES`.
+        switches: Suspects switched off.
         replay: Rows to take from another run.
         follow: Gradients to apply that are another run's; its own are recorded.
         own_seeds: Each host is seeded with another number, as where nobody seeds them.
@@ -131,7 +133,7 @@ class ProbePlan:
     summands: Path | None = None
     perturb_summands: float = 0.0
     short: bool = False
-    keyed_draws: bool = False
+    own_draws: bool = False
     drawn: Mapping[str, int] = field(default_factory=dict)
     switches: frozenset[str] = field(default_factory=frozenset)
     replay: Replay | None = None

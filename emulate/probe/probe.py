@@ -46,6 +46,19 @@ _TRAIN_STEPS = "gpudist_core.steps.train"
 """Imported where a program makes a step of gpudist_core's."""
 
 
+_LISTS = """
+batchnorm regularized dropout clipped_by apply_only taping repeated constants cached drawing of_first shared bfloat16 float16
+distributed casts values_added"""
+_FLAGS = "asynchronous gathers joins numbered own_draws compiled train_steps own_train_step mirrored_metrics"
+"""Names of facts, in lists and as flags."""
+
+
+def _nothing_known(*, follows: bool) -> dict[str, Any]:
+    """Return what the probe learns about a program, before it has learned anything."""
+    found: dict[str, Any] = {name: {} for name in ("optimizers", "drawn", "held", "mapped")}
+    return found | {name: [] for name in _LISTS.split()} | dict.fromkeys(_FLAGS.split(), False) | {"follows": follows}
+
+
 class Probe:
     """Record one host's run of a program.
 
@@ -87,34 +100,7 @@ class Probe:
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))
-        self.facts: dict[str, Any] = {"optimizers": {}, "batchnorm": [], "regularized": [], "dropout": [], "clipped_by": []}
-        self.facts |= {
-            "apply_only": [],
-            "taping": [],
-            "repeated": [],
-            "constants": [],
-            "cached": [],
-            "drawing": [],
-            "drawn": {},
-            "held": {},
-            "mapped": {},
-            "of_first": [],
-            "shared": [],
-            "bfloat16": [],
-            "float16": [],
-            "distributed": [],
-            "casts": [],
-            "asynchronous": False,
-            "values_added": [],
-            "gathers": False,
-            "joins": False,
-            "numbered": False,
-            "compiled": False,
-            "train_steps": False,
-            "own_train_step": False,
-            "mirrored_metrics": False,
-            "follows": plan.follow is not None,
-        }
+        self.facts = _nothing_known(follows=plan.follow is not None)
         self._facts_written: str = ""
         self.coordinated = coordinated.Coordinated(self._leaves_order_to_chance)
         self._strategies: set[int] = set()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 _NEXT_COPY = 0x9E3779B9
 
@@ -19,16 +21,29 @@ class RowKeys:
     Args:
         tensors: The inputs that hold the examples.
 
-    Attributes:
-        of_batch: Their keys.
     """
 
     def __init__(self, tensors: list[Any]) -> None:
-        self.of_batch = keys_of(tensors)
         self._tensors = tensors
         self._called: dict[int, list[Any]] = {}
         self._starts: dict[int, list[int]] = {}
-        self._part: tuple[Any, Any, int] | None = None
+        self._part: tuple[Any, int] | None = None
+        self._made: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    @property
+    def of_batch(self) -> Any:
+        """Return the keys of all rows."""
+        return self._once(self, lambda: keys_of(self._tensors))
+
+    def _once(self, owner: Any, make: Callable[[], Any]) -> Any:
+        """Return what is made for an owner, once in each graph: most programs draw nothing and need none of it."""
+        import tensorflow as tf
+
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        known = (id(owner), id(graph))
+        if known not in self._made:
+            self._made[known] = make(), graph  # with the graph, so that no other one gets its number
+        return self._made[known][0]
 
     @contextlib.contextmanager
     def in_call(self, model: Any, args: Any, num_draws: int) -> Iterator[None]:
@@ -50,7 +65,7 @@ class RowKeys:
         called.append(given)
         if turn == len(starts):
             starts.append(num_draws)
-        outer, self._part = self._part, (*self._found(given), starts[turn] - num_draws)
+        outer, self._part = self._part, (given, starts[turn] - num_draws)
         try:
             yield
         finally:
@@ -62,7 +77,8 @@ class RowKeys:
 
         if self._part is None:
             return self.of_batch, tf.constant(place, tf.int64)
-        keys, are_rows, shift = self._part
+        given, shift = self._part
+        keys, are_rows = self._once(given, lambda: self._found(given))
         rows = tf.cond(are_rows, lambda: keys, lambda: self.of_batch)
         return rows, tf.where(are_rows, tf.constant(place + shift, tf.int64), tf.constant(place, tf.int64))
 
@@ -111,18 +127,34 @@ def _earlier(keys: Any) -> Any:
 
 
 def keys_of(tensors: list[Any]) -> Any:
-    """Return a key of each row: of its part of all tensors that have as many rows as the first."""
+    """Return a key of each row: of its part of all tensors that have as many rows as the first.
+
+    The hash is multilinear (Carter and Wegman 1979: two rows have the same with a probability of about 2**-32): few operations,
+    because each replica makes them in each step.
+    """
     import tensorflow as tf
 
     number = tf.shape(tensors[0])[0]
-    keys = tf.cast(tf.zeros([number], tf.int32), tf.uint32)  # GPUs fill no uint32 (TensorFlow 2.21)
-    for tensor in tensors:
+    keys = tf.zeros([number], tf.int32)
+    for place, tensor in enumerate(tensors):
         if tensor.shape.rank is None or (tensor.shape[0] is not None and tensor.shape[0] != tensors[0].shape[0]):
             continue
-        bits = tf.cast(tf.bitcast(tf.cast(tf.reshape(tensor, [number, -1]), tf.float32), tf.int32), tf.uint32)
-        weights = mixed(tf.cast(tf.range(tf.shape(bits)[1]), tf.uint32) + tf.constant(0x9E3779B9, tf.uint32))
-        keys = mixed(keys + _sum(mixed(bits ^ weights[None, :])))
-    return keys
+        rows = tf.reshape(tensor, [number, -1])
+        is_whole = tensor.dtype.is_integer or tensor.dtype.is_bool
+        bits = tf.cast(rows, tf.int32) if is_whole else tf.bitcast(tf.cast(rows, tf.float32), tf.int32)
+        keys += tf.reduce_sum(bits * _weights(tensor, tf.shape(bits)[1], place), axis=1)
+    return mixed(tf.cast(keys, tf.uint32))
+
+
+def _weights(tensor: Any, columns: Any, place: int) -> Any:
+    """Return an odd number for each column of an input: a constant, where its shape is known."""
+    import tensorflow as tf
+
+    if tensor.shape[1:].is_fully_defined():
+        generator = np.random.default_rng(_NEXT_COPY + place)
+        return tf.constant(generator.integers(-(1 << 31), 1 << 31, tensor.shape[1:].num_elements()) | 1, tf.int32)
+    numbers = mixed(tf.cast(tf.range(columns), tf.uint32) + tf.constant(_NEXT_COPY + place, tf.uint32))
+    return tf.bitwise.bitwise_or(tf.cast(numbers, tf.int32), 1)
 
 
 def mixed(bits: Any) -> Any:
@@ -134,10 +166,3 @@ def mixed(bits: Any) -> Any:
     bits = bits ^ tf.bitwise.right_shift(bits, tf.constant(13, tf.uint32))
     bits = bits * tf.constant(0xC2B2AE35, tf.uint32)
     return bits ^ tf.bitwise.right_shift(bits, tf.constant(16, tf.uint32))
-
-
-def _sum(values: Any) -> Any:
-    """Sum modulo 2**32 over the second dimension (TensorFlow has no uint32 sum on CPU)."""
-    import tensorflow as tf
-
-    return tf.cast(tf.math.floormod(tf.reduce_sum(tf.cast(values, tf.int64), axis=1), 1 << 32), tf.uint32)

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from emulate import graph_functions
+from emulate.probe import batch_norm, upstream
 from emulate.probe import body as bodies
-from emulate.probe import upstream
 from emulate.probe.plan import IN_32_BITS
 from emulate.probe.variables import is_floating
 
@@ -177,9 +177,7 @@ def install_keras(probe: Probe, package: str) -> None:
     """Install Keras's interventions: BatchNormalization, regularization, 16 bits; its loss factor in float64."""
     if package == upstream.KERAS_3:
         _scale_exactly(probe)
-    if "batchnorm-synchronized" in probe.plan.switches:
-        for cls in upstream.batchnorm_classes():
-            _synchronize(cls)
+    batch_norm.install(package, probe.plan.switches)
     if IN_32_BITS in probe.plan.switches:
         for cls in upstream.policy_classes():
             _compute_in_32_bits(cls)
@@ -207,17 +205,6 @@ def _scale_exactly(probe: Probe) -> None:
         return value * tf.constant(1.0 / replicas, tf.float64)
 
     module.scale_loss_for_distribution = scale
-
-
-def _synchronize(cls: Any) -> None:
-    original = cls.call
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.synchronized = True
-        return original(self, *args, **kwargs)
-
-    cls.call = call
 
 
 def _compute_in_32_bits(cls: Any) -> None:

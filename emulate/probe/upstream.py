@@ -232,14 +232,10 @@ def callback_list_classes() -> list[Any]:
     return [load(name).CallbackList for name in names if name in sys.modules]
 
 
-def batchnorm_classes() -> list[Any]:
-    """Return the BatchNormalization classes of the imported Keras versions."""
-    found = []
-    if f"{KERAS_3}.layers.normalization.batch_normalization" in sys.modules:
-        found.append(load(f"{KERAS_3}.layers.normalization.batch_normalization").BatchNormalization)
-    if f"{LEGACY_KERAS}.layers.normalization.batch_normalization" in sys.modules:
-        found.append(load(f"{LEGACY_KERAS}.layers.normalization.batch_normalization").BatchNormalizationBase)
-    return found
+def batchnorm_class(package: str) -> Any:
+    """Return the class of an imported Keras with the arithmetic of BatchNormalization."""
+    module = load(f"{package}.layers.normalization.batch_normalization")
+    return module.BatchNormalization if package == KERAS_3 else module.BatchNormalizationBase
 
 
 def replicas_summed(optimizer: Any) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from emulate.probe import SYNCHRONIZED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
@@ -15,14 +16,16 @@ from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
 from emulate.verify.lines import ProgramLines
 from emulate.verify.meetings import Met
-from emulate.verify.order import is_in_order, is_wide_at_first
+from emulate.verify.order import is_in_order
 from emulate.verify.recovery import Recovery
-from emulate.verify.repeats import differing, starts_alike, trains_on_the_same
+from emulate.verify.repeats import differing, draws_the_same, starts_alike, trains_on_the_same
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
 RATE = "rate-times-"
 """Before a number: what is asked for is the reference with so many times the learning rate."""
+BY_SHARE = "batchnorm-by-share"
+"""The reference normalizes each replica's rows by themselves."""
 
 
 def _none() -> Sequence[Trace]:
@@ -137,7 +140,7 @@ class Case:
 
     Args:
         reference: The run on one device.
-        topology: The run to judge (with draws keyed by row where the program draws random numbers).
+        topology: The run to judge.
         noise: Noise runs of the reference.
         plain: The reference run with the program's own randomness; `reference` unless given.
         source: The run on one device whose steps `reference` makes at the topology's weights; None where it makes its own.
@@ -148,7 +151,6 @@ class Case:
         rerun: Makes runs with the suspects that it is called with switched off; None where that cannot be done.
         confirm: Makes noise runs with a larger perturbation; empty where that cannot be done.
         own_seeds: Makes `topology`'s run with a seed of its own on each host; None where that would show nothing.
-        own_draws: The same with the program's own draws, untouched.
         own_hashes: Makes it with hosts that hash strings in their own ways; None where that would show nothing.
         hash_places: Where the program makes sets or asks for hashes.
         own_listing: Makes it with folders that the hosts after the first list in another order; None where that would show
@@ -181,7 +183,6 @@ class Case:
         rerun: Callable[..., Rerun | None] = _nothing,
         confirm: Callable[[], Sequence[Trace]] = _none,
         own_seeds: Callable[[], RunResult | None] = _not_made,
-        own_draws: Callable[[], RunResult | None] = _not_made,
         own_hashes: Callable[[], RunResult | None] = _not_made,
         hash_places: Sequence[str] = (),
         own_listing: Callable[[], RunResult | None] = _not_made,
@@ -211,7 +212,7 @@ class Case:
         self._rerun = rerun
         self._confirm = confirm
         self.hash_places, self.listing_places = hash_places, listing_places
-        self._own_seeds, self._own_draws = own_seeds, own_draws
+        self._own_seeds = own_seeds
         self._own_hashes, self._own_listing = own_hashes, own_listing
         self._switched: dict[tuple[str, ...], Comparison | None] = {}
         self._kept: tuple[str, ...] = ()
@@ -225,15 +226,29 @@ class Case:
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
         source = self._source if self.reference.follows else None
-        known = self._agrees_synchronized
+        known = self._agrees_normalized_alike
         return _confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=known)
 
-    def _agrees_synchronized(self) -> bool:
+    def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""
+        found = self.normalized_alike()
+        return found is not None and found[1].is_equivalent
+
+    def normalized_alike(self) -> tuple[str, Comparison] | None:
+        """Return the comparison with the same BatchNormalization on both sides, and what was switched for it.
+
+        One device normalizes each replica's rows by themselves, which needs no run of the topology. Where its statistics are
+        not the replicas' in the first step (its batches are other rows), the replicas synchronize theirs.
+        """
         if not self.facts.batchnorm or self.num_replicas < 2 or self.has_ended_early:
-            return False
-        again = self.switched("batchnorm-synchronized")
-        return again is not None and again.is_equivalent
+            return None
+        by_share = self.switched(BY_SHARE)
+        if by_share is not None:
+            first = [p for p in by_share.points if p.step == 0 and p.measure.key.tensor in self.facts.batchnorm]
+            if first and not any(point.exceeds for point in first):
+                return BY_SHARE, by_share
+        synchronized = self.switched(SYNCHRONIZED)
+        return (SYNCHRONIZED, synchronized) if synchronized is not None and synchronized.points else None
 
     @cached_property
     def parts(self) -> dict[str, Fit]:
@@ -249,16 +264,15 @@ class Case:
     def seems_to_repeat(self) -> bool:
         """Return whether two equal runs on one device seem to be equal, so that no run need be spent on that question.
 
-        Another run that begins alike has its first weights, examples and draws then, and noise changes the first step no more
-        than rounding does. Where no other was made on one device, the topology's says it.
+        Another run has its first weights, examples and draws then. Where none was made on one device, the topology's says it.
         """
         if self._same_seed is None:
-            compared = self.comparison.is_equivalent or self._agrees_synchronized()
+            compared = self.comparison.is_equivalent or self._agrees_normalized_alike()
             agrees = compared or starts_alike(self.plain, self.untouched)
-            is_same = agrees and trains_on_the_same(self.plain, self.untouched)
+            is_same = agrees and trains_on_the_same(self.plain, self.untouched) and draws_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None
-        return is_same and bool(self.noise[:1]) and not is_wide_at_first(self.reference, self.noise[:1])
+        return is_same and bool(self.noise[:1])
 
     @cached_property
     def met_alone(self) -> Sequence[Met]:
@@ -269,11 +283,6 @@ class Case:
     def with_own_seeds(self) -> RunResult | None:
         """Return the topology's run with another seed on each host, if the program does not seed all its generators."""
         return self._own_seeds()
-
-    @cached_property
-    def with_own_draws(self) -> RunResult | None:
-        """Return the same run with the program's own draws, as on real hosts."""
-        return self._own_draws()
 
     @cached_property
     def with_own_hashes(self) -> RunResult | None:
@@ -450,6 +459,16 @@ class Case:
             if key.kind in ("weight", "variable") or (apart is not None and step > apart >= onset):
                 return step >= onset
             return (key.optimizer, step) in steps if key.kind == "gradient" else step >= onset and reports(point)
+
+        self.explain(is_explained)
+
+    def explain_update(self, step: int) -> None:
+        """Mark the weights as explained from a wrong update on, and what follows from them where each run has its own."""
+        follows = self.base.runs.reference.follows
+
+        def is_explained(point: Point) -> bool:
+            is_of_update = point.measure.key.kind in ("weight", "variable", "final-weight")
+            return point.step >= step and (is_of_update or (point.step > step and not follows))
 
         self.explain(is_explained)
 

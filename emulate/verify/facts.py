@@ -55,6 +55,7 @@ class Facts:
         values_added: Names of variables of whose sparse gradients a step adds up the values over the replicas without the rows.
         gathers: Whether a step gathers over the replicas.
         joins: Whether it adds up tensors over them before it takes gradients.
+        own_draws: Whether replicas draw for something else than rows, or gpudist_core draws for rows.
         asynchronous: Whether a program with parameter servers makes updates without waiting for those before.
     """
 
@@ -81,6 +82,7 @@ class Facts:
     train_steps: bool = False
     gathers: bool = False
     joins: bool = False
+    own_draws: bool = False
     numbered: bool = False
 
     @classmethod
@@ -94,7 +96,7 @@ class Facts:
                 for name in _NAMES:
                     merged[name] = tuple(dict.fromkeys((*merged.get(name, ()), *event.get(name, ()))))
                 merged["constants"] = tuple(event.get("constants", ())) or merged.get("constants", ())
-                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins", "numbered"):
+                for name in ("asynchronous", "compiled", "train_steps", "gathers", "joins", "numbered", "own_draws"):
                     merged[name] = merged.get(name, False) or bool(event.get(name))
         return cls(**merged)
 

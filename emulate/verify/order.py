@@ -73,12 +73,6 @@ def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
     return any(off > _WIDE_OBJECTIVE for off in of_losses) or any(off > _WIDE for off in of_gradients)
 
 
-def is_wide_at_first(reference: Trace, permuted: Sequence[Trace]) -> bool:
-    """Return the same for the first step alone, in which no rounding is amplified by steps before."""
-    found = ((_objective_off, _WIDE_OBJECTIVE), (_gradient_off, _WIDE))
-    return any(off > limit for measured, limit in found for off in _nearest(reference, permuted, measured, 0).values())
-
-
 def order_widens(reference: Trace, permuted: Sequence[Trace], in_order: Sequence[Trace]) -> bool:
     """Return whether the order of the examples, and not rounding, makes permuted runs so different.
 

@@ -39,6 +39,12 @@ def trains_on_the_same(reference: Trace, topology: Trace) -> bool:
     return bool(known) and all(ledger.is_same for ledger in known)
 
 
+def draws_the_same(reference: Trace, topology: Trace) -> bool:
+    """Return whether the first replica of a topology draws in each step what the reference draws, as far as draws are kept."""
+    steps = [zip(complete(reference, name), complete(topology, name), strict=False) for name in reference.optimizers]
+    return all(ours[min(ours)].draws == theirs[min(theirs)].draws for pairs in steps for theirs, ours in pairs)
+
+
 def starts_alike(reference: Trace, topology: Trace) -> bool:
     """Return whether each replica of a topology starts with the reference's weights."""
     first, *_ = [*initial(reference), {}]

@@ -10,11 +10,15 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace
+from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
 from emulate.program import Program, is_ours
-from emulate.verify.case import RATE, Rerun
+from emulate.topology import Topology
+from emulate.verify.case import BY_SHARE, RATE, Rerun
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
+from emulate.verify.compared_runs import complete
+from emulate.verify.facts import Facts
+from emulate.verify.lines import ProgramLines
 from emulate.verify.result import RunResult
 from emulate.verify.seeding import GENERATORS
 from emulate.verify.yardstick import Traces, Variation, Yardsticks, trace_of
@@ -47,7 +51,8 @@ class Reruns:
         variation, topology = base, compared
         rate = next((float(switch.removeprefix(RATE)) for switch in reversed(asked) if switch.startswith(RATE)), 1.0)
         for switch in asked:
-            variation = variation if switch in replays or switch.startswith(RATE) else variation.without(switch)
+            is_of_reference = switch in replays or switch == BY_SHARE or switch.startswith(RATE)
+            variation = variation if is_of_reference else variation.without(switch)
         if variation != base:
             again = trace_of(self._yardsticks.topology(run.topology, replace(variation, replay=None, follow=None)))
             if again is None:
@@ -55,6 +60,11 @@ class Reruns:
             topology = again
             if variation.follow is not None:
                 variation = replace(variation, follow=replace(variation.follow, trace=topology.directory))
+        if BY_SHARE in asked:
+            shares = _rows_of_replicas(topology)
+            if not all(shares):
+                return None  # of a replica without rows nothing can be normalized
+            variation = variation.without(by_share(shares))
         rows = next((replays[switch] for switch in reversed(asked) if switch in replays), None)
         if rows is not None:
             variation = replace(variation, replay=replace(rows, trace=topology.directory))
@@ -68,6 +78,20 @@ class Reruns:
             return None
         plain = None if variation.follow is None else trace_of(self._yardsticks.reference(variation.source).reference)
         return Rerun(traces[0], topology, traces[1], lambda: self._yardsticks.confirming(variation, topology), plain)
+
+    def foresee_batchnorm(self, reference: RunResult, topology: Topology) -> None:
+        """Start the reference that normalizes as replicas do, which is asked for in any case, while the topology still runs.
+
+        Args:
+            reference: The program as it stands.
+            topology: Whose replicas share each batch evenly. Where the program asks for their number, its batch may grow.
+        """
+        assert reference.trace is not None
+        facts, rows = Facts.of(reference.trace), sum(_rows_of_replicas(reference.trace))
+        replicas = topology.num_replicas
+        is_open = facts.bfloat16 or facts.float16 or ProgramLines(reference.trace).made("num_replicas")
+        if facts.batchnorm and replicas > 1 and rows and rows % replicas == 0 and not is_open:
+            self._yardsticks.reference(Variation().without(by_share([rows // replicas] * replicas)))
 
     def _of_one_device(self, base: Variation, variation: Variation, topology: Trace) -> Traces | None:
         """Return the runs on one device that are there already, where the switches change nothing there but rounding.
@@ -89,10 +113,7 @@ class Reruns:
         return traces if agrees else None
 
     def with_own_seeds(self, run: RunResult, base: Variation) -> RunResult | None:
-        """Return the topology's run with another seed on each host, unless the program seeds all of them itself.
-
-        Of `base` draws may be keyed; with a base as the program stands they are those of real hosts.
-        """
+        """Return the topology's run with another seed on each host, unless the program seeds all of them itself."""
         if run.status != "ok" or run.trace is None or run.topology.num_stepping_hosts == 1:
             return None
         seeded = {(host, event["generator"]) for host, event in run.trace.of("seeded")}
@@ -134,6 +155,13 @@ def _ending(failed: RunResult, replay: Replay | None) -> str:
     is_own = failed.status == "failed" and bool(raised_in) and not is_ours(raised_in[-1])
     whose = ", where the program itself raises an error" if is_own else ""
     return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
+
+
+def _rows_of_replicas(trace: Trace) -> list[int]:
+    """Return how many rows each replica has in the first step, the most of any optimizer's."""
+    firsts = [complete(trace, name)[:1] for name in trace.optimizers]
+    counts = [[len(step[replica].rows or ()) for replica in sorted(step)] for steps in firsts for step in steps]
+    return max(counts, key=sum, default=[0])
 
 
 def _replays(number: int) -> dict[str, Replay]:

@@ -30,7 +30,7 @@ from emulate.verify.yardstick import Variation, Yardsticks, trace_of
 
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
-AS_IT_STANDS = Variation()
+AS_IT_STANDS, OWN_DRAWS = Variation(), Variation(own_draws=True)
 _ORDER = (
     "The training depends on the order of the examples in a batch. The noise floor comes from runs on one "
     "device with rounding errors alone, with the examples in order, and may be too low."
@@ -84,9 +84,8 @@ def judge_all(
 class Session:
     """Make the runs of one verification, and judge each topology.
 
-    The first topology and the reference start together. Then the reference is run again as it is, to see whether it repeats,
-    and with noise; where the program draws random numbers inside its steps, all that is compared is run with draws that belong
-    to the row, while the untouched runs are kept for what is judged on them.
+    The first topology and the reference start together. What steps draw at random follows the rows in all runs; where that may
+    hide something, the topology is run with the program's own draws, too.
 
     Args:
         runner: Makes the runs.
@@ -126,6 +125,7 @@ class Session:
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged, about = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
             return self._summary(reference), judged, about
+        self._reruns.foresee_batchnorm(reference, topologies[0])
         self._check_that_it_trains(reference, first.result())
         runs = [first]
         if self._lacks_replicas(first.result(), reference):
@@ -141,16 +141,18 @@ class Session:
         self._yardsticks.rounding = Rounding.of(reference.trace)
         facts = Facts.of(reference.trace)
         self._yardsticks.apply_only, self._yardsticks.taping = facts.apply_only, facts.taping
-        self._yardsticks.drawn = facts.drawn
+        if facts.drawn:
+            self._yardsticks.take_drawn(facts.drawn)
+            runs = [self._yardsticks.topology(topologies[0], AS_IT_STANDS)]
         notes = unseen_code(reference)
         bases = self._bases(reference, notes, len(topologies))
         runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
         compared = [[self._compared(topology, base) for base in bases] for topology in topologies]
-        if self._order_matters(bases[0], first.result(), compared[0][0]):
+        if self._order_matters(bases[0], runs[0].result(), compared[0][0]):
             self._yardsticks.leave_rows_in_order()
             notes.append(_ORDER)
         judged = [
-            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference)
+            self._judge_one(run.result(), dict(zip(bases, found, strict=True)), reference, facts)
             for run, found in zip(runs, compared, strict=True)
         ]
         return self._summary(reference), judged, notes
@@ -184,9 +186,9 @@ class Session:
         self._yardsticks.take_back_functions(known)
         return reference
 
-    def _order_matters(self, base: Variation, run: RunResult, keyed: Future[RunResult] | None) -> bool:
+    def _order_matters(self, base: Variation, run: RunResult, varied: Future[RunResult] | None) -> bool:
         """Return whether permuted examples are another training: by themselves, or because only their noise is wide."""
-        trace = trace_of(keyed) or run.trace
+        trace = trace_of(varied) or run.trace
         led = self._led(run, trace, base) if trace is not None else None
         traces = self._yardsticks.with_noise(led or base).traces()
         if traces is None:
@@ -202,28 +204,26 @@ class Session:
         return is_wide(reference, noise) and order_widens(reference, noise, in_order)
 
     def _bases(self, reference: RunResult, notes: list[str], num_topologies: int) -> list[Variation]:
-        """Return what is compared: draws keyed by example, if any; for a 16-bit program first its layers in 32 bits."""
-        as_it_is = Variation(keyed_draws=_draws_numbers(reference))
-        if as_it_is != AS_IT_STANDS:
-            self._runner.expect(1 + num_topologies)
+        """Return what is compared: the program as it stands; of a 16-bit program first its layers in 32 bits."""
         assert reference.trace is not None
         facts = Facts.of(reference.trace)
         short = [name for name in ("bfloat16", "float16") if getattr(facts, name)]
         if not short:
-            return [as_it_is]
-        wide = as_it_is.without(IN_32_BITS)
+            return [AS_IT_STANDS]
+        self._runner.expect(1 + num_topologies)
+        wide = AS_IT_STANDS.without(IN_32_BITS)
         in_32_bits = trace_of(self._yardsticks.reference(wide).reference)
         if in_32_bits is None:
             notes.append(
                 f"The program computes in {short[0]} and does not run with its layers in 32 bits. gpudist compares it as it is."
             )
-            return [as_it_is]
+            return [AS_IT_STANDS]
         self._yardsticks.rounding_in_32_bits = Rounding.of(in_32_bits)  # what the program casts by itself stays as it is
         notes.append(
             f"The program computes in {short[0]}. gpudist compares runs with its layers in 32 bits, where rounding "
             "errors hide less; if they agree, it also compares the program as it is."
         )
-        return [wide, as_it_is]
+        return [wide, AS_IT_STANDS]
 
     def _compared(self, topology: Topology, base: Variation) -> Future[RunResult] | None:
         return self._yardsticks.topology(topology, base) if base != AS_IT_STANDS else None
@@ -243,17 +243,19 @@ class Session:
         run: RunResult,
         made: Mapping[Variation, Future[RunResult] | None],
         reference: RunResult,
+        facts: Facts,
     ) -> Run:
         if self._lacks_replicas(run, reference):
             return self._judge_at_once(run, reference)
         if run.status == "ok" and run.xla:
             self._run_as_written(run)
-        recovery = self._recovery(run)
+        own = self._with_own_draws(run, facts)
+        recovery = self._recovery(own)
         judgements: list[Judgement] = []
-        for base, keyed in made.items():
-            if IN_32_BITS in base.switches and trace_of(keyed) is None:
+        for base, varied in made.items():
+            if IN_32_BITS in base.switches and trace_of(varied) is None:
                 continue  # it failed, as the program does or because it is in 32 bits
-            judgements.append(self._judged(run, keyed, base, reference, recovery))
+            judgements.append(self._judged(run, own, varied, base, reference, recovery))
             if judgements[-1].verdict != "equivalent":
                 break
         judgement = judgements[0]
@@ -267,49 +269,24 @@ class Session:
     def _judged(
         self,
         run: RunResult,
-        keyed: Future[RunResult] | None,
+        own: RunResult,
+        varied: Future[RunResult] | None,
         base: Variation,
         reference: RunResult,
         recovery: Recovery | None,
     ) -> Judgement:
         """Judge a topology's run beside the reference, both in a variation."""
         assert reference.trace is not None
-        compared = (run.trace and trace_of(keyed)) or run.trace or self._runner.empty_trace(run)
+        compared = (run.trace and trace_of(varied)) or run.trace or self._runner.empty_trace(run)
         asynchronous = Facts.of(reference.trace, compared).asynchronous
         growth = max((ledger.growth for ledger in ledgers(reference.trace, compared).values()), default=1)
         bases = [base]
         if run.status == "ok" and growth > 1:
             bases = explaining(self._yardsticks, run, base, compared, growth)
             run.notes += filter(None, [longer(reference.trace, compared)])
-        traces: tuple[Trace, Sequence[Trace]] = (reference.trace, ())
 
         def judged_on(base: Variation) -> Judgement:
-            yardstick = self._yardsticks.with_noise(base) if compared.num_steps else None
-            used = (yardstick.traces() if yardstick else None) or traces
-            others = yardstick.results() if yardstick else []
-            case = Case(
-                used[0],
-                compared,
-                used[1],
-                plain=reference.trace,
-                source=trace_of(self._yardsticks.reference(base.source).reference) if base.follow is not None else None,
-                same_seed=self._yardsticks.same_seed(),
-                repeat=lambda: trace_of(self._yardsticks.again()),
-                untouched=run.trace,
-                rerun=lambda *asked: self._reruns.make(asked, run, compared, base),
-                confirm=lambda: self._yardsticks.confirming(base, compared),
-                own_seeds=lambda: self._reruns.with_own_seeds(run, base),
-                own_draws=lambda: self._reruns.with_own_seeds(run, AS_IT_STANDS),
-                own_hashes=lambda: self._reruns.with_own_hashes(run, base),
-                hash_places=self._reruns.hash_places if run.topology.num_stepping_hosts > 1 else (),
-                own_listing=lambda: self._reruns.with_own_listing(run, base),
-                listing_places=self._reruns.listing_places if run.topology.num_stepping_hosts > 1 else (),
-                outcome=outcome_of(run, reference),
-                recovery=recovery,
-                order_matters=not self._yardsticks.permutes,
-                met_alone=lambda: [one.met for one in (reference, self._yardsticks.again().result(), *others)],
-                met=Met.together(one.met for one in (reference, *others, run, *([keyed.result()] if keyed else []))),
-            )
+            case = self._case(run, own, varied, base, reference, compared, recovery)
             return judge(case, self._allow, grows=growth > 1, asynchronous=asynchronous)
 
         led = self._led(run, compared, base)
@@ -332,6 +309,46 @@ class Session:
             judgement = replace(judgement, notes=(*judgement.notes, told))
         return judgement
 
+    def _case(
+        self,
+        run: RunResult,
+        own: RunResult,
+        varied: Future[RunResult] | None,
+        base: Variation,
+        reference: RunResult,
+        compared: Trace,
+        recovery: Recovery | None,
+    ) -> Case:
+        """Return what is known of a topology's run beside a variation of the reference, and which runs may tell more."""
+        yardsticks, reruns = self._yardsticks, self._reruns
+        yardstick = yardsticks.with_noise(base) if compared.num_steps else None
+        first, noise = (yardstick.traces() if yardstick else None) or (reference.trace, ())
+        others = yardstick.results() if yardstick else []
+        has_hosts = run.topology.num_stepping_hosts > 1
+        assert first is not None
+        return Case(
+            first,
+            compared,
+            noise,
+            plain=reference.trace,
+            source=trace_of(yardsticks.reference(base.source).reference) if base.follow is not None else None,
+            same_seed=yardsticks.same_seed(),
+            repeat=lambda: trace_of(yardsticks.again()),
+            untouched=own.trace,
+            rerun=lambda *asked: reruns.make(asked, run, compared, base),
+            confirm=lambda: yardsticks.confirming(base, compared),
+            own_seeds=lambda: reruns.with_own_seeds(run, base),
+            own_hashes=lambda: reruns.with_own_hashes(run, base),
+            hash_places=reruns.hash_places if has_hosts else (),
+            own_listing=lambda: reruns.with_own_listing(run, base),
+            listing_places=reruns.listing_places if has_hosts else (),
+            outcome=outcome_of(run, reference),
+            recovery=recovery,
+            order_matters=not yardsticks.permutes,
+            met_alone=lambda: [one.met for one in (reference, yardsticks.again().result(), *others)],
+            met=Met.together(one.met for one in (reference, *others, run, *([varied.result()] if varied else []))),
+        )
+
     def _led(self, run: RunResult, compared: Trace, base: Variation) -> Variation | None:
         """Return the reference that has in each step the weights and the examples of a run; None where there is none.
 
@@ -353,6 +370,14 @@ class Session:
             self._leads[known] = led if led is not None and self._yardsticks.led(led) else None
         return self._leads[known]
 
+    def _with_own_draws(self, run: RunResult, facts: Facts) -> RunResult:
+        """Return the topology's run with the draws that replicas make by themselves, where they show what others may hide."""
+        may_hide = facts.own_draws or self._runner.faults  # a generator that starts again draws anew
+        if run.status != "ok" or run.trace is None or not (may_hide and _draws_numbers(run.trace)):
+            return run
+        own = self._yardsticks.topology(run.topology, OWN_DRAWS).result()
+        return own if own.status == "ok" else run
+
     def _recovery(self, run: RunResult) -> Recovery | None:
         """Run again with the requested faults; None for a program that already failed without them."""
         if not self._runner.faults:
@@ -360,7 +385,7 @@ class Session:
         if run.status != "ok" or run.trace is None:
             run.notes.append("gpudist did not run it with its faults, because without them it does not reach its end.")
             return None
-        plan = AS_IT_STANDS.plan(self._yardsticks.seed)
+        plan = OWN_DRAWS.plan(self._yardsticks.seed)
         return Recovery(self._runner.start_with_faults(run.topology, plan).result(), run.trace)
 
     def _run_as_written(self, run: RunResult) -> None:
@@ -397,9 +422,6 @@ def _is_left_to_chance(trace: Trace) -> bool:
     return Facts.of(trace).asynchronous and trace.applies_sums
 
 
-def _draws_numbers(run: RunResult) -> bool:
+def _draws_numbers(trace: Trace) -> bool:
     """Return whether the program draws random numbers inside its steps."""
-    trace = run.trace
-    if trace is None:
-        return False
     return any(step.draws for name in trace.optimizers for replicas in trace.steps(name) for step in replicas.values())

@@ -27,7 +27,7 @@ class Variation:
     """Describe how a run differs from the unchanged program.
 
     Attributes:
-        keyed_draws: Random draws are a function of seed, place and row.
+        own_draws: Random draws are the program's own; else they are a function of seed, place and row.
         switches: Suspects switched off.
         replay: The rows come from another run.
         follow: The gradients that are applied come from another run.
@@ -36,7 +36,7 @@ class Variation:
         own_listing: The hosts after the first list folders in another order.
     """
 
-    keyed_draws: bool = False
+    own_draws: bool = False
     switches: frozenset[str] = frozenset()
     replay: Replay | None = None
     follow: Follow | None = None
@@ -51,7 +51,7 @@ class Variation:
         return ProbePlan(
             trace=Path(),
             seed=seed,
-            keyed_draws=self.keyed_draws,
+            own_draws=self.own_draws,
             switches=self.switches,
             replay=self.replay,
             follow=self.follow,
@@ -70,7 +70,7 @@ class Variation:
 
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
-        parts = [name, *(["keyed"] if self.keyed_draws else []), *sorted(self.switches)]
+        parts = [name, *(["own draws"] if self.own_draws else []), *sorted(self.switches)]
         parts += ["own seeds"] if self.own_seeds else []
         parts += ["own hashes"] if self.own_hashes else []
         parts += ["own listing"] if self.own_listing else []
@@ -89,9 +89,7 @@ class Variation:
         return " ".join(parts)
 
     def without(self, switch: str) -> Variation:
-        """Return the variation with one more suspect switched off; dropout by drawing masks that depend on the example."""
-        if switch == "no-dropout":
-            return replace(self, keyed_draws=True)
+        """Return the variation with one more suspect switched off."""
         return replace(self, switches=self.switches | {switch})
 
 
@@ -288,9 +286,6 @@ class Yardsticks:
     def same_seed(self) -> Trace | None:
         """Return a run that was made anyway, with the unchanged reference's examples and draws; None if there is none."""
         noise = self._known[Variation()].noise
-        keyed = self._known.get(Variation(keyed_draws=True))
-        if keyed is not None:
-            return trace_of(keyed.reference)
         return None if noise is None or any(run.is_evaluated for run in noise.results()) else next(iter(noise[:1]), None)
 
     def by_functions(self) -> Future[RunResult]:
@@ -335,11 +330,17 @@ class Yardsticks:
 
         return NoiseRuns(start, ORDER_RUNS)
 
+    def take_drawn(self, drawn: Mapping[str, int]) -> None:
+        """Note how many rows functions draw themselves: what a topology did without knowing that says nothing."""
+        self.drawn = drawn
+        self._topologies.clear()
+
     def topology(self, topology: Topology, variation: Variation) -> Future[RunResult]:
         """Run the topology in this variation, once."""
         if (topology, variation) not in self._topologies:
             plan = replace(variation.plan(self.seed), drawn=self.drawn, leads=True)
-            self._topologies[topology, variation] = self._runner.start(variation.label(str(topology)), topology, plan)
+            label = variation.label(f"{topology} with drawn rows" if self.drawn else str(topology))
+            self._topologies[topology, variation] = self._runner.start(label, topology, plan)
         return self._topologies[topology, variation]
 
     def _noise_plans(

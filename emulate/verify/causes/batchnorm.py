@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from emulate.verify.case import Case
+from emulate.probe import SYNCHRONIZED
+from emulate.verify.case import BY_SHARE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Comparison, Point
 from emulate.verify.lines import made
+
+_ALIKE = {
+    BY_SHARE: "on one device that normalizes each replica's examples by themselves",
+    SYNCHRONIZED: "with all BatchNormalization synchronized in both runs",
+}
 
 
 def _search(case: Case) -> Sign | None:
     if not case.facts.batchnorm or case.num_replicas < 2 or not case.base.exceeding:
         return None
     statistics = [p for p in case.base.exceeding if p.measure.key.tensor in case.facts.batchnorm]
-    again = case.switched("batchnorm-synchronized")
-    if again is not None and again.points:
-        first = case.base.exceeding[0]
-        gone = again.is_equivalent_but_for_kinks
-        case.rebase(again, "batchnorm-synchronized")
-        case.notes.append("gradients, weights and losses were compared with BatchNormalization synchronized in both runs")
-        return _sign(statistics, _with_switch(first, again, gone)) if gone or statistics else None
+    found = case.normalized_alike()
+    if found is not None:
+        switch, again = found
+        first, gone = case.base.exceeding[0], again.is_equivalent_but_for_kinks
+        case.rebase(again, switch)
+        case.notes.append(f"gradients, weights and losses were compared {_ALIKE[switch]}")
+        return _sign(statistics, _with_switch(first, again, _ALIKE[switch], gone)) if gone or statistics else None
     if not statistics:
         return None
     case.cut(min(p.step for p in statistics), "BatchNormalization affects them, and gpudist could not synchronize it")
     return _sign(statistics, "")
 
 
-def _with_switch(first: Point, again: Comparison, gone: bool) -> str:
+def _with_switch(first: Point, again: Comparison, alike: str, gone: bool) -> str:
     m = first.measure
     before = f"{m.key.tensor} ({m.key.kind}) differs first, in step {first.step}, by {first.ratio:.0f}x the noise floor"
     if gone:
-        return f"{before}; with all BatchNormalization synchronized in both runs everything agrees"
+        return f"{before}; {alike} everything agrees"
     left = again.exceeding[0]
-    return (
-        f"{before}; with BatchNormalization synchronized in both runs, {left.measure.key.tensor} still differs "
-        f"from step {left.step} on"
-    )
+    return f"{before}; {alike} {left.measure.key.tensor} still differs from step {left.step} on"
 
 
 def _sign(statistics: list[Point], switched: str) -> Sign:

@@ -12,7 +12,7 @@ from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
 from emulate.verify.causes.text import GENERAL
-from emulate.verify.compare import Point, compare
+from emulate.verify.compare import compare
 from emulate.verify.gradients import GradientView
 from emulate.verify.lines import between, made, operations
 
@@ -39,20 +39,9 @@ def _from_numbers(case: Case) -> Sign | None:
             continue
         gaps = [_gap(case, optimizer, k, limits) for k in range(apart + 1)]
         if gaps[-1] > _SEEN and all(gap <= _SEEN for gap in gaps[:-1]):
-            _explain_update(case, apart)
+            case.explain_update(apart)
             return _sign(case, limits, apart, gaps[-1])
     return None
-
-
-def _explain_update(case: Case, step: int) -> None:
-    """Note that clipping explains the weights from a step on, and what follows from them where each run has its own."""
-    follows = case.base.runs.reference.follows
-
-    def is_explained(point: Point) -> bool:
-        is_weight = point.measure.key.kind in ("weight", "final-weight")
-        return point.step >= step and (is_weight or (point.step > step and not follows))
-
-    case.explain(is_explained)
 
 
 def _sign(case: Case, limits: Mapping[str, float], step: int, gap: float) -> Sign:

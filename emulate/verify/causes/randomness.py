@@ -44,7 +44,7 @@ def _search_identical(case: Case) -> Sign | None:
     sign = _identical_in(case, case.untouched)
     if sign is None:
         return None
-    own = case.with_own_draws  # hosts that are not seeded alike by us
+    own = case.with_own_seeds  # hosts that are not seeded alike by us
     is_ours = own is not None and own.status == "ok" and own.trace is not None and _identical_in(case, own.trace) is None
     return None if is_ours else sign
 

@@ -114,7 +114,7 @@ def _all_follow_one(case: Case) -> Sign | None:
         for tensors in (names_of(step), some) if len(step) > 1 else ():
             sign = _of_one_replica(case, optimizer, k, tensors)
             if sign is not None:
-                case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind == "weight"))
+                case.explain_update(k)
                 return sign
     return None
 
@@ -181,7 +181,7 @@ def _averages_updates(case: Case) -> Sign | None:
     if again is None or not again.points or (later is not None and later <= k):
         return None
     first = next(p for p in out if p.measure.key.kind == "weight")
-    case.explain(lambda point: point.step > k or (point.step == k and point.measure.key.kind in ("weight", "variable")))
+    case.explain_update(k)
     is_outside = any(one.outside for one in complete(case.base.runs.topology, "tape")[k].values())
     return Sign(
         "Gradients are not summed over the replicas: "

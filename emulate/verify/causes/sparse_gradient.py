@@ -47,7 +47,7 @@ def _of_the_optimizer(case: Case) -> Sign | None:
     if not set(tensors) <= sparse:
         return None
     agreeing = {p.measure.key.tensor for p in case.base.points if p.step == apart and p.measure.key.kind == "weight"}
-    case.explain(lambda point: point.step > apart or (point.step == apart and point.measure.key.kind == "weight"))
+    case.explain_update(apart)
     worst = max(out, key=lambda point: point.ratio)
     return Sign(
         f"The optimizer updates {tensors[0]} from a sparse gradient that has a row once for each replica that looked it up.",

@@ -126,24 +126,23 @@ def two_optimizers(*, swap: bool = False) -> None:
             head.assign(0.5 * head)
 
 
-PROGRAMS: dict[str, tuple[Callable[[], Any], bool]] = {
-    "a loop whose optimizer makes its variables in the first step": (partial(custom_loop, optimizer="adam"), False),
-    "dropout by example": (partial(custom_loop, dropout=True), True),
-    "fit with an uneven last batch and a new learning rate": (partial(fit, layers=flat, rate=True), False),
-    "fit of tf_keras": (partial(fit, layers=flat, legacy=True), False),
-    "fit of tf_keras that updates by XLA": (partial(fit, layers=flat, legacy=True, jit=True), False),
-    "batch normalization": (partial(fit, layers=lambda keras: [*flat(keras), keras.layers.BatchNormalization()]), False),
-    "a loop inside the step": (partial(fit, layers=lambda keras: [keras.layers.GRU(5)]), False),
-    "variables that the step assigns": (assigning_loop, False),
-    "sparse gradients and two optimizers": (two_optimizers, False),
-    "weights changed between two steps": (partial(two_optimizers, swap=True), False),
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "a loop whose optimizer makes its variables in the first step": partial(custom_loop, optimizer="adam"),
+    "dropout by example": partial(custom_loop, dropout=True),
+    "fit with an uneven last batch and a new learning rate": partial(fit, layers=flat, rate=True),
+    "fit of tf_keras": partial(fit, layers=flat, legacy=True),
+    "fit of tf_keras that updates by XLA": partial(fit, layers=flat, legacy=True, jit=True),
+    "batch normalization": partial(fit, layers=lambda keras: [*flat(keras), keras.layers.BatchNormalization()]),
+    "a loop inside the step": partial(fit, layers=lambda keras: [keras.layers.GRU(5)]),
+    "variables that the step assigns": assigning_loop,
+    "sparse gradients and two optimizers": two_optimizers,
+    "weights changed between two steps": partial(two_optimizers, swap=True),
 }
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_functions_of_a_run_give_to_the_bit_what_it_has_recorded(evaluated: Evaluated, name: str) -> None:
-    program, keyed = PROGRAMS[name]
-    run, found = evaluated(program, of={"keyed_draws": keyed})
+    run, found = evaluated(PROGRAMS[name])
     assert refusal(run) is None
     assert found is not None
     kinds = ("gradients", "weights", "state")

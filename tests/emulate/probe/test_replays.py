@@ -1,4 +1,4 @@
-"""Runs that are to give the same mathematics: permuted, rounded differently, on another run's rows, with keyed draws."""
+"""Runs that are to give the same mathematics: permuted, rounded differently, on another run's rows, with the same draws."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_shares_that_are_regrouped_have_the_same_rows_and_each_of_all_replicas(r
     _same(apart, dealt)
 
 
-def test_keyed_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
+def test_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
     def program() -> None:
         custom_loop(dropout=True)
 
-    one = recorded(program, "1x1", reference=True, keyed_draws=True)
-    permuted = recorded(program, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
-    three = recorded(program, "1x3", keyed_draws=True)
+    one = recorded(program, "1x1", reference=True)
+    permuted = recorded(program, "1x1", reference=True, permute=True, noise_seed=3)
+    three = recorded(program, "1x3")
     _same(one, permuted)
     _same(one, three)
 
@@ -121,19 +121,19 @@ def _drawing_rows() -> None:
 
 
 def test_draws_of_every_distribution_belong_to_the_row_or_to_the_batch(recorded: Any) -> None:
-    one = recorded(_drawing_rows, "1x1", reference=True, keyed_draws=True)
-    permuted = recorded(_drawing_rows, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
-    three = recorded(_drawing_rows, "1x3", keyed_draws=True)
+    one = recorded(_drawing_rows, "1x1", reference=True)
+    permuted = recorded(_drawing_rows, "1x1", reference=True, permute=True, noise_seed=3)
+    three = recorded(_drawing_rows, "1x3")
     _same(one, permuted, atol=1e-5)
     _same(one, three, atol=1e-5)
 
 
-def test_keyed_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
+def test_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
     def program() -> None:
         custom_loop(dropout=True)
 
-    two = recorded(program, keyed_draws=True)
-    options: dict[str, Any] = {"reference": True, "keyed_draws": True, "replay": Replay(two.directory, shares=2, summed=True)}
+    two = recorded(program)
+    options: dict[str, Any] = {"reference": True, "replay": Replay(two.directory, shares=2, summed=True)}
     _same(two, recorded(program, "1x1", **options))
     _same(two, recorded(program, "1x1", permute=True, noise_seed=3, **options))
 
@@ -175,10 +175,10 @@ def _of_each(replicas: int) -> int:
 def test_replicas_that_are_given_no_rows_draw_together_what_one_device_draws(recorded: Any) -> None:
     drawn = Facts.of(recorded(lambda: _drawing_loop(_of_all), "1x1", reference=True)).drawn
     assert list(drawn.values()) == [BATCH]
-    one = recorded(lambda: _drawing_loop(_of_all), "1x1", reference=True, keyed_draws=True, drawn=drawn)
-    three = recorded(lambda: _drawing_loop(_of_all), "1x3", keyed_draws=True, drawn=drawn)
+    one = recorded(lambda: _drawing_loop(_of_all), "1x1", reference=True, drawn=drawn)
+    three = recorded(lambda: _drawing_loop(_of_all), "1x3", drawn=drawn)
     _same(one, three)
-    each = recorded(lambda: _drawing_loop(_of_each), "1x2", keyed_draws=True, drawn=drawn)  # as many on each: the same on each
+    each = recorded(lambda: _drawing_loop(_of_each), "1x2", drawn=drawn)  # as many on each: the same on each
     first, second = (step.gradients for _, step in sorted(each.steps("sgd")[0].items()))
     assert all(np.array_equal(first[name].read(), second[name].read()) for name in first)
 
@@ -293,11 +293,11 @@ def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_op
     assert (one_update.repeated, one_update.gathers, one_update.joins) == ((), False, False)
 
 
-def test_keyed_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:
-    one = recorded(corrupting_loop, "1x1", reference=True, keyed_draws=True)
-    _same(one, recorded(corrupting_loop, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3))
-    _same(one, recorded(corrupting_loop, "1x3", keyed_draws=True))
-    untouched = recorded(corrupting_loop, "1x1", reference=True)
+def test_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:
+    one = recorded(corrupting_loop, "1x1", reference=True)
+    _same(one, recorded(corrupting_loop, "1x1", reference=True, permute=True, noise_seed=3))
+    _same(one, recorded(corrupting_loop, "1x3"))
+    untouched = recorded(corrupting_loop, "1x1", reference=True, own_draws=True)
     kernels = [trace.steps("sgd")[0][0].gradients["weights"].read() for trace in (one, untouched)]
     assert abs(kernels[0] - kernels[1]).max() > 1e-3
     for step in recorded(corrupting_loop).steps("sgd"):
@@ -545,9 +545,9 @@ def _parts_loop() -> None:
     assert min(apart) > 0.1, apart  # an example that is there twice has two masks
 
 
-def test_keyed_draws_follow_an_example_into_parts_of_the_batch_and_into_a_batch_that_is_there_twice(recorded: Any) -> None:
-    one = recorded(_parts_loop, "1x1", reference=True, keyed_draws=True)
-    permuted = recorded(_parts_loop, "1x1", reference=True, keyed_draws=True, permute=True, noise_seed=3)
-    three = recorded(_parts_loop, "1x3", keyed_draws=True)
+def test_draws_follow_an_example_into_parts_of_the_batch_and_into_a_batch_that_is_there_twice(recorded: Any) -> None:
+    one = recorded(_parts_loop, "1x1", reference=True)
+    permuted = recorded(_parts_loop, "1x1", reference=True, permute=True, noise_seed=3)
+    three = recorded(_parts_loop, "1x3")
     _same(one, permuted)
     _same(one, three)

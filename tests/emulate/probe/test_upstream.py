@@ -78,8 +78,9 @@ def test_classes_of_both_keras_are_where_the_probe_looks(host: Any) -> None:
         import keras  # noqa: F401
         import tf_keras  # noqa: F401
 
-        finders = (upstream.layer_classes, upstream.metric_classes, upstream.callback_list_classes, upstream.batchnorm_classes)
-        return [[cls.__module__.partition(".")[0] for cls in finder()] for finder in finders]
+        finders = (upstream.layer_classes, upstream.metric_classes, upstream.callback_list_classes)
+        of_batchnorm = [upstream.batchnorm_class(package) for package in (upstream.KERAS_3, upstream.LEGACY_KERAS)]
+        return [[cls.__module__.partition(".")[0] for cls in found] for found in (*(one() for one in finders), of_batchnorm)]
 
     assert host(look) == [["keras", "tf_keras"]] * 4
 

@@ -284,7 +284,7 @@ def test_draws_that_are_the_same_because_hosts_were_seeded_for_the_comparison_ar
         for draws in (["mask"], [] if not alike else ["mask"])
     )
     own = RunResult("own seeds", with_others.topology, with_others)
-    found = judge(Case(loop(folder.made(), right_reference), with_draws, own_draws=lambda: own))
+    found = judge(Case(loop(folder.made(), right_reference), with_draws, own_seeds=lambda: own))
     assert codes(found) == (["identical-dropout"] if alike else [])
 
 

@@ -114,7 +114,7 @@ def test_a_program_with_an_unexplained_difference_is_run_again(folder: Folder, n
     assert (codes(found), repeats) == (["unexplained"], ["made"])
 
 
-def test_a_program_that_starts_elsewhere_where_its_draws_are_keyed_is_run_again(folder: Folder, noise: list[Trace]) -> None:
+def test_a_program_that_starts_elsewhere_in_another_run_is_run_again(folder: Folder, noise: list[Trace]) -> None:
     repeats: list[str] = []
     judge(case(folder, folder.trained(Problem(steps=4), 4), noise, repeats, same_seed=folder.trained(Problem(seed=7, steps=4))))
     assert repeats == ["made"]

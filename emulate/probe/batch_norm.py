@@ -1,0 +1,120 @@
+"""Let BatchNormalization take its statistics from the rows of all replicas, or on one device from each replica's share."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Any
+
+from emulate.probe import upstream
+
+SYNCHRONIZED = "batchnorm-synchronized"
+_BY_SHARE = "batchnorm-by-share "
+
+
+def by_share(rows: Sequence[int]) -> str:
+    """Return the switch that normalizes on one device as replicas do, each its own rows.
+
+    Args:
+        rows: How many rows of a full batch each replica has; of a smaller batch the last ones have fewer.
+    """
+    return _BY_SHARE + "+".join(f"{len(list(some))}x{number}" for number, some in groupby(rows))
+
+
+def shares_of(switches: Collection[str]) -> list[int]:
+    """Return each replica's rows of a full batch, nothing where the statistics are those of the whole batch."""
+    found = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
+    parts = [part.split("x") for part in found.split("+") if part]
+    return [int(number) for many, number in parts for _ in range(int(many))]
+
+
+def install(package: str, switches: Collection[str]) -> None:
+    """Change the BatchNormalization of an imported Keras as the switches say."""
+    shares = shares_of(switches)
+    if SYNCHRONIZED in switches:
+        _synchronize(upstream.batchnorm_class(package))
+    if shares:
+        _normalize_by_share(upstream.batchnorm_class(package), shares)
+
+
+def _synchronize(cls: Any) -> None:
+    original = cls.call
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.synchronized = True
+        return original(self, *args, **kwargs)
+
+    cls.call = call
+
+
+def _normalize_by_share(cls: Any, shares: Sequence[int]) -> None:
+    original, signature = cls.call, inspect.signature(cls.call)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs).arguments
+        training = given.get("training")
+        if training is None or training is False or not self.trainable or getattr(self, "synchronized", False):
+            return original(self, *args, **kwargs)
+        return _of_shares(original, given, self.non_trainable_variables, shares)
+
+    cls.call = call
+
+
+def _of_shares(original: Any, given: dict[str, Any], variables: Sequence[Any], shares: Sequence[int]) -> Any:
+    """Call a layer with one share after the other, each from the same statistics; what they leave becomes one as on replicas.
+
+    Args:
+        original: The layer's `call`.
+        given: Its arguments by name.
+        variables: The layer's moving statistics.
+        shares: Rows of a full batch of each replica.
+
+    Returns:
+        The outputs, in the order of the rows.
+    """
+    import tensorflow as tf
+
+    inputs = tf.convert_to_tensor(given["inputs"])
+    numbers = _rows_of(tf.shape(inputs)[0], shares)
+    masks = [None] * len(shares) if given.get("mask") is None else tf.split(given["mask"], numbers)
+    before = [tf.identity(variable) for variable in variables]
+    outputs, after = [], []
+    for part, mask in zip(tf.split(inputs, numbers, num=len(shares)), masks, strict=True):
+        outputs.append(original(**{**given, "inputs": part, **({} if mask is None else {"mask": mask})}))
+        after.append([tf.identity(variable) for variable in variables])
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value)
+    for variable, *values in zip(variables, *after, strict=True):
+        variable.assign(_aggregated(variable, values))
+    output = tf.concat(outputs, 0)
+    output.set_shape(inputs.shape)
+    return output
+
+
+def _aggregated(variable: Any, values: Sequence[Any]) -> Any:
+    """Return what the first replica's variable holds after replicas have assigned these values.
+
+    Keras 3 keeps each replica's own or the first one's; the variables of tf_keras are combined only where they are read.
+    """
+    import tensorflow as tf
+
+    inner = getattr(variable, "value", variable)
+    owner = variable if callable(inner) else inner
+    if getattr(owner, "synchronization", None) == tf.VariableSynchronization.ON_READ:
+        return values[0]
+    how = getattr(owner, "aggregation", None)
+    if how == tf.VariableAggregation.MEAN:
+        return tf.add_n(values) / len(values)
+    return tf.add_n(values) if how == tf.VariableAggregation.SUM else values[0]
+
+
+def _rows_of(rows: Any, shares: Sequence[int]) -> Any:
+    """Return how many of a batch's rows belong to each share: all that it may have, as long as there are any."""
+    import tensorflow as tf
+
+    ends = tf.minimum(tf.cumsum(tf.constant(shares[:-1], tf.int32)), rows)
+    return tf.concat([ends, [rows]], 0) - tf.concat([[0], ends], 0)
