@@ -19,6 +19,9 @@ def by_share(rows: Sequence[int]) -> str:
 
     Args:
         rows: How many rows of a full batch each replica has; of a smaller batch the last ones have fewer.
+
+    Returns:
+        The switch, short even for many replicas.
     """
     return _BY_SHARE + "+".join(f"{len(list(some))}x{number}" for number, some in groupby(rows))
 
