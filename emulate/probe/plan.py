@@ -114,6 +114,7 @@ class ProbePlan:
         taping: Functions that take gradients, where any do: what enters others is evaluated, and stays as it is in a replay.
         keeps_functions: Keep the functions of the steps, so that they can be evaluated without the program.
         leads: Keep of large gradients their sum over the replicas, so that another run can go on from this one's weights.
+        compiled: What `Strategy.run` calls in eager code is compiled, so that its steps are functions that can be kept.
         functions: What the program calls as a `tf.function` on one device is what `Strategy.run` calls elsewhere.
         precision: `float32` or `float64`: Keras's float type.
         resumed: The program is started again after an interruption: what its optimizers say that they have made counts.
@@ -144,6 +145,7 @@ class ProbePlan:
     initial: Path | None = None
     apply_only: tuple[str, ...] = ()
     taping: tuple[str, ...] = ()
+    compiled: bool = False
     functions: bool = False
     keeps_functions: bool = False
     leads: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from emulate.probe import upstream
 
 if TYPE_CHECKING:
     from emulate.probe.probe import Probe
+
+
+_MOST_COMPILED = 8
+_EMPTY = types.CellType()
 
 
 def install(probe: Probe) -> None:
@@ -49,6 +54,7 @@ def _wrap_functions(probe: Probe) -> None:
 def _wrap(probe: Probe, cls: Any) -> None:
     original = cls.run
     clones: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+    compiled: dict[tuple[int, ...], tuple[Any, list[Any]]] = {}
 
     @functools.wraps(original)
     def run(self: Any, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
@@ -58,12 +64,36 @@ def _wrap(probe: Probe, cls: Any) -> None:
             return original(self, fn, args, kwargs, options)
         probe.strategy_seen(self)
         probe.lines.run_entered()
+        if probe.plan.compiled and tf.executing_eagerly() and not graph_functions.is_function(fn):
+            fn = _compiled(compiled, fn)
         result = original(self, _probed(probe, clones, fn), args, kwargs, options)
         if tf.executing_eagerly():
             probe.recorder.hold_if_reached()
         return result
 
     cls.run = run
+
+
+def _compiled(known: dict[tuple[int, ...], tuple[Any, list[Any]]], fn: Any) -> Any:
+    """Return a function as a `tf.function`: the same one if it is defined anew in each step, itself if it is always another."""
+    import tensorflow as tf
+
+    parts = _parts_of(fn)
+    key = tuple(map(id, parts))
+    if key not in known and len(known) < _MOST_COMPILED:
+        known[key] = tf.function(fn, reduce_retracing=True), parts  # with the parts, so that nothing else gets their numbers
+    return known[key][0] if key in known else fn
+
+
+def _parts_of(fn: Any) -> list[Any]:
+    """Return the objects that make a function what it is: its code, and what it has from elsewhere."""
+    if isinstance(fn, functools.partial):
+        return [*_parts_of(fn.func), *fn.args, *fn.keywords.values()]
+    if isinstance(fn, types.MethodType):
+        return [*_parts_of(fn.__func__), fn.__self__]
+    if not isinstance(fn, types.FunctionType):
+        return [fn]
+    return [fn.__code__, *(fn.__defaults__ or ()), *(cell.cell_contents for cell in fn.__closure__ or () if cell != _EMPTY)]
 
 
 def _probed(probe: Probe, clones: Any, function: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arrays import aligned, eps_of, finite_difference, is_numeric, largest, norm
 from emulate.verify.compared_runs import complete
-from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weights_before
+from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weight_of, weights_before
 from emulate.verify.ledger import Ledger
 
 COARSE = 64.0
@@ -67,7 +67,7 @@ def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
     Returns:
         True where all of them do: in the loss of some step, or the gradient of the last one.
     """
-    of_losses = _nearest(reference, permuted, _objective_off).values()
+    of_losses = _nearest(reference, permuted, objective_off).values()
     last = {optimizer: len(complete(reference, optimizer)) - 1 for optimizer in reference.optimizers}
     of_gradients = [_nearest(reference, permuted, _gradient_off, at).get((name, at), 0.0) for name, at in last.items()]
     return any(off > _WIDE_OBJECTIVE for off in of_losses) or any(off > _WIDE for off in of_gradients)
@@ -119,9 +119,27 @@ def _off(
     }
 
 
-def _objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+def objective_off(ours: StepOfAll, theirs: StepOfAll) -> float:
+    """Return the relative distance of the losses of a step."""
     one, other = objective(ours), objective(theirs)
     return 0.0 if one is None or other is None else abs(one - other) / (abs(other) or np.inf)
+
+
+def update_off(traces: tuple[Trace, Trace], optimizer: str, k: int) -> float:
+    """Return the relative distance of what two runs change all weights by in a step."""
+    pairs = []
+    for name in names_of(complete(traces[1], optimizer)[k]):
+        stored = [
+            one
+            for trace in traces
+            for one in (weights_before(trace, optimizer, k, name), weight_of(complete(trace, optimizer)[k], name))
+        ]
+        known = [one for one in stored if one is not None and is_numeric(one)]
+        if len(known) == len(stored):
+            before, after, other_before, other_after = aligned(known)
+            pairs.append((after - before, other_after - other_before))
+    size = sum(norm(other) ** 2 for _, other in pairs)
+    return float(np.sqrt(sum(norm(one - other) ** 2 for one, other in pairs) / size)) if size else 0.0
 
 
 def _gradient_off(ours: StepOfAll, theirs: StepOfAll) -> float:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from emulate.probe.trace import Trace
 from emulate.verify.compared_runs import complete
 from emulate.verify.ledgers import ledgers
+from emulate.verify.order import objective_off, update_off
+
+_ROUNDED = 1e-3
+"""So far, relative to an update or a loss, two runs may be apart by rounding."""
 
 
 def differing(one: Trace, other: Trace) -> str | None:
@@ -43,6 +47,18 @@ def draws_the_same(reference: Trace, topology: Trace) -> bool:
     """Return whether the first replica of a topology draws in each step what the reference draws, as far as draws are kept."""
     steps = [zip(complete(reference, name), complete(topology, name), strict=False) for name in reference.optimizers]
     return all(ours[min(ours)].draws == theirs[min(theirs)].draws for pairs in steps for theirs, ours in pairs)
+
+
+def does_the_same(one: Trace, other: Trace) -> bool:
+    """Return whether two runs on one device train alike, up to what another order of operations rounds."""
+    if differing(one, other) is not None or len(one.optimizers) != len(other.optimizers):
+        return False
+    pairs = [(name, complete(one, name), complete(other, name)) for name in one.optimizers]
+    return all(len(ours) == len(theirs) for _, ours, theirs in pairs) and not any(
+        max(objective_off(a, b), update_off((one, other), name, k)) > _ROUNDED
+        for name, ours, theirs in pairs
+        for k, (a, b) in enumerate(zip(ours, theirs, strict=True))
+    )
 
 
 def starts_alike(reference: Trace, topology: Trace) -> bool:

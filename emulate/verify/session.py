@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from emulate.errors import UsageError
-from emulate.probe import IN_32_BITS, Trace
+from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
 from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
@@ -20,13 +20,14 @@ from emulate.verify.meetings import Met
 from emulate.verify.order import COARSE, is_wide, order_matters, order_widens
 from emulate.verify.precision import Rounding
 from emulate.verify.recovery import Recovery
+from emulate.verify.repeats import does_the_same
 from emulate.verify.reruns import Reruns
 from emulate.verify.result import RunResult
 from emulate.verify.run_summary import outcome_of, same_weights, unjudged, unseen_code, with_faults
 from emulate.verify.runner import Runner
 from emulate.verify.verdict import BY_DESIGN, Reference, Run
 from emulate.verify.without_reference import judge_ends
-from emulate.verify.yardstick import Variation, Yardsticks, trace_of
+from emulate.verify.yardstick import Variation, Yardstick, Yardsticks, trace_of
 
 OTHER_RUNS = 2
 """The reference and its first noise run: as many as a program needs that trains the same model."""
@@ -125,6 +126,8 @@ class Session:
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged, about = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
             return self._summary(reference), judged, about
+        assert reference.trace is not None
+        compiled = self._yardsticks.by_compiled_steps() if is_eager(reference.trace) else None
         self._reruns.foresee_batchnorm(reference, topologies[0])
         self._check_that_it_trains(reference, first.result())
         runs = [first]
@@ -133,7 +136,7 @@ class Session:
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
                 return self._summary(reference), judged, unseen_code(reference)
-        reference = self._with_rows(reference, first.result())
+        reference = self._with_rows(self._compiled(reference, compiled), first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
@@ -174,6 +177,16 @@ class Session:
         not_compared = (*judgement.not_compared, _AT_ONCE)
         judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
         return judgement.fill(unjudged(run, reference))
+
+    def _compiled(self, reference: RunResult, compiled: Future[RunResult] | None) -> RunResult:
+        """Return the reference with compiled steps, which can be evaluated, where these train as its eager ones do."""
+        again = trace_of(compiled)
+        if compiled is None or (again and reference.trace and not refusal(again) and does_the_same(reference.trace, again)):
+            return reference if compiled is None else compiled.result()
+        known: Future[RunResult] = Future()
+        known.set_result(reference)
+        self._yardsticks.take_back_functions(Yardstick(known))
+        return reference
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""

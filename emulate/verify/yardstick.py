@@ -189,6 +189,7 @@ class Yardsticks:
         apply_only: The program's functions that only apply gradients they are given: their inputs are left as they are.
         taping: The program's functions that take gradients: a replay gives them the other run's rows.
         drawn: How many rows the program's functions draw that get none.
+        compiled: Whether what the reference does in eager code is compiled.
         functions: Whether the reference makes its steps in a `tf.function` without `Strategy.run`.
         permutes: Whether noise runs have the rows of each batch in another order.
         repeat: The unchanged reference, run once more; None as long as nobody has asked whether it repeats.
@@ -201,6 +202,7 @@ class Yardsticks:
         self.apply_only: tuple[str, ...] = ()
         self.taping: tuple[str, ...] = ()
         self.drawn: Mapping[str, int] = {}
+        self.compiled = False
         self.functions = False
         self.permutes = True
         self.repeat: Future[RunResult] | None = None
@@ -221,8 +223,8 @@ class Yardsticks:
         return self._known[variation]
 
     def take_back_functions(self, known: Yardstick) -> None:
-        """Note that the inputs of the functions are not the examples."""
-        self.functions = False
+        """Note that the inputs of the functions are not the examples, or that they do something else when they are compiled."""
+        self.functions = self.compiled = False
         self._known[Variation()] = known
 
     def with_noise(self, variation: Variation) -> Yardstick:
@@ -261,7 +263,7 @@ class Yardsticks:
 
     def _plan(self, variation: Variation) -> ProbePlan:
         plan = variation.plan(self.seed)
-        return replace(plan, apply_only=self.apply_only, taping=self.taping, functions=self.functions)
+        return replace(plan, apply_only=self.apply_only, taping=self.taping, functions=self.functions, compiled=self.compiled)
 
     def _reference_plan(self, variation: Variation) -> dict[str, ProbePlan]:
         return {self._label("reference", variation): self._plan(variation)}
@@ -293,6 +295,13 @@ class Yardsticks:
         self.functions = True
         plan = replace(Variation().plan(self.seed), functions=True)
         self._known[Variation()] = Yardstick(self._start("reference by its functions", Variation(), plan))
+        return self._known[Variation()].reference
+
+    def by_compiled_steps(self) -> Future[RunResult]:
+        """Run the reference with its eager steps compiled, and do so from now on."""
+        self.compiled = True
+        plan = replace(self._plan(Variation()), keeps_functions=True)
+        self._known[Variation()] = Yardstick(self._start("reference compiled", Variation(), plan))
         return self._known[Variation()].reference
 
     def confirming(self, variation: Variation, topology: Trace) -> NoiseRuns:

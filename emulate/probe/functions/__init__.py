@@ -1,7 +1,7 @@
 """Keep the functions of a run's steps, and evaluate them at any state on any examples without the program."""
 
 from emulate.probe.functions.evaluate import evaluate
-from emulate.probe.functions.files import fixed_batches, refusal
+from emulate.probe.functions.files import fixed_batches, is_eager, refusal
 from emulate.probe.functions.kept import Functions
 
-__all__ = ["Functions", "evaluate", "fixed_batches", "refusal"]
+__all__ = ["Functions", "evaluate", "fixed_batches", "is_eager", "refusal"]

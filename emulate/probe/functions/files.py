@@ -45,6 +45,12 @@ def fixed_batches(trace: Trace) -> set[int]:
     return {shape[0] for shape in inputs if shape and shape[0] is not None}
 
 
+def is_eager(trace: Trace) -> bool:
+    """Return whether the program makes its steps in eager code."""
+    made = trace.of("step")
+    return trace.num_hosts == 1 and bool(made) and not any("function" in event for _, event in made)
+
+
 def refusal(trace: Trace) -> str | None:
     """Return why the steps of a trace cannot be evaluated by functions; None where they can."""
     made = trace.of("step")
