@@ -8,6 +8,9 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from emulate.probe import upstream
 
 SYNCHRONIZED = "batchnorm-synchronized"
@@ -31,6 +34,22 @@ def shares_of(switches: Collection[str]) -> list[int]:
     found = next((switch.removeprefix(_BY_SHARE) for switch in switches if switch.startswith(_BY_SHARE)), "")
     parts = [part.split("x") for part in found.split("+") if part]
     return [int(number) for many, number in parts for _ in range(int(many))]
+
+
+def permutation(generator: np.random.Generator, rows: int, shares: Sequence[int]) -> NDArray[np.int_]:
+    """Return the rows of a batch in another order, in which each stays in its share.
+
+    Args:
+        generator: Draws the order.
+        rows: How many there are.
+        shares: Of a full batch the rows of each share; nothing where all rows are together.
+
+    Returns:
+        The numbers of the rows.
+    """
+    ends = np.minimum(np.cumsum(shares[:-1], dtype=np.int64), rows)
+    parts = np.split(np.arange(rows), ends)
+    return np.concatenate([generator.permutation(part) for part in parts])
 
 
 def install(package: str, switches: Collection[str]) -> None:

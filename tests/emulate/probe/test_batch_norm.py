@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.probe import SYNCHRONIZED, Trace, by_share
-from emulate.probe.batch_norm import shares_of
+from emulate.probe.batch_norm import permutation, shares_of
 from tests.emulate.probe.loops import BATCH, arrays
 
 UNEVEN = 4 * BATCH - 7
@@ -82,3 +82,12 @@ def test_the_switch_tells_each_replicas_rows(rows: list[int]) -> None:
 
 def test_the_switch_stays_short_enough_for_a_files_name() -> None:
     assert len(by_share([32] * 1024)) < 40
+
+
+@given(st.lists(st.integers(1, 9), max_size=9), st.integers(0, 99))
+def test_rows_in_another_order_stay_in_their_share(shares: list[int], rows: int) -> None:
+    order = permutation(np.random.default_rng(0), rows, shares)
+    share_of = np.repeat(np.arange(len(shares)), shares)[:rows]
+    share_of = np.concatenate([share_of, np.full(rows - len(share_of), max(len(shares) - 1, 0))])
+    assert sorted(order) == list(range(rows))
+    assert list(share_of[order]) == list(share_of)
