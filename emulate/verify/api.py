@@ -15,18 +15,19 @@ from emulate.errors import UsageError
 from emulate.faults import Fault, check_for, parse_all
 from emulate.probe import Trace, check_intact
 from emulate.program import Program
-from emulate.topology import Topology
-from emulate.verify.case import Case, Outcome
+from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
+from emulate.verify.case import Case
 from emulate.verify.endings import how_it_failed
 from emulate.verify.judge import judge
+from emulate.verify.outcome import Outcome
 from emulate.verify.room import lack_of_memory, trace_budget
 from emulate.verify.run_summary import steps_run
 from emulate.verify.runner import Runner
-from emulate.verify.session import judge_all
+from emulate.verify.session import Session
 from emulate.verify.settings import Settings
 from emulate.verify.started_runs import StartedRuns
 from emulate.verify.step_limit import AUTO, Steps
-from emulate.verify.verdict import OF_REFERENCE, Run, Verdict
+from emulate.verify.verdict import OF_REFERENCE, Reference, Run, Verdict
 from gpudist_core.installed import installed_version, own_version
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def verify(
         restarts=restarts,
     )
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
-        reference, runs, notes = judge_all(runner, found.name, seed, allow, fitting)
+        reference, runs, notes = _judge_all(runner, found.name, seed, allow, fitting)
         notes += [
             *found.notes,
             *filter(None, [choice.why]),
@@ -135,6 +136,34 @@ def verify(
     every = [_unavailable(one, lacking[one]) if one in lacking else next(judged) for one in topologies]
     about = (found.name, seed, choice.kind, dict(settings.versions), reference, tuple(every), tuple(notes))
     return Verdict(*about, strict=strict, program_starts=len(runner.started))
+
+
+_OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
+
+
+def _judge_all(
+    runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology]
+) -> tuple[Reference, list[Run], list[str]]:
+    """Judge each topology beside its reference: one device, or with parameter servers one worker.
+
+    Returns:
+        What the (first) reference did, the verdict on each topology, and what holds for all of them.
+    """
+    references: list[Reference] = []
+    runs: dict[Topology, Run] = {}
+    notes: list[str] = []
+    for place in (REFERENCE, REFERENCE_WITH_SERVERS):
+        wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
+        if not wanted:
+            continue
+        reference, judged, about = Session(runner, program, seed, allow, place).judge(wanted)
+        references.append(reference)
+        runs |= dict(zip(wanted, judged, strict=True))
+        notes += about
+    if references[1:]:
+        notes.append(_OF_SERVERS)
+    found = references[0] if references else Reference("none")
+    return found, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
 
 
 def _faults(faults: str | Fault | Iterable[str | Fault], restarts: int, topologies: Sequence[Topology]) -> tuple[Fault, ...]:

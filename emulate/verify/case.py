@@ -2,120 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from emulate.probe import SYNCHRONIZED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
-from emulate.verify.arithmetic import Explanation, Fit, explain, fit_parts
-from emulate.verify.compare import Comparison, Point, compare
+from emulate.verify.arithmetic import explain, fit_parts
+from emulate.verify.compare import Comparison, Point
+from emulate.verify.confirmed import BY_SHARE, Rerun, confirmed
 from emulate.verify.facts import Facts
+from emulate.verify.fit import Explanation, Fit
 from emulate.verify.ledger import Ledger
 from emulate.verify.ledgers import ledgers
 from emulate.verify.lines import ProgramLines
 from emulate.verify.meetings import Met
 from emulate.verify.order import is_in_order
+from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
 from emulate.verify.repeats import differing, draws_the_same, starts_alike, trains_on_the_same
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
-RATE = "rate-times-"
-"""Before a number: what is asked for is the reference with so many times the learning rate."""
-BY_SHARE = "batchnorm-by-share"
-"""The reference normalizes each replica's rows by themselves."""
+_ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
 
 
 def _none() -> Sequence[Trace]:
     return ()
-
-
-_ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
-
-
-@dataclass(frozen=True)
-class Rerun:
-    """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation.
-
-    Attributes:
-        source: The run on one device with its own gradients, where `reference` applies the topology's.
-    """
-
-    reference: Trace
-    topology: Trace
-    noise: Sequence[Trace] = ()
-    confirm: Callable[[], Sequence[Trace]] = _none
-    source: Trace | None = None
-
-    def compare(self) -> Comparison:
-        """Compare both sides. Look again at gradients that may cancel over the batch."""
-        return _confirmed(self.reference, self.topology, self.noise, self.confirm, self.source, kinks=self.reference.follows)
-
-
-def _confirmed(
-    reference: Trace,
-    topology: Trace,
-    noise: Sequence[Trace],
-    confirm: Callable[[], Sequence[Trace]],
-    source: Trace | None,
-    *,
-    kinks: bool,
-    is_known: Callable[[], bool] = lambda: False,
-) -> Comparison:
-    """Compare, with as few noise runs as say enough, and with a larger perturbation where kinks or what cancels may be all."""
-    first = compare(reference, topology, noise[:1], source=source)
-    if first.is_equivalent or is_known():
-        return first
-    if kinks and reference.follows and _may_be_kinks(first):
-        for confirmation in (confirm()[:1], confirm()):  # one often shows all
-            found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
-            if found.is_equivalent:
-                return found
-    first = compare(reference, topology, noise, source=source) if len(noise) > len(noise[:1]) else first
-    if not (first.cancels or (kinks and _may_be_kinks(first))):
-        return first
-    more = confirm()
-    return compare(reference, topology, noise, confirmation=more, source=source) if more else first
-
-
-def _may_be_kinks(comparison: Comparison) -> bool:
-    """Return whether units on the other side of a kink may be all: what a model explains exactly is no accident of rounding."""
-    return comparison.needs_confirmation and not explain(comparison).fits
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Describe how the topology's run ended.
-
-    Attributes:
-        failure: The program's own traceback where it raised.
-        suspect: Of a hung run the code of the cause that the hang judge sees.
-        where: Of a hung run what each host was doing.
-        hung: `hang` or `timeout` where it had to be ended.
-        hosts: By host how it ended: returned, raised, exited, killed, or ended (by us).
-        codes: Exit codes, negative for a signal, of hosts that ended by themselves.
-        stacks: Python stacks of the hosts that hung.
-        reference_failure: The reference's traceback where it raised too.
-        collectives: By host the collectives that its program has, each as often as it has it.
-        saved: By checkpoint or model that was written, the hosts that did.
-        cut: Hosts, of either run, whose process ended before what they had recorded was written.
-        hides: How the program hides GPUs from itself.
-    """
-
-    failure: str | None = None
-    hung: str | None = None
-    hosts: Mapping[int, str] = field(default_factory=dict)
-    codes: Mapping[int, int | None] = field(default_factory=dict)
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    reference_failure: str | None = None
-    suspect: str | None = None
-    where: str = ""
-    collectives: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    saved: Mapping[str, Collection[int]] = field(default_factory=dict)
-    cut: Collection[int] = ()
-    hides: str | None = None
 
 
 def _nothing(*_: str) -> Rerun | None:
@@ -227,7 +140,7 @@ class Case:
         """Return the comparison of the original runs."""
         source = self._source if self.reference.follows else None
         known = self._agrees_normalized_alike
-        return _confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=known)
+        return confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=known)
 
     def _agrees_normalized_alike(self) -> bool:
         """Return whether BatchNormalization alone makes the difference: then one noise run says enough."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emulate.probe import Replay, Trace
-from emulate.verify.arithmetic import ROUND, explain
+from emulate.verify.arithmetic import explain
 from emulate.verify.compare import compare, compare_enough
+from emulate.verify.fit import ROUND
 from emulate.verify.ledgers import has_ended, ledgers
 from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult

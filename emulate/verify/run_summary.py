@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from emulate.probe import Trace
-from emulate.verify.case import Outcome
 from emulate.verify.causes.shared_files import SHARED_FILES
+from emulate.verify.outcome import Outcome
 from emulate.verify.recovery import Recovery
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Run, StepsRun

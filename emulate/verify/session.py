@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from emulate.errors import UsageError
 from emulate.probe import IN_32_BITS, Trace, is_eager, refusal
-from emulate.topology import REFERENCE, REFERENCE_WITH_SERVERS, Topology
+from emulate.topology import REFERENCE, Topology
 from emulate.verify import lockstep
 from emulate.verify.case import Case
 from emulate.verify.causes.replicas_missing import REPLICAS_MISSING
@@ -44,42 +44,6 @@ _AT_ONCE = (
     "everything else: the verification ended early, because not all devices train (replicas-missing). Fix that first, then "
     "verify again."
 )
-_OF_SERVERS = f"Topologies with parameter servers are compared with one worker and one server ({REFERENCE_WITH_SERVERS})."
-
-
-def judge_all(
-    runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology]
-) -> tuple[Reference, list[Run], list[str]]:
-    """Judge each topology beside its reference: one device, or with parameter servers one worker.
-
-    Args:
-        runner: Makes the runs.
-        program: The program's name, for messages.
-        seed: The seed of the verification.
-        allow: Codes of causes that do not decide.
-        topologies: In any order.
-
-    Returns:
-        What the (first) reference did, the verdict on each topology, and what holds for all of them.
-
-    Raises:
-        UsageError: When the program ends well and never trains.
-    """
-    references: list[Reference] = []
-    runs: dict[Topology, Run] = {}
-    notes: list[str] = []
-    for place in (REFERENCE, REFERENCE_WITH_SERVERS):
-        wanted = [topology for topology in topologies if bool(topology.num_ps) == bool(place.num_ps)]
-        if not wanted:
-            continue
-        reference, judged, about = Session(runner, program, seed, allow, place).judge(wanted)
-        references.append(reference)
-        runs |= dict(zip(wanted, judged, strict=True))
-        notes += about
-    if references[1:]:
-        notes.append(_OF_SERVERS)
-    found = references[0] if references else Reference("none")
-    return found, [runs[topology] for topology in topologies], list(dict.fromkeys(notes))
 
 
 class Session:

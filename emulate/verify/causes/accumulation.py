@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
+from emulate.verify.fit import ROUND, Fit
 from emulate.verify.gradients import objective
 from emulate.verify.lines import between, operations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.text import GENERAL, CauseText, plain, read
+from emulate.verify.fit import Fit
 from emulate.verify.lines import Blame, locate
 from emulate.verify.verdict import Finding, url_of
 

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
-from emulate.verify.case import Case, Outcome
+from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, numbers
 from emulate.verify.lines import made, stopped, stuck
+from emulate.verify.outcome import Outcome
 
 _LOST_PEER = re.compile(
     r"Connection reset by peer|tasks are unhealthy|failed to connect to all addresses|Socket closed|GOAWAY|heartbeat",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import ROUND
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
+from emulate.verify.fit import ROUND
 from emulate.verify.lines import made
 from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts
 

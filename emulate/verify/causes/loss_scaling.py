@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
@@ -14,6 +13,7 @@ from emulate.verify.causes.regularization import stands_apart
 from emulate.verify.causes.replicas_apart import explains_a_sum, rebase_on_replicas_apart
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
+from emulate.verify.fit import ROUND, Fit
 from emulate.verify.gradients import names_of, objective, weight_of, weights_before
 from emulate.verify.lines import operations
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from emulate.verify.arithmetic import ROUND, Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, steps_in_words
 from emulate.verify.causes.replicas_apart import rebase_on_replicas_apart
+from emulate.verify.fit import ROUND, Fit
 from emulate.verify.lines import between, operations
 
 _FIXES = "If the term has another form"

@@ -9,12 +9,13 @@ import numpy as np
 from emulate.probe import TAPES_JOINED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Disagreement
-from emulate.verify.arithmetic import ROUND, factor_of_updates, one_factor
+from emulate.verify.arithmetic import factor_of_updates, one_factor
 from emulate.verify.arrays import Floats, aligned, largest
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compared_runs import complete
+from emulate.verify.fit import ROUND
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, weight_of, weights_before
 from emulate.verify.lines import made, operations
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from emulate.verify.arithmetic import Fit
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words, numbers, steps_in_words
 from emulate.verify.causes.text import GENERAL
 from emulate.verify.compared_runs import complete
+from emulate.verify.fit import Fit
 from emulate.verify.lines import made, operations
 
 

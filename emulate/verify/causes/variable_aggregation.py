@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arithmetic import ROUND, one_factor
+from emulate.verify.arithmetic import one_factor
 from emulate.verify.arrays import Floats, aligned, is_numeric
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
+from emulate.verify.fit import ROUND
 from emulate.verify.gradients import names_of, state_before, state_of, weight_of, weights_before
 from emulate.verify.lines import operations
 from emulate.verify.noise import Key

@@ -13,10 +13,11 @@ import pytest
 from emulate.cluster import HostOutcome
 from emulate.progress import Silent
 from emulate.topology import Topology
-from emulate.verify.case import Case, Outcome
+from emulate.verify.case import Case
 from emulate.verify.causes.framework_limits import LIMITS
 from emulate.verify.causes.text import plain, read
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.outcome import Outcome
 from emulate.verify.result import RunResult
 from emulate.verify.watch import Watch
 from tests.emulate.verify.cases import Folder, codes

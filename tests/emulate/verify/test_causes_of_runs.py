@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from emulate.probe.trace import Trace
-from emulate.verify.case import Case, Outcome, Rerun
+from emulate.verify.case import Case
+from emulate.verify.confirmed import Rerun
 from emulate.verify.facts import Facts
 from emulate.verify.judge import Judgement, judge
+from emulate.verify.outcome import Outcome
 from emulate.verify.result import RunResult
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after

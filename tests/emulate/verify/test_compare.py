@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from emulate.probe.trace import StoredArray, Trace
 from emulate.verify.arithmetic import explain
 from emulate.verify.arrays import aligned
-from emulate.verify.case import Case, Rerun
+from emulate.verify.case import Case
 from emulate.verify.compare import Comparison, compare
+from emulate.verify.confirmed import Rerun
 from emulate.verify.noise import FACTOR, UNITS, Key, floors
 from emulate.verify.precision import Rounding, computed_in, unit_of
 from tests.emulate.verify.made_traces import Made

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from emulate.verify.case import Outcome
 from emulate.verify.causes import all_causes
 from emulate.verify.lines import Blame, ProgramLines, between, locate, made, operations, raised, stopped, stuck
+from emulate.verify.outcome import Outcome
 from emulate.verify.verdict import STAGES, Finding, Location
 from tests.emulate.verify.cases import Folder
 

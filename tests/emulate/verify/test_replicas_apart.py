@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from emulate.probe.trace import Trace
-from emulate.verify.case import Case, Rerun
+from emulate.verify.case import Case
+from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import Judgement, judge
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.made_traces import Made

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from emulate.probe import Trace
-from emulate.verify.case import Case, Outcome
+from emulate.verify.case import Case
 from emulate.verify.judge import judge
 from emulate.verify.meetings import Met
+from emulate.verify.outcome import Outcome
 from tests.emulate.verify.cases import Folder, codes, loop
 from tests.emulate.verify.hand_made import LOCALS, ROWS, hand_made, right_reference, right_topology, weights_after
 from tests.emulate.verify.made_traces import Made

@@ -1,0 +1,69 @@
+"""Compare two runs with as few noise runs as say enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from emulate.probe.trace import Trace
+from emulate.verify.arithmetic import explain
+from emulate.verify.compare import Comparison, compare
+
+RATE = "rate-times-"
+"""Before a number: what is asked for is the reference with so many times the learning rate."""
+BY_SHARE = "batchnorm-by-share"
+"""The reference normalizes each replica's rows by themselves."""
+
+
+def _none() -> Sequence[Trace]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Hold runs repeated with one suspect switched off; `confirm` makes noise runs with a larger perturbation.
+
+    Attributes:
+        source: The run on one device with its own gradients, where `reference` applies the topology's.
+    """
+
+    reference: Trace
+    topology: Trace
+    noise: Sequence[Trace] = ()
+    confirm: Callable[[], Sequence[Trace]] = _none
+    source: Trace | None = None
+
+    def compare(self) -> Comparison:
+        """Compare both sides. Look again at gradients that may cancel over the batch."""
+        return confirmed(self.reference, self.topology, self.noise, self.confirm, self.source, kinks=self.reference.follows)
+
+
+def confirmed(
+    reference: Trace,
+    topology: Trace,
+    noise: Sequence[Trace],
+    confirm: Callable[[], Sequence[Trace]],
+    source: Trace | None,
+    *,
+    kinks: bool,
+    is_known: Callable[[], bool] = lambda: False,
+) -> Comparison:
+    """Compare, with as few noise runs as say enough, and with a larger perturbation where kinks or what cancels may be all."""
+    first = compare(reference, topology, noise[:1], source=source)
+    if first.is_equivalent or is_known():
+        return first
+    if kinks and reference.follows and _may_be_kinks(first):
+        for confirmation in (confirm()[:1], confirm()):  # one often shows all
+            found = compare(reference, topology, noise[:1], confirmation=confirmation, source=source)
+            if found.is_equivalent:
+                return found
+    first = compare(reference, topology, noise, source=source) if len(noise) > len(noise[:1]) else first
+    if not (first.cancels or (kinks and _may_be_kinks(first))):
+        return first
+    more = confirm()
+    return compare(reference, topology, noise, confirmation=more, source=source) if more else first
+
+
+def _may_be_kinks(comparison: Comparison) -> bool:
+    """Return whether units on the other side of a kink may be all: what a model explains exactly is no accident of rounding."""
+    return comparison.needs_confirmation and not explain(comparison).fits
