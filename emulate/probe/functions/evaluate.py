@@ -131,8 +131,6 @@ class _Evaluation:
             made += 1
             if not all(function.fits(share) for share in shares):
                 raise NotReproduced("The function of a step takes batches of one size alone.")
-            if len(shares) > 1 and function.assigns_besides:
-                raise NotReproduced("A step that assigns more than its optimizers do is made of one batch.")
             yield function, [self._permuted(share, step) for share in shares]
 
     def _follow_weights(self, function: StepFunction, optimizer: str) -> None:
@@ -161,7 +159,7 @@ class _Evaluation:
             recorded.append(changed[0])
             given.append(changed[1])
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
-        made = [function.update(share, given, stays=share is shares[-1]) for share in shares]
+        made = function.update(shares, given)
         after = [self._joined([one[place] for one in made]) for place in range(len(function.records))]
         for one, before, updated in zip(function.records, recorded, after, strict=True):
             values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}

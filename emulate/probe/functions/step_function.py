@@ -133,11 +133,6 @@ class StepFunction:
         shapes = {name: np.shape(rows[key]) for key, name in self._rows.items()}
         return all(tf.TensorShape(self._specs[name][1]).is_compatible_with(shape) for name, shape in shapes.items())
 
-    @property
-    def assigns_besides(self) -> bool:
-        """Return whether a step assigns more than its optimizers do, such as statistics of the batch."""
-        return any(one.kind == "state" or any(key[0] == "weight" and not key[2] for key in one.tensors) for one in self.records)
-
     def gradients(self, number: int, rows: Mapping[Key, Any], given: Sequence[Values] = ()) -> Values:
         """Return what a record holds before its optimizer's update, and leave the state as it is.
 
@@ -158,23 +153,26 @@ class StepFunction:
         finally:
             self._state.assign(before)
 
-    def update(self, rows: Mapping[Key, Any], given: Sequence[Values], *, stays: bool = True) -> list[Values]:
-        """Make the step with these gradients in place of its own.
+    def update(self, shares: Sequence[Mapping[Key, Any]], given: Sequence[Values]) -> list[list[Values]]:
+        """Make the step with these gradients in place of its own: of all rows, or of one share after the other as replicas do.
 
         Args:
-            rows: The tensors of the batch by their key.
+            shares: The tensors of each share by their key.
             given: What the optimizer of each record is given.
-            stays: Whether the state after it stays; else it is put back.
 
         Returns:
-            The variables after it and what the step returns, by record.
+            Of each share the variables after the step and what it returns, by record. What each share makes of the same state
+            becomes one by the mean, as far as they differ: moving averages.
         """
         part = self._after_the_update
-        before = self._state.read(() if stays else part.assigns)
-        try:
-            return self._call(part, rows, self._named(given))
-        finally:
+        before = self._state.read(part.assigns if len(shares) > 1 else ())
+        made, after = [], []
+        for rows in shares:
             self._state.assign(before)
+            made.append(self._call(part, rows, self._named(given)))
+            after.append(self._state.read(before))
+        self._state.assign({number: _together([one[number] for one in after]) for number in before})
+        return made
 
     @cached_property
     def variables(self) -> dict[Key, int]:
@@ -267,6 +265,14 @@ class StepFunction:
             for place, (name, number) in enumerate(self._captures)
             if name in used
         }
+
+
+def _together(values: Sequence[Any]) -> Any:
+    """Return the mean of values that differ; of whole numbers the first."""
+    import tensorflow as tf
+
+    are_equal = all(np.array_equal(values[0], one) for one in values[1:])
+    return values[0] if are_equal or not values[0].dtype.is_floating else tf.add_n(list(values)) / len(values)
 
 
 def _of_any_rows(key: Key, shape: list[int | None] | None) -> list[int | None] | None:

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from emulate.verify.case import Case
+from emulate.verify.causes.variable_aggregation import is_assigned
 from emulate.verify.compare import Comparison
 from emulate.verify.noise import FACTOR
 
@@ -16,7 +17,6 @@ _SUMS = ("replicas-summed", "replicas")
 _SUMS_AT_TAPES = ("replicas-taped", "replicas-taped-told", "replicas-taped-mean")
 """For a program that does more with gradients by itself than to hand them to an optimizer."""
 _REPORTED = ("loss", "metric")
-_OF_BATCHNORM = "batchnorm-local-statistics"
 _TRAINED = ("initial-weight", "gradient", "weight", "variable")
 
 
@@ -139,10 +139,12 @@ def _of_first_alone(case: Case) -> tuple[bool, ...]:
 def _apart(case: Case, switch: str, step: int, first: bool) -> Comparison | None:
     """Compare with one device on the examples of one replica after the other, for the first update of a call or all."""
     again = case.switched(switch, alone=True)
-    if again is not None and case.has(_OF_BATCHNORM):  # one share after the other moves the averages once for each
-        known = case.facts.batchnorm
-        again = replace(again, points=tuple(p for p in again.points if p.measure.key.tensor not in known))
-    if again is None or not first:
+    if again is None:
+        return None
+    # What a step assigns itself, such as moving averages, one share after the other changes once for each share.
+    trained = (p for p in again.points if not (is_assigned(case, p) or p.measure.key.tensor in case.facts.batchnorm))
+    again = replace(again, points=tuple(trained))
+    if not first:
         return again
     optimizer = _first_out(case, step)
     kept = tuple(p for p in again.points if p.measure.key.optimizer == optimizer and p.step <= step)
