@@ -224,6 +224,7 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
     uniform = distributions.uniform(_bits(probe, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
     drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
+    drawn = tf.identity(drawn, distributions.NAME)
     drawn.set_shape(template.shape)
     return drawn
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from emulate.probe.distributions import NAME
+
 Key = tuple[int, int]
 
 _ABOUT_SHAPES = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
@@ -123,7 +125,7 @@ class Flows:
             is_rows = self._enter and output.dtype.name not in ("resource", "variant") and self.dims(output) > 0
             return Flow(rows=is_rows, batched=is_rows)
         inputs = [self.of(one) for one in operation.inputs]
-        if operation.type.startswith(_DRAWS) and self.dims(output) > 0:
+        if _draws(operation) and self.dims(output) > 0:
             return Flow(rows=True, batched=True)  # examples that the step draws itself, as a generator's
         reads = operation.type in _READS or any(one.dtype.name == "resource" for one in operation.inputs)
         return Flow(
@@ -142,6 +144,11 @@ class Flows:
         return self.dims(output) > 0 if operation.type in _PRODUCTS else True
 
 
+def _draws(operation: Any) -> bool:
+    """Return whether an operation draws random numbers, or the probe has put its result in the place of one that does."""
+    return operation.type.startswith(_DRAWS) or NAME in getattr(operation, "name", "")
+
+
 def dims_of(tensor: Any) -> list[int | None] | None:
     """Return the static shape of a tensor; None where not even the rank is known."""
     shape = tensor.shape
@@ -153,7 +160,7 @@ def roles(operation: Any, flows: Flows) -> set[str]:
     inputs = [flows.of(one) for one in operation.inputs]
     output = flows.of(operation.outputs[0]) if operation.outputs else Flow()
     found = {"norm"} if operation.type in _NORMS else set()
-    if operation.type.startswith(_DRAWS):
+    if _draws(operation):
         found.add("draw")
     if not any(one.rows for one in inputs):
         return found
