@@ -34,6 +34,7 @@ class Work:
             the CPU of the one host.
         collectives: How many messages they are sent in; None where nobody counted.
         is_measured: Whether somebody measured `step_seconds`. Else the GPU's speed is uncertain, too.
+        shortest_seconds: The time below which no smaller batch brings a step on one GPU.
         input_per_second: Examples a second that one host can read; None where that does not limit.
     """
 
@@ -43,6 +44,7 @@ class Work:
     exchange: str = ALL_REDUCE
     collectives: int | None = None
     is_measured: bool = True
+    shortest_seconds: float = 0.0
     input_per_second: float | None = None
 
 
@@ -81,8 +83,8 @@ class StepModel:
 
     def at_batch(self, batch: float) -> StepModel:
         """Return the model for another batch on each GPU: computing takes as long for each example."""
-        work = replace(self.work, batch=batch, step_seconds=self.work.step_seconds * batch / self.work.batch)
-        return replace(self, work=work)
+        seconds = max(self.work.shortest_seconds, self.work.step_seconds * batch / self.work.batch)
+        return replace(self, work=replace(self.work, batch=batch, step_seconds=seconds))
 
     def learn(self, num_gpus: int, seconds: float) -> StepModel:
         """Return the model after a measurement (Bayes' rule).
@@ -109,6 +111,10 @@ class StepModel:
     def exposed_seconds(self, num_gpus: int) -> Estimate:
         """Return the time of a step in which the GPUs wait for their communication, in seconds."""
         return self._estimate(self._exposed(num_gpus))
+
+    def efficiency(self, num_gpus: int) -> Estimate:
+        """Return the throughput by that of so many single GPUs: 1 is the best."""
+        return self._estimate(self._own() / (self.samples(num_gpus) * np.exp(draws().noise)))
 
     def input_seconds(self, num_gpus: int) -> float:
         """Return the time in which a host reads the examples of a step, in seconds; 0 where that does not limit."""

@@ -1,6 +1,6 @@
 """Record a program while it runs, and write the trace."""
 
-from emulate.probe.functions import evaluate, fixed_batches, refusal
+from emulate.probe.functions import count_operations, evaluate, fixed_batches, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, SWITCHES, TAPES_JOINED, Follow, ProbePlan, Replay
@@ -28,6 +28,7 @@ __all__ = [
     "TraceWriter",
     "Variable",
     "check_intact",
+    "count_operations",
     "digest",
     "evaluate",
     "fixed_batches",

@@ -70,6 +70,11 @@ def test_every_machine_of_the_catalogue_can_be_read_and_has_a_source(name: str) 
     assert dict(machine.tflops)["float32"] > 1
 
 
+def test_the_guide_lists_the_catalogue() -> None:
+    guide = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "plan.md").read_text()
+    assert [name for name in _read(_CATALOGUE)["machine"] if f"`{name}`" not in guide] == []
+
+
 def test_a_file_of_ones_own_describes_a_machine(tmp_path: Path) -> None:
     file = tmp_path / "lab.toml"
     file.write_text('gpu = "RTX 4090"\ngpus_per_host = 2\nlink_inside = "PCIe 4.0 x16"\ndollars_per_hour = 1.5\n')
