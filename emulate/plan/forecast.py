@@ -79,14 +79,20 @@ class Forecast:
             "batch_per_gpu": program.batch,
             "parameters": program.parameters,
             "flops_per_step": program.flops,
-            "collectives": [
-                {"kind": "all-reduce", "per_step": 1, "bytes": program.gradient_bytes, "gradients": len(program.gradients)}
-            ],
+            "collectives": _collectives(program),
             "gradients": [asdict(gradient) for gradient in program.gradients],
             "examples": self.examples,
             "rows": [asdict(row) for row in self.rows],
             "basis": list(self.basis),
         }
+
+
+def _collectives(program: Recorded) -> list[dict[str, Any]]:
+    """Return the collectives of a step in order: one for all dense gradients, one for each sparse one."""
+    dense = [gradient for gradient in program.gradients if not gradient.is_sparse]
+    sparse = [gradient for gradient in program.gradients if gradient.is_sparse]
+    found = [{"kind": "all-reduce", "bytes": program.gradient_bytes, "gradients": len(dense)}] if dense else []
+    return found + [{"kind": "all-gather", "bytes": gradient.num_bytes, "gradients": 1} for gradient in sparse]
 
 
 def make_forecast(
@@ -130,6 +136,7 @@ def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate
         shortest_seconds=min(seconds, recorded.kernels * LAUNCH_SECONDS),
         batch=recorded.batch,
         gradient_bytes=recorded.gradient_bytes,
+        gathered_bytes=recorded.gathered_bytes,
         collectives=1,
         is_measured=one is not None,
         input_per_second=rate,
@@ -212,9 +219,8 @@ def _smallest_batch(model: StepModel, count: int) -> int | None:
 
 def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequence[Measured]) -> list[str]:
     """Return what the forecast rests on, sentence by sentence."""
-    size = recorded.gradient_bytes / 1e6
     said = [
-        f"Gradients: {len(recorded.gradients)} tensors, {size:.4g} MB. TensorFlow sends them in one all-reduce a step.",
+        *(_about(collective) for collective in _collectives(recorded)),
         "Links: " + ("a measured table of this machine and NCCL's model." if model.machine.tables else "NCCL's model."),
     ]
     if before.work.is_measured:
@@ -236,6 +242,13 @@ def _basis(recorded: Recorded, before: StepModel, model: StepModel, points: Sequ
         said.append("A measurement on several GPUs narrows the interval: add --measured 'N: X examples/s at batch B'.")
     said.append("Interval: holds in 90 of 100 cases. `make plan-accuracy` compares with published measurements.")
     return said
+
+
+def _about(collective: dict[str, Any]) -> str:
+    size = f"{collective['bytes'] / 1e6:.4g} MB"
+    if collective["kind"] == "all-reduce":
+        return f"Gradients: {collective['gradients']} tensors, {size}. TensorFlow sends them in one all-reduce a step."
+    return f"A sparse gradient: {size}. TensorFlow gathers it from all GPUs, so that more GPUs receive more."
 
 
 def _about_estimate(recorded: Recorded, before: StepModel) -> str:

@@ -73,12 +73,10 @@ class Between:
     Attributes:
         gb_per_s: What one host sends over all its network cards while it receives as much, in GB/s.
         spread: The factor by which the real bandwidth may be larger or smaller, because the words give a range.
-        ethernet: Whether it is Ethernet, else a network with remote memory access.
     """
 
     gb_per_s: float
     spread: float = 1.0
-    ethernet: bool = True
 
 
 def parse_inside(text: str, gpu: str, gpus_per_host: int) -> Inside:
@@ -173,5 +171,4 @@ def parse_between(text: str) -> Between:
     return Between(
         gb_per_s=gbit / 8 * _NETWORK_SHARE,
         spread=math.sqrt(high / low),
-        ethernet=not re.search(r"infiniband|\bib\b|[qfehnx]dr|efa|roce", words),
     )

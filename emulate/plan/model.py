@@ -29,7 +29,8 @@ class Work:
     Attributes:
         step_seconds: The time of a step on one GPU, in seconds.
         batch: The number of examples in it.
-        gradient_bytes: The size of all gradients as they are sent, in bytes.
+        gradient_bytes: The size of all gradients that are summed, as they are sent, in bytes.
+        gathered_bytes: The size of one GPU's sparse gradients in bytes: each GPU gets those of all others.
         exchange: `all-reduce`; `servers`: parameter servers, at most one on each host; or `local-servers`: variables on
             the CPU of the one host.
         collectives: How many messages they are sent in; None where nobody counted.
@@ -45,6 +46,7 @@ class Work:
     collectives: int | None = None
     is_measured: bool = True
     shortest_seconds: float = 0.0
+    gathered_bytes: float = 0.0
     input_per_second: float | None = None
 
 
@@ -82,9 +84,11 @@ class StepModel:
     weights: Floats = field(default_factory=lambda: np.ones(SAMPLES), repr=False)
 
     def at_batch(self, batch: float) -> StepModel:
-        """Return the model for another batch on each GPU: computing takes as long for each example."""
-        seconds = max(self.work.shortest_seconds, self.work.step_seconds * batch / self.work.batch)
-        return replace(self, work=replace(self.work, batch=batch, step_seconds=seconds))
+        """Return the model for another batch on each GPU: computing and sparse gradients grow with it."""
+        times = batch / self.work.batch
+        seconds = max(self.work.shortest_seconds, self.work.step_seconds * times)
+        gathered = self.work.gathered_bytes * times
+        return replace(self, work=replace(self.work, batch=batch, step_seconds=seconds, gathered_bytes=gathered))
 
     def learn(self, num_gpus: int, seconds: float) -> StepModel:
         """Return the model after a measurement (Bayes' rule).
@@ -158,7 +162,8 @@ class StepModel:
         speed = np.exp(draws().bandwidth + (draws().ring * math.log2(per_host / 4) if ring.num_hosts == 1 else 0.0))
         if ring.num_hosts > 1:
             speed = speed * self._network()
-        return np.asarray(count * (latency * draws().latency + transfer / speed), dtype=np.float64)
+        gathered = (ring.num_gpus - 1) * self.work.gathered_bytes / (ring.gb_per_s * 1e9)
+        return np.asarray(count * latency * draws().latency + (count * transfer + gathered) / speed, dtype=np.float64)
 
     def _network(self) -> Floats:
         spread = math.log(self.machine.between.spread) if self.machine.between else 0.0

@@ -16,6 +16,7 @@ from emulate.errors import UsageError
 if TYPE_CHECKING:
     from emulate.probe import Step, StoredArray, Trace
 
+_ROW_NUMBER_BYTES = 8  # int64, as in tf.IndexedSlices
 _BYTES = {"bfloat16": 2}  # NumPy has no such type
 
 
@@ -26,12 +27,14 @@ class Gradient:
     Attributes:
         name: The variable.
         elements: How many numbers are sent.
-        num_bytes: Their size in bytes.
+        num_bytes: Their size in bytes, of a sparse gradient with the numbers of its rows.
+        is_sparse: Whether only some rows of the variable have one. TensorFlow gathers these from all GPUs.
     """
 
     name: str
     elements: int
     num_bytes: int
+    is_sparse: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Recorded:
 
     Attributes:
         program: The name of the program.
+        parameters: The number of trained parameters.
         batch: The number of examples in a step.
         gradients: In the order of the variables.
         flops: Floating-point operations of forward and backward pass of a step; None where its graph is not known.
@@ -49,6 +53,7 @@ class Recorded:
     """
 
     program: str
+    parameters: int
     batch: int
     gradients: tuple[Gradient, ...]
     flops: float | None
@@ -58,13 +63,13 @@ class Recorded:
 
     @property
     def gradient_bytes(self) -> int:
-        """Return the size of all gradients in bytes."""
-        return sum(gradient.num_bytes for gradient in self.gradients)
+        """Return the size of all dense gradients in bytes."""
+        return sum(gradient.num_bytes for gradient in self.gradients if not gradient.is_sparse)
 
     @property
-    def parameters(self) -> int:
-        """Return the number of trained parameters, as far as their gradients are sent."""
-        return sum(gradient.elements for gradient in self.gradients)
+    def gathered_bytes(self) -> int:
+        """Return the size of all sparse gradients in bytes."""
+        return sum(gradient.num_bytes for gradient in self.gradients if gradient.is_sparse)
 
 
 def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -> Recorded:
@@ -99,6 +104,7 @@ def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -
     in_16_bits = any(event.get("float16") or event.get("bfloat16") for event in facts)
     return Recorded(
         program=str(trace.about.get("program")),
+        parameters=_parameters(trace, {gradient.name for gradient in gradients}),
         batch=seen,
         gradients=gradients,
         flops=counted.get("flops") or None,
@@ -114,4 +120,13 @@ def _gradients(steps: Sequence[Step]) -> tuple[Gradient, ...]:
 
 def _gradient(name: str, array: StoredArray) -> Gradient:
     elements = math.prod(array.shape)
-    return Gradient(name, elements, elements * (_BYTES.get(array.dtype) or np.dtype(array.dtype).itemsize))
+    size = elements * (_BYTES.get(array.dtype) or np.dtype(array.dtype).itemsize)
+    if array.rows is None:
+        return Gradient(name, elements, size)
+    return Gradient(name, elements, size + _ROW_NUMBER_BYTES * array.shape[0], is_sparse=True)
+
+
+def _parameters(trace: Trace, names: set[str]) -> int:
+    """Return the size of the variables of these names, as they were at the start."""
+    variables = next(iter(trace.variables("initial").values()), {})
+    return sum(math.prod(one.array.shape) for name, one in variables.items() if name in names and one.array is not None)

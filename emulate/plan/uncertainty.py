@@ -13,8 +13,9 @@ Floats = NDArray[np.float64]
 
 SAMPLES = 8192
 _DIMS = 9
-# The constants below say how sure one can be before anything is measured. None comes from a fit to one machine: benchmarks/
-# plan_constants.py leaves out one machine after the other, and the figures barely move when one is halved or doubled.
+# The constants below say how sure one can be before anything is measured. They are round numbers, set by judgement with the
+# measurements of benchmarks/data at hand. benchmarks/plan_constants.py halves and doubles each, and chooses them without the
+# machine that is then predicted: the figures move little.
 STRAGGLING_MEDIAN, STRAGGLING_SPREAD = 0.02, 1.6
 """Share of a step that eight GPUs lose in waiting for the slowest, and its logarithmic spread: 0.1 to 28 % in 90 of 100 cases.
 

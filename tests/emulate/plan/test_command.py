@@ -72,7 +72,7 @@ def test_a_program_is_recorded_and_planned(program: Path) -> None:
     assert content["batch_per_gpu"] == 16
     assert content["parameters"] == 36 + 1440
     assert content["flops_per_step"] == FLOPS
-    assert content["collectives"] == [{"kind": "all-reduce", "per_step": 1, "bytes": 4 * (36 + 1440), "gradients": 2}]
+    assert content["collectives"] == [{"kind": "all-reduce", "bytes": 4 * (36 + 1440), "gradients": 2}]
     assert [row["num_gpus"] for row in content["rows"]] == [1, 8]
 
 

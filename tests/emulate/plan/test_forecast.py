@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.plan_accuracy import DATA, model_of, read
 from emulate.errors import UsageError
 from emulate.plan import (
     Forecast,
@@ -22,10 +23,11 @@ from emulate.plan import (
     parse_rate,
     read_recorded,
 )
+from emulate.plan.forecast import USUAL_UTILISATION
 from emulate.probe import Trace, TraceWriter
 from emulate.report import show_plan
 
-RESNET = Recorded("train.py", 64, tuple(Gradient(f"g{i}", 160_000, 640_000) for i in range(160)), flops=64 * 24.6e9)
+RESNET = Recorded("train.py", 25_600_000, 64, tuple(Gradient(f"g{i}", 160_000, 640_000) for i in range(160)), flops=64 * 24.6e9)
 ONE = "1: 300 examples/s at batch 64"
 
 
@@ -152,8 +154,32 @@ def test_where_the_speed_of_one_gpu_is_unknown_a_measurement_is_asked_for(
 def test_the_json_is_strict_and_has_the_collectives() -> None:
     content = json.loads(json.dumps(forecast(ONE).to_json(), allow_nan=False))
     assert content["schema"] == "gpudist.plan/1"
-    assert content["collectives"] == [{"kind": "all-reduce", "per_step": 1, "bytes": 102_400_000, "gradients": 160}]
+    assert content["collectives"] == [{"kind": "all-reduce", "bytes": 102_400_000, "gradients": 160}]
     assert content["rows"][3]["num_gpus"] == 8
+
+
+def test_sparse_gradients_are_gathered_and_cost_more_with_each_gpu() -> None:
+    table = Gradient("table", 10**6, 4 * 10**6, is_sparse=True)
+    found = forecast(ONE, recorded=replace(RESNET, gradients=(*RESNET.gradients, table)))
+    assert found.to_json()["collectives"][1] == {"kind": "all-gather", "bytes": 4 * 10**6, "gradients": 1}
+    dense = forecast(ONE)
+    more = [
+        one.communication_seconds.middle - other.communication_seconds.middle
+        for one, other in zip(found.rows, dense.rows, strict=True)
+    ]
+    assert more[-1] > 50 * more[7] > 50 * more[4] > 0
+
+
+def test_the_usual_utilisation_is_that_of_the_public_measurements() -> None:
+    names = {"fp32": "float32", "tf32": "tf32", "amp": "float16", "fp16": "float16"}
+    shares = []
+    for group in read(DATA):
+        row = group[0]
+        if row["model"] == "resnet50" and int(row["batch_per_gpu"]) >= 64:
+            tflops = dict(model_of(row).machine.tflops)[names[row["dtype"]]]
+            shares.append(24.6e9 * float(row["examples_per_second"]) / tflops / 1e12)
+    assert 0.1 < min(shares) < max(shares) < 0.7
+    assert np.exp(np.mean(np.log(shares))) == pytest.approx(USUAL_UTILISATION, abs=0.06)
 
 
 def test_the_table_has_a_line_for_each_number_of_gpus() -> None:
@@ -175,9 +201,14 @@ def write_trace(folder: Path, *, rows: list[str] | None, **about: object) -> Tra
     gradients = {
         "kernel": writer.array(np.ones((3, 4), np.float32)),
         "bias": writer.array(np.ones(4, np.float16)),
+        "table": writer.array(np.ones((2, 3), np.float32), rows=np.array([1, 7])),
     }
     step = {"event": "step", "optimizer": "adam", "step": 0, "replica": 0, "rows": rows, "gradients": gradients}
     writer.write({**step, "inputs": [], "weights": {}})
+    shapes = {"kernel": (3, 4), "bias": (4,), "table": (7, 8), "moving_mean": (9,)}
+    arrays = {name: writer.array(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    variables = {name: {"digest": "d", "array": array} for name, array in arrays.items()}
+    writer.write({"event": "initial", "replica": 0, "variables": variables})
     writer.write({"event": "program", "float16": ["kernel"]})
     writer.close()
     return Trace(folder)
@@ -188,14 +219,9 @@ def test_a_recorded_run_gives_batch_gradients_and_operations(tmp_path: Path) -> 
     operations.write_text('{"flops": 96.0, "kernels": 9, "uncounted": ["While"]}')
     found = read_recorded(write_trace(tmp_path / "trace", rows=["a", "b"]), operations)
     assert found.batch == 2
-    assert found.gradients == (Gradient("kernel", 12, 48), Gradient("bias", 4, 8))
-    assert (found.parameters, found.gradient_bytes, found.flops, found.kernels, found.uncounted) == (
-        16,
-        56,
-        96.0,
-        9,
-        ("While",),
-    )
+    assert found.gradients == (Gradient("kernel", 12, 48), Gradient("bias", 4, 8), Gradient("table", 6, 40, is_sparse=True))
+    assert (found.parameters, found.gradient_bytes, found.gathered_bytes) == (72, 56, 40)
+    assert (found.flops, found.kernels, found.uncounted) == (96.0, 9, ("While",))
     assert found.in_16_bits
 
 
