@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,9 +70,17 @@ def model_of(row: Row) -> StepModel:
     """Return the model that a group's row of one GPU gives."""
     named = {"gpu": row["gpu"], "gpus_per_host": int(row["gpus_per_host"])}
     links = {name: row[name] for name in ("link_inside", "link_between") if row[name]}
+    # TensorFlow's own strategies pack all gradients into one message. Others send one for each variable, or nobody knows.
     batch = float(row["batch_per_gpu"] or USUAL_BATCH)
     size = float(row["params_millions"]) * 1e6 * GRADIENT_BYTES.get(row["dtype"].lower(), 4)
-    work = Work(batch / float(row["examples_per_second"]), batch, size, exchange_of(row["update"]))
+    work = Work(
+        step_seconds=batch / float(row["examples_per_second"]),
+        batch=batch,
+        gradient_bytes=size,
+        exchange=exchange_of(row["update"]),
+        collectives=1 if re.search("mirrored|collective", row["update"].lower()) else None,
+        sends_early="horovod" in row["update"].lower(),
+    )
     return StepModel(machine_of(row["machine"], {**named, **links}), work)
 
 

@@ -35,6 +35,7 @@ class Work:
             the CPU of the one host.
         collectives: How many messages they are sent in; None where nobody counted.
         is_measured: Whether somebody measured `step_seconds`. Else the GPU's speed is uncertain, too.
+        sends_early: Whether each gradient is sent during the backward pass, as Horovod does. Else most wait for the last.
         shortest_seconds: The time below which no smaller batch brings a step on one GPU.
         input_per_second: Examples a second that one host can read; None where that does not limit.
     """
@@ -45,6 +46,7 @@ class Work:
     exchange: str = ALL_REDUCE
     collectives: int | None = None
     is_measured: bool = True
+    sends_early: bool = False
     shortest_seconds: float = 0.0
     gathered_bytes: float = 0.0
     input_per_second: float | None = None
@@ -152,7 +154,8 @@ class StepModel:
         if self.work.exchange == SERVERS:
             return self._of_servers(ring)
         whole = self._all_reduces(ring)
-        return whole - np.minimum(draws().overlap * whole, BACKWARD_SHARE * self._own())
+        overlap = draws().overlap * (1.0 if self.work.sends_early else uncertainty.OVERLAP_MAX)
+        return whole - np.minimum(overlap * whole, BACKWARD_SHARE * self._own())
 
     def _all_reduces(self, ring: Ring) -> Floats:
         count = self.work.collectives or USUAL_COLLECTIVES

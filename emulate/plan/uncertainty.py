@@ -33,8 +33,8 @@ TensorFlow's MirroredStrategy packs all gradients into one pack and waits for th
 bytes_per_pack=0), so that little of it can."""
 NOISE = 0.04
 """Logarithmic spread of a published measurement: twice 2 to 3 %, for it is divided by another one."""
-NETWORK_SPREAD = 0.15
-"""Logarithmic spread of a network's bandwidth beyond the range that its name gives."""
+NETWORK_SPREAD = 0.3
+"""Logarithmic spread of a network's bandwidth beyond the range that its name gives: TCP reaches half to all of it."""
 COMPUTE_SPREAD = 0.6
 """Logarithmic spread of a GPU's speed where nobody measured it: 1/3 to 3 times in 93 of 100 cases."""
 
@@ -48,7 +48,7 @@ class Draws:
         bandwidth: Logarithm of the real bandwidth relative to NCCL's model.
         ring: Change of that logarithm with each doubling of the GPUs in a host.
         latency: The factor of NCCL's latencies.
-        overlap: The share of the communication beside the backward pass.
+        overlap: The share of the communication beside the backward pass, of what is possible at most.
         servers: Uniform in (0, 1), from which the number of parameter servers is made.
         noise: Logarithm of a measurement's error.
         network: A standard normal number, from which the network's bandwidth is made.
@@ -83,7 +83,7 @@ def draws() -> Draws:
         bandwidth=BANDWIDTH_SPREAD * normal[:, 1],
         ring=RING_SPREAD * normal[:, 2],
         latency=np.exp(LATENCY_SPREAD * normal[:, 3]),
-        overlap=OVERLAP_MAX * uniform[:, 4],
+        overlap=uniform[:, 4],
         servers=uniform[:, 5],
         noise=NOISE * normal[:, 6],
         network=normal[:, 7],

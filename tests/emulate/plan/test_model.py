@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,6 +116,12 @@ def test_larger_batches_hide_the_communication() -> None:
         return batch / 128 * 0.3 / model.at_batch(batch).step_seconds(8).middle
 
     assert efficiency(512) > efficiency(128) > efficiency(32)
+
+
+def test_gradients_that_are_sent_early_hide_behind_the_backward_pass() -> None:
+    late = StepModel(find_machine("p3.16xlarge"), RESNET)
+    early = StepModel(find_machine("p3.16xlarge"), replace(RESNET, sends_early=True))
+    assert early.exposed_seconds(64).middle < 0.7 * late.exposed_seconds(64).middle
 
 
 def test_the_draws_are_even_and_the_same_each_time() -> None:
