@@ -6,6 +6,7 @@ import argparse
 import csv
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from emulate.plan import ALL_REDUCE, LOCAL_SERVERS, SERVERS, StepModel, Work, ma
 DATA = Path(__file__).parent / "data" / "public_throughput.csv"
 PAGE = Path(__file__).parents[1] / "docs" / "plan_accuracy.md"
 GROUP = ("machine", "gpu", "gpus_per_host", "link_inside", "link_between", "model", "dtype", "update", "batch_per_gpu")
+VALUES = ("params_millions", "num_gpus", "examples_per_second")
 USUAL_BATCH = 256.0
 """Where a row does not say its batch: what NVIDIA's examples take for images."""
 GRADIENT_BYTES = {"fp16": 2, "float16": 2}
@@ -50,9 +52,16 @@ class Prediction:
 
 def read(path: Path) -> list[list[Row]]:
     """Read the rows in groups, each with its numbers of GPUs in increasing order."""
+    if not path.is_file():
+        raise UsageError(f"DATA must name a file. Received: DATA={str(path)!r}.")
     groups: dict[tuple[str, ...], list[Row]] = {}
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        reader = csv.DictReader(file)
+        if missing := [name for name in (*GROUP, *VALUES) if name not in (reader.fieldnames or ())]:
+            raise UsageError(
+                f"DATA must have the columns of benchmarks/data/README.md. Received: DATA={str(path)!r} without {missing}."
+            )
+        for row in reader:
             groups.setdefault(tuple(row[name] for name in GROUP), []).append(row)
     return [sorted(group, key=lambda row: int(row["num_gpus"])) for group in groups.values()]
 
@@ -70,9 +79,9 @@ def model_of(row: Row) -> StepModel:
     """Return the model that a group's row of one GPU gives."""
     named = {"gpu": row["gpu"], "gpus_per_host": int(row["gpus_per_host"])}
     links = {name: row[name] for name in ("link_inside", "link_between") if row[name]}
-    # TensorFlow's own strategies pack all gradients into one message. Others send one for each variable, or nobody knows.
     batch = float(row["batch_per_gpu"] or USUAL_BATCH)
     size = float(row["params_millions"]) * 1e6 * GRADIENT_BYTES.get(row["dtype"].lower(), 4)
+    # TensorFlow's own strategies pack all gradients into one message. Others send one for each variable, or nobody knows.
     work = Work(
         step_seconds=batch / float(row["examples_per_second"]),
         batch=batch,
@@ -200,4 +209,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:
+        sys.exit(f"plan-accuracy: {error}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plan_accuracy import DATA, PAGE, exchange_of, figures, of_groups, plain_rule, read, table
+from emulate.errors import UsageError
 from emulate.plan import ALL_REDUCE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,3 +66,11 @@ def test_another_file_is_predicted_and_what_cannot_be_is_said(tmp_path: Path) ->
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert "NOT predicted (2 rows): odd resnet50 fp32 128: link_inside must name" in result.stdout
     assert set(json.loads(result.stdout.splitlines()[-1])) == {"median", "p90", "max", "held"}
+
+
+def test_a_file_that_is_not_there_or_lacks_columns_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"DATA must name a file. Received: DATA="):
+        read(tmp_path / "none.csv")
+    (tmp_path / "short.csv").write_text("machine,gpu\n")
+    with pytest.raises(UsageError, match=r"DATA must have the columns of .* without \['gpus_per_host'"):
+        read(tmp_path / "short.csv")
