@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,25 @@ else:
 _CATALOGUE = Path(__file__).with_name("machines.toml")
 _TABLES = Path(__file__).with_name("all_reduce.csv")
 _REQUIRED = ("gpu", "gpus_per_host")
-_OPTIONAL = ("link_inside", "link_between", "dollars_per_hour", "price_year", "all_reduce_tables", "tflops", "source")
+_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "gpu": ("a text", lambda value: isinstance(value, str)),
+    "gpus_per_host": ("a whole number >= 1", lambda value: type(value) is int and value >= 1),
+    "link_inside": ("a text", lambda value: isinstance(value, str)),
+    "link_between": ("a text", lambda value: isinstance(value, str)),
+    "dollars_per_hour": ("a number >= 0", lambda value: type(value) in (int, float) and value >= 0),
+    "price_year": ("a year", lambda value: type(value) is int),
+    "all_reduce_tables": ("a list of texts", lambda value: isinstance(value, list)),
+    "tflops": (
+        "a table of numbers > 0 by dtype",
+        lambda value: isinstance(value, dict) and all(map(_is_positive, value.values())),
+    ),
+    "source": ("a text", lambda value: isinstance(value, str)),
+}
+"""By key of a machine the form of its value, in words and as a check."""
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and value > 0
 
 
 @dataclass(frozen=True)
@@ -149,22 +167,17 @@ def machine_of(name: str, entry: Mapping[str, Any], gpus: Mapping[str, Any] | No
 
 
 def _check_keys(name: str, entry: Mapping[str, Any]) -> None:
-    possible = (*_REQUIRED, *_OPTIONAL)
-    if unknown := [key for key in entry if key not in possible]:
+    if unknown := [key for key in entry if key not in _FORMS]:
         raise UsageError(
             f"A machine's keys must be known. Received: machine={name!r}, key={unknown[0]!r}. "
-            f"Possible keys: {', '.join(possible)}."
+            f"Possible keys: {', '.join(_FORMS)}."
         )
     if missing := [key for key in _REQUIRED if key not in entry]:
         raise UsageError(f"A machine needs {' and '.join(_REQUIRED)}. Received: machine={name!r} without {', '.join(missing)}.")
-    if not isinstance(entry["gpu"], str) or type(entry["gpus_per_host"]) is not int or entry["gpus_per_host"] < 1:
-        raise UsageError(
-            "gpu must be a text and gpus_per_host a whole number >= 1. "
-            f"Received: machine={name!r}, gpu={entry['gpu']!r}, gpus_per_host={entry['gpus_per_host']!r}."
-        )
-    price = entry.get("dollars_per_hour", 0)
-    if type(price) not in (int, float) or price < 0:
-        raise UsageError(f"dollars_per_hour must be a number >= 0. Received: machine={name!r}, dollars_per_hour={price!r}.")
+    for key, value in entry.items():
+        form, is_right = _FORMS[key]
+        if not is_right(value):
+            raise UsageError(f"{key} must be {form}. Received: machine={name!r}, {key}={value!r}.")
 
 
 def _names() -> str:

@@ -90,8 +90,11 @@ ENTRY = {"gpu": "V100", "gpus_per_host": 8, "link_inside": "NVLink 2 hybrid cube
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gpu": None}, "gpu must be a text and gpus_per_host a whole number >= 1. Received: machine='m', gpu=None"),
-        ({"gpus_per_host": 0}, "gpus_per_host=0"),
+        ({"gpu": None}, "gpu must be a text. Received: machine='m', gpu=None."),
+        ({"gpus_per_host": 0}, "gpus_per_host must be a whole number >= 1. Received: machine='m', gpus_per_host=0."),
+        ({"link_between": 25}, "link_between must be a text. Received: machine='m', link_between=25."),
+        ({"tflops": 20}, "tflops must be a table of numbers > 0 by dtype. Received: machine='m', tflops=20."),
+        ({"tflops": {"float32": "fast"}}, "tflops must be a table of numbers > 0 by dtype."),
         (
             {"link_inside": ""},
             "link_inside must be given for a host with several GPUs. Received: machine='m', gpus_per_host=8",
