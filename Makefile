@@ -10,10 +10,10 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE PIP_NO_COMPILE PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard sensitivity fuzz features clean
+.PHONY: help setup demo test slow check docs outputs dist bench compat scorecard sensitivity fuzz features plan-accuracy clean
 
 help:  ## show this
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile
 
 setup: $(STAMP)  ## make the environment in .venv (once, and again when pyproject.toml changes)
 
@@ -80,6 +80,9 @@ fuzz: $(STAMP)  ## compose programs for MINUTES and keep each that is judged wro
 
 features: $(STAMP)  ## verify every feature of gpudist_core and of plain Keras on every topology; writes docs/features.md
 	$(BIN)/python -m benchmarks.features
+
+plan-accuracy: $(STAMP)  ## predict published throughputs from their one-GPU rows; DATA=FILE takes another file of that form
+	$(BIN)/python -m benchmarks.plan_accuracy $(if $(DATA),--data "$(DATA)")
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) .compat build dist docs/_build docs/causes .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

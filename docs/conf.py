@@ -26,7 +26,7 @@ extensions = [
     "causes",
     "command_line",
 ]
-exclude_patterns = ["_build", "compat_table.md", "outputs"]
+exclude_patterns = ["_build", "compat_table.md", "plan_accuracy.md", "outputs"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 smartquotes = False  # "--steps" keeps its hyphens

@@ -1,7 +1,7 @@
 """Record a program while it runs, and write the trace."""
 
 from emulate.probe.batch_norm import SYNCHRONIZED, by_share
-from emulate.probe.functions import evaluate, fixed_batches, is_eager, refusal
+from emulate.probe.functions import count_operations, evaluate, fixed_batches, is_eager, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
 from emulate.probe.plan import IN_32_BITS, SAME_ON_ONE_DEVICE, TAPES_JOINED, Follow, ProbePlan, Replay
@@ -30,6 +30,7 @@ __all__ = [
     "Variable",
     "by_share",
     "check_intact",
+    "count_operations",
     "digest",
     "evaluate",
     "fixed_batches",

@@ -5,6 +5,7 @@ from emulate.report.files import STANDARD_OUTPUT, check_writable
 from emulate.report.html import check_libraries, write_html
 from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
+from emulate.report.plan import show_plan
 from emulate.report.progress import Lines, Live, progress_on
 from emulate.report.sarif import to_sarif, write_sarif
 from emulate.report.terminal import render, show
@@ -21,6 +22,7 @@ __all__ = [
     "progress_on",
     "render",
     "show",
+    "show_plan",
     "to_sarif",
     "width_of",
     "write_html",

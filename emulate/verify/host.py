@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import traceback
@@ -11,7 +12,7 @@ from typing import Any, NoReturn
 
 from emulate import devices
 from emulate.imports import when_imported
-from emulate.probe import Paths, Probe, ProbePlan, evaluate
+from emulate.probe import Paths, Probe, ProbePlan, count_operations, evaluate
 from emulate.program import Program
 from emulate.verify.listing import list_in_another_order
 from emulate.verify.seeding import Seeding
@@ -122,6 +123,23 @@ class Evaluation:
             when_imported("tensorflow", _without_tf32)
         when_imported("tensorflow", _without_graph_optimization)
         evaluate(self.source, self.plan)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Count the floating-point operations of a recorded run, as the entry of a host.
+
+    Attributes:
+        source: The folder of the run's trace.
+        target: The file for what was counted.
+    """
+
+    source: Path
+    target: Path
+
+    def __call__(self, context: Any) -> None:
+        """Run on this host."""
+        self.target.write_text(json.dumps(count_operations(self.source)), encoding="utf-8")
 
 
 def _finish_at_exit(probe: Probe) -> None:

@@ -18,7 +18,7 @@ from emulate.faults import Fault
 from emulate.probe import ProbePlan, Trace, refusal
 from emulate.program import Program
 from emulate.topology import REFERENCE, Topology
-from emulate.verify.host import COMPARABLE_ON_GPUS, Evaluation, RecordedProgram
+from emulate.verify.host import COMPARABLE_ON_GPUS, Counting, Evaluation, RecordedProgram
 from emulate.verify.parents import Parents
 from emulate.verify.recovery import Lives
 from emulate.verify.result import RunResult
@@ -150,6 +150,20 @@ class Runner:
         remove_tree(plan.trace)
         errors = _ERROR.findall(result.failure or "")
         return f"its steps could not be evaluated ({errors[-1] if errors else result.status})"
+
+    def count_operations(self, source: RunResult, target: Path) -> None:
+        """Count the operations of a recorded run's step, without the program.
+
+        Args:
+            source: The run, which kept its functions.
+            target: The file for the counts. There is none where the steps are not in a graph.
+        """
+        if source.trace is None or refusal(source.trace) is not None:
+            return
+        result = RunResult("operations", REFERENCE, None, is_evaluated=True)
+        entry = Counting(source.trace.directory, target)
+        plan = self._cluster_plan(REFERENCE, target.parent, entry, True)
+        self._follow(result, self._parents.current, replace(plan, views=()), self._settings.timeout, counts=False)
 
     def _folder_of(self, label: str) -> Path:
         return self._directory / label.replace(" ", "-")
@@ -354,7 +368,7 @@ class Runner:
         self,
         topology: Topology,
         folder: Path,
-        entry: RecordedProgram | Evaluation,
+        entry: RecordedProgram | Evaluation | Counting,
         reference: bool,
         *,
         own_hashes: bool = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def test_a_command_is_one_that_gpudist_takes(line: str) -> None:
     group: Any = typer.main.get_command(app)
     context = group.make_context("gpudist", [], resilient_parsing=True)
     for part in line.split("&&"):
-        name, command, args = group.resolve_command(context, part.split()[1:])
+        name, command, args = group.resolve_command(context, shlex.split(part)[1:])
         command.make_context(name, args, parent=context)
 
 

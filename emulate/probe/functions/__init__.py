@@ -3,5 +3,6 @@
 from emulate.probe.functions.evaluate import evaluate
 from emulate.probe.functions.files import fixed_batches, is_eager, refusal
 from emulate.probe.functions.kept import Functions
+from emulate.probe.functions.operations import count_operations
 
-__all__ = ["Functions", "evaluate", "fixed_batches", "is_eager", "refusal"]
+__all__ = ["Functions", "count_operations", "evaluate", "fixed_batches", "is_eager", "refusal"]

@@ -1,0 +1,118 @@
+"""Define `gpudist plan`: forecast speed and price of a program on machines that are not here."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emulate.cli import options, outputs
+from emulate.cli.command import complain, exits_properly, program_args
+from emulate.errors import Hung, ProgramFailed, UsageError
+from emulate.program import shorten_traceback
+
+if TYPE_CHECKING:
+    from emulate.plan import Recorded
+    from emulate.program import Program
+
+EXAMPLES = """Examples:
+
+gpudist plan train.py --on p4d.24xlarge
+
+gpudist plan train.py --on dgx1-v100 --measured "1: 412 examples/s at batch 128"
+
+gpudist plan train.py --on my_machine.toml --gpus 8,64 --examples 1281167 --json plan.json"""
+_STEPS = 2
+
+
+@exits_properly
+def plan(
+    context: typer.Context,
+    program: options.ProgramArgument = None,
+    module: options.ModuleOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="MACHINE", show_default=False, help="A machine of the catalogue, or your own TOML file."),
+    ] = None,
+    measured: Annotated[
+        list[str],
+        typer.Option("--measured", metavar="TEXT", help="What you measured: 'N: X examples/s at batch B'. Repeatable."),
+    ] = [],  # noqa: B006 (typer copies it)
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="N,N", show_default=False, help="Numbers of GPUs. Default: 1 to 100,000."),
+    ] = None,
+    examples: Annotated[
+        str, typer.Option("--examples", metavar="N", help="Examples in an epoch, for time and price.")
+    ] = "1000000",
+    input_rate: Annotated[
+        str | None,
+        typer.Option(
+            "--input-rate",
+            metavar="TEXT",
+            show_default=False,
+            help="What one host reads: 'X examples/s'. Default: no limit.",
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", metavar="N", show_default=False, help="Examples in a step, if gpudist cannot see them."),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", metavar="S", help="Time limit of the recorded run, in seconds.")
+    ] = f"{options.DEFAULT_TIMEOUT:g}",
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Also write the plan as JSON. - is standard output.")
+    ] = None,
+) -> int:
+    """Forecast how fast, and for which price, PROGRAM trains on 1 to 100,000 GPUs of a machine."""
+    from emulate.plan import find_machine, make_forecast, parse_measured, parse_rate
+    from emulate.program import Program
+    from emulate.report import show_plan, write_object
+
+    if on is None:
+        raise UsageError("--on must name a machine. Received: none. Example: gpudist plan train.py --on p4d.24xlarge.")
+    machine, points = find_machine(on), parse_measured(measured)
+    counts = None if gpus is None else [_count("--gpus", text) for text in gpus.split(",")]
+    number = _count("--examples", examples)
+    rate = None if input_rate is None else parse_rate(input_rate)
+    own_batch = None if batch is None else _count("--batch", batch)
+    seconds = options.number_of_seconds(timeout)
+    found = Program.find(options.program_target(program, module), program_args(context))
+    files = outputs.check(json, others={"the program itself": found.file})
+    recorded = _record(found, seconds, own_batch)
+    forecast = make_forecast(recorded, machine, points, counts=counts, examples=number, input_per_second=rate)
+    show_plan(forecast, files.screen)
+    if files.json is not None:
+        write_object(forecast.to_json(), files.json)
+    return 0
+
+
+def _count(option: str, text: str) -> int:
+    """Return a positive whole number. Raise UsageError for another text."""
+    if text.strip().isdecimal() and int(text) > 0:
+        return int(text)
+    raise UsageError(f"{option} must be a positive whole number. Received: {option} {text!r}. Example: {option} 64.")
+
+
+def _record(program: Program, seconds: float, batch: int | None) -> Recorded:
+    """Run a program for a few steps on one device and read what it recorded."""
+    from emulate.plan import read_recorded
+    from emulate.report import progress_on
+    from emulate.verify.record import record
+
+    with tempfile.TemporaryDirectory(prefix="gpudist-plan-") as folder, progress_on() as progress:
+        operations = Path(folder) / "operations" / "operations.json"
+        operations.parent.mkdir()
+        result, notes = record(program, Path(folder), operations, steps=_STEPS, timeout=seconds, progress=progress)
+        for note in (*program.notes, *notes):
+            complain(note)
+        if result.status == "hung":
+            text = f"{program.name} did not make {_STEPS} steps in {seconds:g} s. Give it more time with --timeout."
+            raise Hung(text, reason="timeout", stacks={})
+        if result.status != "ok" or result.trace is None:
+            text = shorten_traceback(result.failure or "")
+            raise ProgramFailed(f"{program.name} fails on one device:\n{text}", host=0, traceback_text=text)
+        return read_recorded(result.trace, operations, batch=batch)

@@ -1,0 +1,37 @@
+"""Predict how fast and at what price a program trains on machines that are not here."""
+
+from emulate.plan.collectives import BandwidthTable, Ring, all_reduce_seconds
+from emulate.plan.forecast import Forecast, Row, make_forecast
+from emulate.plan.links import Between, Inside, parse_between, parse_inside
+from emulate.plan.machines import Machine, find_machine, machine_of
+from emulate.plan.measured import Measured, parse_measured, parse_rate
+from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
+from emulate.plan.recorded import Gradient, Recorded, read_recorded
+
+__all__ = [
+    "ALL_REDUCE",
+    "LOCAL_SERVERS",
+    "SERVERS",
+    "BandwidthTable",
+    "Between",
+    "Estimate",
+    "Forecast",
+    "Gradient",
+    "Inside",
+    "Machine",
+    "Measured",
+    "Recorded",
+    "Ring",
+    "Row",
+    "StepModel",
+    "Work",
+    "all_reduce_seconds",
+    "find_machine",
+    "machine_of",
+    "make_forecast",
+    "parse_between",
+    "parse_inside",
+    "parse_measured",
+    "parse_rate",
+    "read_recorded",
+]

@@ -1,0 +1,132 @@
+"""Read from a recorded run on one device what a plan needs: batch, gradients, operations."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulate.errors import UsageError
+
+if TYPE_CHECKING:
+    from emulate.probe import Step, StoredArray, Trace
+
+_ROW_NUMBER_BYTES = 8  # int64, as in tf.IndexedSlices
+_BYTES = {"bfloat16": 2}  # NumPy has no such type
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Describe the gradient of one variable.
+
+    Attributes:
+        name: The variable.
+        elements: How many numbers are sent.
+        num_bytes: Their size in bytes, of a sparse gradient with the numbers of its rows.
+        is_sparse: Whether only some rows of the variable have one. TensorFlow gathers these from all GPUs.
+    """
+
+    name: str
+    elements: int
+    num_bytes: int
+    is_sparse: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Describe a training step as one device made it.
+
+    Attributes:
+        program: The name of the program.
+        parameters: The number of trained parameters.
+        batch: The number of examples in a step.
+        gradients: In the order of the variables.
+        flops: Floating-point operations of forward and backward pass of a step; None where its graph is not known.
+        kernels: Operations of the graph that a GPU is given in a step.
+        uncounted: Types of operations in the graph that are not in `flops`, though they compute.
+        in_16_bits: Whether the layers compute in 16 bits.
+    """
+
+    program: str
+    parameters: int
+    batch: int
+    gradients: tuple[Gradient, ...]
+    flops: float | None
+    kernels: int = 0
+    uncounted: tuple[str, ...] = ()
+    in_16_bits: bool = False
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Return the size of all dense gradients in bytes."""
+        return sum(gradient.num_bytes for gradient in self.gradients if not gradient.is_sparse)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Return the size of all sparse gradients in bytes."""
+        return sum(gradient.num_bytes for gradient in self.gradients if gradient.is_sparse)
+
+
+def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -> Recorded:
+    """Read a recorded run.
+
+    Args:
+        trace: The trace of a run on one device with at least one step.
+        operations: The file with its floating-point operations, if there is one.
+        batch: The number of examples in a step. Default: what the trace has seen.
+
+    Returns:
+        What a plan needs.
+
+    Raises:
+        UsageError: If the run made no step, or nobody knows the batch.
+    """
+    steps = [trace.steps(name)[0] for name in trace.optimizers if trace.steps(name)]
+    gradients = _gradients([step[min(step)] for step in steps])
+    if not gradients:
+        raise UsageError(
+            f"A program to plan must train. Received: program={trace.about.get('program')!r}, without a step with gradients. "
+            "Is the training behind an argument? Pass arguments of the program after `--`."
+        )
+    seen = batch or trace.batch
+    if not seen:
+        raise UsageError(
+            f"The batch must be known. Received: program={trace.about.get('program')!r}, whose examples gpudist could not see. "
+            "Give --batch, the number of examples in a step on one GPU."
+        )
+    counted = json.loads(operations.read_text(encoding="utf-8")) if operations.is_file() else {}
+    facts = [event for _, event in trace.of("program")]
+    in_16_bits = any(event.get("float16") or event.get("bfloat16") for event in facts)
+    return Recorded(
+        program=str(trace.about.get("program")),
+        parameters=_parameters(trace, {gradient.name for gradient in gradients}),
+        batch=seen,
+        gradients=gradients,
+        flops=counted.get("flops") or None,
+        kernels=counted.get("kernels", 0),
+        uncounted=tuple(counted.get("uncounted", ())),
+        in_16_bits=in_16_bits,
+    )
+
+
+def _gradients(steps: Sequence[Step]) -> tuple[Gradient, ...]:
+    return tuple(_gradient(name, array) for step in steps for name, array in step.gradients.items())
+
+
+def _gradient(name: str, array: StoredArray) -> Gradient:
+    elements = math.prod(array.shape)
+    size = elements * (_BYTES.get(array.dtype) or np.dtype(array.dtype).itemsize)
+    if array.rows is None:
+        return Gradient(name, elements, size)
+    return Gradient(name, elements, size + _ROW_NUMBER_BYTES * array.shape[0], is_sparse=True)
+
+
+def _parameters(trace: Trace, names: set[str]) -> int:
+    """Return the size of the variables of these names, as they were at the start."""
+    variables = next(iter(trace.variables("initial").values()), {})
+    return sum(math.prod(one.array.shape) for name, one in variables.items() if name in names and one.array is not None)

@@ -1,0 +1,42 @@
+"""Record a program for a few steps on one device, for what is not a comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emulate.probe import ProbePlan
+from emulate.program import Program
+from emulate.topology import REFERENCE
+from emulate.verify.result import RunResult
+from emulate.verify.runner import Runner
+from emulate.verify.settings import Settings
+
+if TYPE_CHECKING:
+    from emulate.progress import Progress
+
+
+def record(
+    program: Program, folder: Path, operations: Path, *, steps: int, timeout: float, progress: Progress
+) -> tuple[RunResult, tuple[str, ...]]:
+    """Record a program on one device of the CPU, and count the floating-point operations of its step.
+
+    Args:
+        program: What to run.
+        folder: An existing folder for the trace.
+        operations: The file for the operations. None is written where the steps are not in a graph.
+        steps: After how many steps it is stopped.
+        timeout: The time limit in seconds.
+        progress: Told of the run.
+
+    Returns:
+        How the run went, and what the user should know about it.
+    """
+    settings = Settings(program=program, steps=steps, timeout=timeout)
+    with Runner(settings, folder, progress) as runner:
+        runner.expect(1)
+        plan = ProbePlan(folder, keeps_functions=True)
+        result = runner.start("one device", REFERENCE, plan, reference=True).result()
+        if result.status == "ok":
+            runner.count_operations(result, operations)
+        return result, tuple(runner.notes())

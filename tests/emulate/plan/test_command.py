@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from emulate.cli.app import app
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([
+    keras.Input((8, 8, 1)),
+    keras.layers.Conv2D(4, 3, use_bias=False),
+    keras.layers.Flatten(),
+    keras.layers.Dense(10, use_bias=False),
+])
+model.compile(optimizer="sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+images = np.ones((64, 8, 8, 1), "float32")
+model.fit(images, np.zeros(64, "int64"), batch_size=16, verbose=0)
+"""
+# Per example: 6 x 6 x 4 results of 9 products each and 10 of 144, forward and for the filters; for the dense layer's input too.
+FLOPS = 16 * 2 * (2 * 6 * 6 * 4 * 9 + 3 * 144 * 10)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--on must name a machine. Received: none."),
+        (["--on", "dgx-a10"], "Received: --on 'dgx-a10'. Did you mean 'dgx-a100'?"),
+        (["--on", "mine.toml"], "--on must name a machine or an existing file. Received: --on 'mine.toml'."),
+        (["--on", "dgx-a100", "--measured", "195"], "Received: --measured '195'."),
+        (["--on", "dgx-a100", "--gpus", "8,x"], "--gpus must be a positive whole number. Received: --gpus 'x'."),
+        (["--on", "dgx-a100", "--examples", "0"], "--examples must be a positive whole number. Received: --examples '0'."),
+        (["--on", "dgx-a100", "--batch", "-1"], "--batch must be a positive whole number. Received: --batch '-1'."),
+        (["--on", "dgx-a100", "--input-rate", "9"], "Received: --input-rate '9'."),
+        (["--on", "dgx-a100", "--timeout", "0"], "--timeout must be a positive number of seconds. Received: --timeout '0'."),
+    ],
+)
+def test_wrong_use_ends_with_2_before_the_program_runs(program: Path, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["plan", str(program), *arguments], prog_name="gpudist")
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def plan(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "emulate", "plan", *map(str, arguments)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(cwd)}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_program_is_recorded_and_planned(program: Path) -> None:
+    result = plan(program, "--on", "p3.16xlarge", "--gpus", "1,8", "--json", "plan.json", cwd=program.parent)
+    assert result.returncode == 0, result.stderr
+    assert "NOT measured" in result.stdout
+    content = json.loads((program.parent / "plan.json").read_text())
+    assert content["batch_per_gpu"] == 16
+    assert content["parameters"] == 36 + 1440
+    assert content["flops_per_step"] == FLOPS
+    assert content["collectives"] == [{"kind": "all-reduce", "bytes": 4 * (36 + 1440), "gradients": 2}]
+    assert [row["num_gpus"] for row in content["rows"]] == [1, 8]
+
+
+def test_a_program_that_raises_ends_with_3_and_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise KeyError('no data')\n")
+    result = plan("train.py", "--on", "dgx-a100", cwd=tmp_path)
+    assert result.returncode == 3
+    assert "KeyError: 'no data'" in result.stderr
