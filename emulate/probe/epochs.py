@@ -151,6 +151,6 @@ def _wrap_epoch_iterator(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        probe.epochs.arrays_given(Epoch(self.num_batches, self.data_adapter.partial_batch_size))
+        probe.epochs.arrays_given(Epoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
 
     cls.__init__ = init

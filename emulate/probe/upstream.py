@@ -405,6 +405,17 @@ def distribution_of(dataset: Any) -> tuple[int, Any, Any]:
     return int(dataset._cardinality), dataset._strategy, getattr(dataset, "_original_dataset", None)
 
 
+def partial_batch(adapter: Any) -> int | None:
+    """Return how many examples the last batch of `fit`'s data has, None where it is full or Keras does not know.
+
+    The adapters of a PyDataset and of a generator leave the question to their base class, which raises.
+    """
+    try:
+        return adapter.partial_batch_size  # type: ignore[no-any-return]
+    except NotImplementedError:
+        return None
+
+
 def epoch_iterator_class() -> Any:
     """Return the class that prepares the data of `fit` and `evaluate` in Keras 3."""
     return load(f"{KERAS_3}.trainers.epoch_iterator").EpochIterator

@@ -43,7 +43,6 @@ def test_batches_that_workers_fetched_before_the_training_are_told_with_the_numb
     assert "workers=1, use_multiprocessing=False" in run.causes[0].fix
 
 
-@pytest.mark.slow
 def test_with_one_worker_it_is_equivalent(tmp_path: Path, preload: Preload) -> None:
     verdict = verified(tmp_path, preload, 1)
     assert [run.verdict for run in verdict.runs] == ["equivalent"], render(verdict)
