@@ -1,4 +1,4 @@
-"""The pytest plugin: a suite of 100 small tests on five topologies, and what the plugin costs a suite that does not use it."""
+"""The pytest plugin: 100 small tests on five topologies, and what the plugin costs a suite that does not use it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from benchmarks.figure import Figure, in_turn, seconds
 
 TOPOLOGIES = ("1x2", "1x4", "2x1", "2x2", "4x1")
 FUNCTIONS = 20
+FILES = 10
 TIMES = 15
 
 _BODY = """
@@ -42,20 +43,25 @@ def figures() -> Iterator[Figure]:
         ours, theirs = _suite(Path(folder, "ours"), on_topologies=True), _suite(Path(folder, "theirs"), on_topologies=False)
         taken = seconds(lambda: _pytest(ours))
         plain = seconds(lambda: _pytest(theirs))
-        yield Figure("suite_100", taken, 60.0, False, taken, plain, "100 such tests on one device in one process", unit="s")
+        against = "100 such tests on one device in one process"
+        yield Figure("suite_100", taken, 60.0, False, taken, plain, against, unit="s")
+        files = _suite(Path(folder, "files"), on_topologies=True, files=FILES)
+        taken = seconds(lambda: _pytest(files))
+        yield Figure("suite_100_in_10_files", taken, 45.0, False, taken, plain, against, unit="s")
         unaware = _unaware_suite(Path(folder, "unaware"))
         used, spared = in_turn(lambda: _cpu(unaware), lambda: _cpu(unaware, "-p", "no:gpudist"), TIMES)
         yield Figure("plugin_unused", used / spared, 1.03, False, used, spared, "the same 500 tests without the plugin")
 
 
-def _suite(folder: Path, *, on_topologies: bool) -> Path:
+def _suite(folder: Path, *, on_topologies: bool, files: int = 1) -> Path:
     """A hundred small tests: each of the functions on each topology, or five times as many functions on one device."""
     folder.mkdir()
     number = FUNCTIONS if on_topologies else FUNCTIONS * len(TOPOLOGIES)
     mark = f"@pytest.mark.topology({', '.join(map(repr, TOPOLOGIES))})" if on_topologies else ""
     arguments, strategy = ("strategy", "") if on_topologies else ("", _OWN_STRATEGY)
     bodies = [_BODY.format(mark=mark, number=one, arguments=arguments, strategy=strategy) for one in range(number)]
-    (folder / "test_suite.py").write_text("import pytest\nimport tensorflow as tf\n" + "".join(bodies))
+    for file in range(files):
+        (folder / f"test_suite_{file}.py").write_text("import pytest\nimport tensorflow as tf\n" + "".join(bodies[file::files]))
     return folder
 
 

@@ -39,6 +39,7 @@ WHAT = {
     "pool_killed_host_reported": "A host is killed: the longest until it was reported, with its step, and the others were gone",
     "pool_killed_supervisor": "pytest's own process is killed: until all processes and files of the pool are gone, s",
     "suite_100": "100 small tests on `1x2`, `1x4`, `2x1`, `2x2` and `4x1`: seconds",
+    "suite_100_in_10_files": "The same tests in ten files, each of which gets new hosts: seconds",
     "plugin_unused": "500 tests that use no topology, with the plugin installed: ratio of processor time",
 }
 

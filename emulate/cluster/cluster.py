@@ -23,6 +23,7 @@ from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome
 from emulate.cluster.running import RunningCluster
+from emulate.cluster.shared import share_preload
 from emulate.cluster.views import remove_tree
 from emulate.devices import choose_device
 from emulate.errors import Hung, ProgramFailed, UsageError
@@ -36,7 +37,8 @@ class Cluster:
     """Run functions on emulated hosts on this machine, each a process with its own devices.
 
     Every `run` forks fresh hosts from one process that has imported TensorFlow. So a run takes tenths of a second and finds
-    nothing of the previous one. The caller's process imports no TensorFlow.
+    nothing of the previous one. All clusters of this process share that process, which ends with it. The caller's process
+    imports no TensorFlow.
 
     Args:
         topology: `"2x2"` or a Topology.
@@ -46,7 +48,7 @@ class Cluster:
         timeout: The time limit of one `run` in seconds; None for no limit.
         environment: Environment variables for every host, added to those of this process.
         echo: Relay the hosts' output to this process's output instead of keeping it for error messages.
-        preload: The process to fork from, if several clusters share one. It keeps running after the cluster.
+        preload: The process to fork from. Default: the one that all clusters of this process share.
 
     Attributes:
         device: The device that computes: `cpu` or `gpu`.
@@ -86,11 +88,13 @@ class Cluster:
         self._all_reduce = all_reduce
         self._network = network
         self._timeout = timeout
-        self._environment = checked_environment(environment)
+        self._own_environment = checked_environment(environment)
         self._echo = echo
         self._owner = Owner()
-        self._owns_preload = preload is None
-        self._preload: Preload | None = preload or Preload(environment=self._early())
+        self._preload: Preload | None = preload
+        self._environment = self._own_environment
+        if self._preload is None:
+            self._preload, self._environment = share_preload(self._own_environment)
         self.fired: list[Fired] = []
         self.restarts = 0
         self._steps: Callable[[int], int | None] = lambda host: None
@@ -98,7 +102,7 @@ class Cluster:
         self.notes: list[str] = [choice.why] if choice.why else []
 
     def _early(self) -> dict[str, str]:
-        return {name: value for name, value in self._environment.items() if is_read_at_import(name)}
+        return {name: value for name, value in self._own_environment.items() if is_read_at_import(name)}
 
     def run(
         self,
@@ -223,9 +227,7 @@ class Cluster:
             self.notes.append(event["text"])
 
     def close(self) -> None:
-        """End every process; one that was forked from this one leaves them alone."""
-        if self._preload is not None and self._owns_preload:
-            self._preload.close()
+        """Refuse further runs. The hosts of each `run` have ended with it."""
         self._preload = None
 
     def __enter__(self) -> Cluster:

@@ -133,6 +133,11 @@ class Preload:
             cluster.give(pickle.dumps(order))
         return cluster
 
+    @property
+    def is_usable(self) -> bool:
+        """Return whether this process made it, it runs, and its folder is there."""
+        return self._owner.is_here and self._process.poll() is None and self.directory.exists()
+
     def close(self) -> None:
         """End the process, every cluster it forked, and delete the scratch folder; what another process made stays."""
         self._finalizer()

@@ -1,9 +1,9 @@
 """Present a host's CPU as emulated GPUs, so that a program written for GPUs runs unchanged."""
 
-from emulate.devices.all_reduce import all_reduce_in_use, strategies_made
+from emulate.devices.all_reduce import all_reduce_in_use
 from emulate.devices.choice import DEVICES, DeviceChoice, check_device, choose_device, what_tensorflow_says, why_blind
 from emulate.devices.framework import check_tensorflow
-from emulate.devices.install import forget_program, install
+from emulate.devices.install import install
 from emulate.devices.inventory import Gpu, Inventory, find_gpus
 from emulate.devices.kernels import about_compiling, kernel_folder
 from emulate.devices.lease import GpuLease
@@ -32,12 +32,10 @@ __all__ = [
     "choose_device",
     "describe_machine",
     "find_gpus",
-    "forget_program",
     "install",
     "is_short",
     "kernel_folder",
     "share_out",
-    "strategies_made",
     "what_tensorflow_says",
     "why_blind",
 ]

@@ -37,11 +37,6 @@ def all_reduce_in_use() -> str:
     return _in_use
 
 
-def strategies_made() -> int:
-    """Return how many strategies with replicas on this host alone this process has made."""
-    return _num_strategies
-
-
 class AllReduceChoice:
     """Choose the all-reduce for each strategy of a host.
 
@@ -171,11 +166,6 @@ def _without_gradient(value: Any) -> Any:
 
     with tf.device(value.device):
         return tf.stop_gradient(value)
-
-
-def forget_all_reduce() -> None:
-    """Forget the last strategy."""
-    _remember("none")
 
 
 def _why_not(plan: DevicePlan) -> str:

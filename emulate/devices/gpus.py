@@ -166,17 +166,6 @@ class EmulatedGpus:
         self._check_known([device])
         return self._growth.get(device)
 
-    def forget_program(self) -> bool:
-        """Be as at the start, for another program in this process; False where TensorFlow's runtime cannot follow."""
-        fits = self.num_cpus == self.plan.num_devices
-        self._visible, self._splits, self._growth, self.cpu_split = None, {}, {}, None
-        self.__dict__.pop("_all", None)
-        if not fits and not upstream.is_initialized():
-            self.split_cpu()
-            return True
-        self.version += 1
-        return fits
-
     def split_cpu(self) -> None:
         """Have TensorFlow split the CPU anew after a change, which is possible until its runtime is up."""
         self.version += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from emulate.devices import upstream
-from emulate.devices.all_reduce import AllReduceChoice, forget_all_reduce
+from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.config import DeviceAnswers, answer_program
 from emulate.devices.deferred_captures import defer_past_control_flow
 from emulate.devices.gpus import VISIBLE, EmulatedGpus, split_cpu
@@ -20,7 +20,6 @@ from emulate.devices.untuned import leave_datasets_untuned
 from emulate.errors import UsageError
 from emulate.imports import when_imported
 
-_installed: list[EmulatedGpus] = []
 _said: set[tuple[str, str]] = set()
 
 
@@ -46,7 +45,6 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
             "run an operation. Start the host in a process that has not."
         )
     gpus = _gpus(plan, note, shown)
-    _installed.append(gpus)
     names = DeviceNames(gpus)
     choice = AllReduceChoice(plan, note)
     answer_program(DeviceAnswers(gpus, names))
@@ -71,13 +69,6 @@ def _gpus(plan: DevicePlan, note: Note, shown: str | None) -> EmulatedGpus:
     gpus = EmulatedGpus(plan, note, shown)
     split_cpu(plan.num_devices)
     return gpus
-
-
-def forget_program() -> bool:
-    """Give the devices of this host to another program, as they were for the first one; whether that is possible."""
-    _said.clear()
-    forget_all_reduce()
-    return all(gpus.forget_program() for gpus in _installed)
 
 
 def _once(note: Note) -> Note:

@@ -111,13 +111,6 @@ class PhysicalGpus(EmulatedGpus):
         if not upstream.is_initialized() and self._visible is None and len(self._all) < self.plan.num_devices:
             self._show_only(self._all)
 
-    def forget_program(self) -> bool:
-        """Forget the devices of a program. Return whether it set nothing of its GPUs, which TensorFlow would keep."""
-        is_all_shown = self._visible is None and len(self._all) == self.plan.num_devices
-        self._look_before_start()
-        self.__dict__.pop("_all", None)
-        return is_all_shown and self.cpu_split is None and not self._splits and not self._growth
-
     def split_cpu(self) -> None:
         """Keep the CPU as it is: only the GPUs changed."""
         self.version += 1

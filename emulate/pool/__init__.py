@@ -1,8 +1,9 @@
-"""Keep clusters warm between jobs, indistinguishable from fresh ones."""
+"""Keep clusters between jobs: hosts run job after job, each scope on hosts of its own."""
 
-from emulate.pool.keep import before_runtime, keep_meeting, keep_state, restore_state
 from emulate.pool.lease import Lease
 from emulate.pool.pool import Pool, Statistics
+from emulate.pool.reset import Reset
 from emulate.pool.result import HostResult
+from emulate.pool.upstream import before_runtime, keep_meeting
 
-__all__ = ["HostResult", "Lease", "Pool", "Statistics", "before_runtime", "keep_meeting", "keep_state", "restore_state"]
+__all__ = ["HostResult", "Lease", "Pool", "Reset", "Statistics", "before_runtime", "keep_meeting"]

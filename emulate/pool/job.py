@@ -15,12 +15,14 @@ class Job:
         call: A file with the pickled function and its arguments.
         cwd: The working directory of the caller.
         search_path: Where the caller imports from.
+        resets: Whether the host undoes afterwards what `Reset` undoes. Otherwise the function takes care of it.
     """
 
     number: int
     call: Path
     cwd: Path
     search_path: tuple[str, ...]
+    resets: bool
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Renew:
 
 # Events of a warm host, beside those that its job sends.
 DONE = "job-done"  # status, pickled, error, code
-IDLE = "job-idle"  # reasons why the host cannot be used again; first_key, from where on its next strategy counts
-NEEDS_FRESH = "needs-fresh-cluster"  # the job does what only a host that has run nothing can do
+IDLE = "job-idle"  # first_key, from where on the host's next strategy counts
 NEEDS_PROCESS = "needs-fresh-process"  # the job sets what TensorFlow has read when it was imported
 OUTPUT = "output"  # the file in a host's folder that has both its streams

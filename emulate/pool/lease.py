@@ -1,4 +1,4 @@
-"""Define `Lease`: a warm cluster for as long as one caller needs it."""
+"""Define `Lease`: a cluster for as long as one caller needs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from emulate.cluster import Owner, check_function, check_time_limit, roles_of
 from emulate.errors import UsageError
 from emulate.pickling import to_bytes
 from emulate.pool.result import HostResult
-from emulate.pool.round import NeedsOtherClusterError, Round
+from emulate.pool.round import NeedsBareClusterError, Round
 from emulate.pool.warm import WarmCluster
 from emulate.program import working_directory
 from emulate.topology import Topology
@@ -25,11 +25,12 @@ OnEvent = Callable[[int, dict[str, Any]], None]
 
 @final
 class Lease:
-    """Give access to a clean cluster. `Pool.lease` makes it. Leaving it returns the cluster.
+    """Give access to a cluster. `Pool.lease` makes it. Leaving it returns the cluster.
 
     Args:
         pool: The pool of the cluster.
         topology: The cluster's topology.
+        scope: Whose jobs the cluster runs.
         fresh: Whether the cluster must not have run anything yet.
 
     Attributes:
@@ -40,11 +41,13 @@ class Lease:
         device: The devices of hosts that train: `emulated`, `gpu` or `gpu slice`.
     """
 
-    def __init__(self, pool: Pool, topology: Topology, *, fresh: bool) -> None:
+    def __init__(self, pool: Pool, topology: Topology, scope: str, *, fresh: bool) -> None:
         self.topology = topology
         self.notes: list[str] = []
         self._pool = pool
-        self._cluster: WarmCluster | None = pool.take(topology, fresh=fresh)
+        self._scope = scope
+        self._is_last = False
+        self._cluster: WarmCluster | None = pool.take(topology, scope, fresh=fresh)
         self.device = self._cluster.running.device
         self.roles = roles_of(topology)
         self.names = [self._cluster.running.name(host) for host in self._cluster.hosts]
@@ -66,6 +69,7 @@ class Lease:
         grace: float = 2.0,
         patience: float | None = None,
         on_event: OnEvent | None = None,
+        resets: bool = True,
     ) -> list[HostResult]:
         """Run `function(context, *args)` on the main thread of every host at the same time.
 
@@ -75,14 +79,16 @@ class Lease:
 
         Calls from several threads wait for each other.
 
-        If the function needs hosts that have run nothing (it splits devices, or sets a number of threads), it is restarted on
-        such hosts. `on_event` then gets `{"event": "restarted", "reason": ...}`.
+        Afterwards each host restores its environment and working directory, forgets seeds, clears Keras's session and empties
+        its folder for temporary files. Other changes (in modules, in TensorFlow's settings) stay for the next job of the same
+        scope. `context.directory` is not emptied.
 
-        Each host has its own folder for temporary files, which is emptied after each job. `context.directory` is not emptied.
+        If the function sets an environment variable that TensorFlow reads at import, it is restarted on hosts that have not
+        imported TensorFlow. `on_event` then gets `{"event": "restarted", "reason": ...}`.
 
         Args:
             function: The function, sent with cloudpickle. A function at the top of a module that hosts can import is sent by
-                reference. What it stores in its module stays for the next job of that host.
+                reference.
             *args: Its arguments after the host's context.
             timeout: The time limit in seconds, after which all hosts are ended; None for no limit.
             grace: How many seconds the other hosts get after one has failed.
@@ -90,6 +96,7 @@ class Lease:
                 (`waiting`); None for no limit.
             on_event: A function that is called here with a host's number and each event that the job sends with `context.send`,
                 and with `{"event": "exit", "status": ..., "code": ...}` when a host's process ends.
+            resets: Use False for a function that sets up something for later jobs and resets its host itself.
 
         Returns:
             One result per host, in host order.
@@ -104,10 +111,10 @@ class Lease:
         check_time_limit(timeout)
         call = _pickle(function, args)
         with self._lock:
-            return self._run(call, timeout, grace, patience, on_event)
+            return self._run(call, timeout, grace, patience, on_event, resets)
 
     def _run(
-        self, call: bytes, timeout: float | None, grace: float, patience: float | None, on_event: OnEvent | None
+        self, call: bytes, timeout: float | None, grace: float, patience: float | None, on_event: OnEvent | None, resets: bool
     ) -> list[HostResult]:
         if self._round is not None:  # the same thread, which need not wait for itself
             raise UsageError(
@@ -117,13 +124,13 @@ class Lease:
         cwd, bare = working_directory(), False
         while True:
             cluster = self._healthy(bare)
-            cluster.start(call, cwd, tuple(sys.path))
+            cluster.start(call, cwd, tuple(sys.path), resets=resets)
             self._round = Round(cluster, timeout, grace, on_event or _ignore, self._note, patience)
             try:
                 return self._round.results()
-            except NeedsOtherClusterError as needs:
+            except NeedsBareClusterError as needs:
                 cluster.reject(str(needs))
-                bare = needs.bare
+                bare = True
                 if on_event is not None:
                     on_event(needs.host, {"event": "restarted", "reason": str(needs)})
             except BaseException:  # Ctrl-C, or what on_event raised
@@ -156,12 +163,16 @@ class Lease:
             )
         if self._cluster.settle() or bare:
             self._pool.give_back(self._cluster)
-            self._cluster = self._pool.take(self.topology, fresh=True, bare=bare)
+            self._cluster = self._pool.take(self.topology, self._scope, fresh=True, bare=bare)
             self.device = self._cluster.running.device
         return self._cluster
 
     def _note(self, *texts: str) -> None:
         self.notes += [text for text in texts if text not in self.notes]
+
+    def end_hosts(self) -> None:
+        """Have the cluster ended when the lease is left, instead of kept for later leases."""
+        self._is_last = True
 
     def close(self) -> None:
         """Give the cluster back, when the job of another thread is done."""
@@ -169,7 +180,7 @@ class Lease:
             return
         with self._lock:
             if self._cluster is not None:
-                self._pool.give_back(self._cluster)
+                self._pool.give_back(self._cluster, keep=not self._is_last)
             self._cluster = None
 
     def __enter__(self) -> Lease:

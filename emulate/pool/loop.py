@@ -1,20 +1,20 @@
-"""Run the loop of a warm host: job after job on the main thread, with a check after each that the host is unchanged."""
+"""Run the loop of a host: job after job on the main thread, with a reset after each."""
 
 from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
-from dataclasses import replace
+import tempfile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from emulate.cluster import HostContext, describe, note_no_route
+from emulate.imports import when_imported
 from emulate.pickling import to_bytes
-from emulate.pool import keep
-from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, OUTPUT, Job, Renew
-from emulate.pool.state import HostState
-from emulate.pool.upstream import functions, runtime, state
+from emulate.pool import upstream
+from emulate.pool.job import DONE, IDLE, OUTPUT, Job, Renew
+from emulate.pool.reset import Reset
 
 
 class WarmHost:
@@ -28,36 +28,40 @@ class WarmHost:
         """
         output = context.directory / OUTPUT
         _write_both_streams_to(output)
-        _watch_runtime(context)
-        keep.state = own = HostState(context)
-        context.answer(_idle([]))
+        _use_own_temporary_folder(context)
+        when_imported(upstream.CONTEXT, upstream.watch)
+        context.answer(_idle())
         while True:
             job: Job | Renew = pickle.loads(context.receive())
             if isinstance(job, Renew):
-                runtime.renew_collectives(job.first_key)
-                context.answer(_idle([]))
-                continue
-            os.truncate(output, 0)
-            answer = _run(job, context, own)
-            _flush()
-            context.answer(answer)
-            context.answer(_idle(own.restore()))
+                upstream.renew_collectives(job.first_key)
+            else:
+                os.truncate(output, 0)
+                _do(job, context)
+            context.answer(_idle())
 
 
-def _idle(reasons: list[str]) -> dict[str, Any]:
-    return {"event": IDLE, "reasons": reasons, "first_key": runtime.first_key()}
+def _do(job: Job, context: HostContext) -> None:
+    if job.resets or job.number == 1:  # what sets up something for later jobs may change the working directory, too
+        sys.path[:] = job.search_path
+        os.chdir(context.path(job.cwd))
+    reset = Reset() if job.resets else None
+    answer = _run(job, context)
+    _flush()
+    context.answer(answer)
+    if reset is not None:
+        reset.undo()
 
 
-def _watch_runtime(context: HostContext) -> None:
-    def park(name: str) -> NoReturn:
-        context.send({"event": NEEDS_FRESH, "name": name})
-        while True:
-            signal.pause()
+def _idle() -> dict[str, Any]:
+    return {"event": IDLE, "first_key": upstream.first_key()}
 
-    if "tensorflow" in sys.modules:  # else the host's first job is its last
-        runtime.watch(park)
-        functions.watch()
-        state.watch_errors()
+
+def _use_own_temporary_folder(context: HostContext) -> None:
+    folder = Path(os.environ["TMPDIR"], f"host-{context.host}")
+    folder.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
 
 
 def _write_both_streams_to(path: os.PathLike[str]) -> None:
@@ -68,9 +72,8 @@ def _write_both_streams_to(path: os.PathLike[str]) -> None:
     os.close(fd)
 
 
-def _run(job: Job, context: HostContext, own: HostState) -> dict[str, Any]:
+def _run(job: Job, context: HostContext) -> dict[str, Any]:
     try:
-        own.begin(job)
         function, args = _load(job)
         return {"event": DONE, "status": "returned", "pickled": _dump(function(context, *args))}
     except SystemExit as leave:
@@ -78,7 +81,7 @@ def _run(job: Job, context: HostContext, own: HostState) -> dict[str, Any]:
     except BaseException as error:
         said = describe(error)
         note_no_route(said, context)
-        return {"event": DONE, "status": "raised", "error": replace(said, message=said.message)}
+        return {"event": DONE, "status": "raised", "error": said}
 
 
 def _load(job: Job) -> Any:

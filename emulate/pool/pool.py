@@ -1,4 +1,4 @@
-"""Define `Pool`: warm clusters, with one idle cluster for each topology in use."""
+"""Define `Pool`: clusters that run job after job, each scope on clusters of its own."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ class Statistics:
 
 @final
 class Pool:
-    """Keep clusters warm between jobs, and lease only those that are indistinguishable from fresh ones.
+    """Keep clusters between jobs, so that a job need not wait for new hosts.
 
-    Between jobs a host restores what a job changed, and checks for what cannot be restored. A cluster with a host that is not
-    restored is replaced, and `statistics` says why. The state of modules that a job imported stays, as it does between the
-    tests of one pytest process.
+    After a job, each host restores its environment and working directory, forgets seeds, clears Keras's session and empties its
+    folder for temporary files. Other changes stay: a job finds what an earlier job of the same scope and topology changed in
+    modules, in TensorFlow's settings or by a patch. Jobs of different scopes never share hosts. A cluster is replaced if a host
+    ended, or if a job failed on several hosts, and `statistics` says why.
 
     Args:
         max_hosts: The largest number of processes. Beyond it, idle clusters are ended, the least recently used first.
@@ -96,12 +97,13 @@ class Pool:
     def _early(self) -> dict[str, str]:
         return {name: value for name, value in self._options.environment.items() if is_read_at_import(name)}
 
-    def lease(self, topology: str | Topology, *, fresh: bool = False) -> Lease:
-        """Return a lease of a clean cluster of that topology. A cluster is started if none is idle.
+    def lease(self, topology: str | Topology, *, fresh: bool = False, scope: str = "") -> Lease:
+        """Return a lease of a cluster of that topology. A cluster is started if none of the scope is idle.
 
         Args:
             topology: `"2x2"` or a Topology.
             fresh: Whether the cluster must not have run anything yet.
+            scope: A name for the jobs that may share hosts.
 
         Returns:
             The lease, a context manager. Leaving it returns the cluster.
@@ -110,18 +112,32 @@ class Pool:
             UsageError: If the topology is not valid, the pool is closed, or it belongs to another process.
             Unavailable: If the cluster cannot be started.
         """
-        return Lease(self, Topology.parse(topology), fresh=fresh)
+        return Lease(self, Topology.parse(topology), scope, fresh=fresh)
 
-    def take(self, topology: Topology, *, fresh: bool = False, bare: bool = False) -> WarmCluster:
+    def has_idle(self, topology: Topology, scope: str) -> bool:
+        """Return whether a cluster waits that has run jobs of this scope.
+
+        Args:
+            topology: Its topology.
+            scope: The name of the scope.
+
+        Returns:
+            Whether there is one.
+        """
+        with self._lock:
+            return any(cluster.topology == topology and cluster.scope == scope for cluster in self._idle)
+
+    def take(self, topology: Topology, scope: str = "", *, fresh: bool = False, bare: bool = False) -> WarmCluster:
         """Return a cluster for a lease. With `bare`, its hosts import TensorFlow themselves.
 
         Args:
             topology: Its topology.
+            scope: Whose jobs it runs.
             fresh: Whether it must not have run anything yet.
             bare: Whether its hosts must not have imported TensorFlow.
 
         Returns:
-            The cluster, idle and clean.
+            The cluster, idle.
 
         Raises:
             UsageError: If the pool is closed, or belongs to another process.
@@ -129,9 +145,10 @@ class Pool:
         """
         self._owner.check("A pool")
         while True:
-            cluster = None if bare else self._take_idle(topology, fresh)
+            cluster = None if bare else self._take_idle(topology, scope, fresh)
             is_new = cluster is None
             cluster = cluster or self._start(topology, bare)
+            cluster.scope = scope
             if not self._settle(cluster):
                 self.statistics.reused += cluster.num_jobs > 0
                 return cluster
@@ -154,15 +171,16 @@ class Pool:
             self._replace(cluster)
         return reason
 
-    def _take_idle(self, topology: Topology, fresh: bool) -> WarmCluster | None:
+    def _take_idle(self, topology: Topology, scope: str, fresh: bool) -> WarmCluster | None:
         with self._lock:
             self._check_open()
-            for cluster in reversed(self._idle):
-                if cluster.topology == topology and not (fresh and cluster.num_jobs):
-                    self._idle.remove(cluster)
-                    self._leased.append(cluster)
-                    cluster.running.adopt()
-                    return cluster
+            for of in [None] if fresh else [scope, None]:
+                for cluster in reversed(self._idle):
+                    if (cluster.topology, cluster.scope) == (topology, of):
+                        self._idle.remove(cluster)
+                        self._leased.append(cluster)
+                        cluster.running.adopt()
+                        return cluster
         return None
 
     def _start(self, topology: Topology, bare: bool = False) -> WarmCluster:
@@ -205,15 +223,15 @@ class Pool:
         for thread in ending:
             thread.join()
 
-    def give_back(self, cluster: WarmCluster) -> None:
-        """Take a cluster back from a lease; it becomes idle, or is replaced."""
+    def give_back(self, cluster: WarmCluster, *, keep: bool = True) -> None:
+        """Take a cluster back from a lease; it becomes idle, or is replaced, or is ended because nobody needs it."""
         with self._lock:
             if cluster not in self._leased:
                 return
-            is_broken = bool(cluster.unfit or cluster.is_of_bare_process or cluster.topology.num_ps)
+            is_broken = keep and bool(cluster.unfit or cluster.topology.num_ps)
             if is_broken:
                 self._replace(cluster)
-            elif self._is_closed or (cluster.device == "gpu" and not self._options.keeps_gpus):
+            elif not keep or self._is_closed or (cluster.device == "gpu" and not self._options.keeps_gpus):
                 self._leased.remove(cluster)
                 self._end(cluster)
             else:
@@ -228,7 +246,7 @@ class Pool:
             if cluster.topology.num_ps:
                 cluster.reject("parameter servers serve until they are ended")
             self.statistics.replaced += 1
-            self.statistics.reasons.append(f"{cluster.topology}: {cluster.unfit or 'its hosts imported TensorFlow themselves'}")
+            self.statistics.reasons.append(f"{cluster.topology}: {cluster.unfit}")
             self._end(cluster)
 
     def _prepare_instead(self, broken: WarmCluster) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from emulate.cluster import RemoteError
-from emulate.pool.job import DONE, IDLE, NEEDS_FRESH, NEEDS_PROCESS
+from emulate.pool.job import DONE, IDLE, NEEDS_PROCESS
 from emulate.pool.result import HostResult
 from emulate.pool.stragglers import Stragglers
 from emulate.pool.warm import WarmCluster
@@ -23,13 +23,12 @@ _UNFIT = {
 }
 
 
-class NeedsOtherClusterError(Exception):
-    """Report that the job needs an unused cluster; with `bare`, one that has not imported TensorFlow."""
+class NeedsBareClusterError(Exception):
+    """Report that the job sets what TensorFlow reads at its import, and needs hosts that have not imported it."""
 
-    def __init__(self, reason: str, host: int, *, bare: bool) -> None:
+    def __init__(self, reason: str, host: int) -> None:
         super().__init__(reason)
         self.host = host
-        self.bare = bare
 
 
 class Round:
@@ -82,7 +81,7 @@ class Round:
             The result of each host.
 
         Raises:
-            NeedsOtherClusterError: When the job cannot run on this cluster.
+            NeedsBareClusterError: When the job cannot run on this cluster.
         """
         while self._pending():
             until = min(self._deadline, self._cut) - time.monotonic()
@@ -110,8 +109,8 @@ class Round:
             self._left(host, event)
         elif kind == "note":
             self._note(event["text"])
-        elif kind in (NEEDS_FRESH, NEEDS_PROCESS):
-            raise NeedsOtherClusterError(_reason(kind, event["name"]), host, bare=kind == NEEDS_PROCESS)
+        elif kind == NEEDS_PROCESS:
+            raise NeedsBareClusterError(f"the job sets {event['name']}, which TensorFlow reads when it is imported", host)
         elif kind not in (IDLE, "started"):
             if isinstance(event.get("step"), int):
                 self._steps[host] = event["step"]
@@ -156,9 +155,3 @@ def _load(result: HostResult, pickled: bytes) -> None:
         result.status = "raised"
         text = f"What a job returns must be known to the process that asked for it. Received: {type(error).__name__}: {error}."
         result.error = RemoteError("TypeError", f"{text} Return numbers, NumPy arrays and containers of them.", "")
-
-
-def _reason(kind: str, name: str) -> str:
-    if kind == NEEDS_PROCESS:
-        return f"the job sets {name}, which TensorFlow reads when it is imported"
-    return f"the job calls {name}, which is possible only before TensorFlow's runtime is up"

@@ -1,4 +1,4 @@
-"""Track one warm cluster of the pool: whether its hosts are idle and reusable."""
+"""Track one cluster of the pool: whether its hosts are idle and can run another job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emulate.pool.loop import WarmHost
 from emulate.pool.options import Options
 from emulate.topology import Topology
 
-_PATIENCE = 15.0  # seconds in which a host must be idle after its job: it collects garbage and looks at itself
+_PATIENCE = 15.0  # seconds in which a host must be idle after its job: it collects garbage
 _SHOWN = 4 << 20  # bytes of a job's output that are kept
 
 
@@ -33,17 +33,17 @@ class WarmCluster:
         topology: Its shape.
         device: `cpu` or `gpu`.
         running: The cluster itself.
+        scope: Whose jobs it runs; None until its first lease.
         num_jobs: How many jobs it was given.
         unfit: Why it cannot be used again; empty while it can.
-        is_of_bare_process: Whether its hosts import TensorFlow themselves.
     """
 
     def __init__(self, preload: Preload, topology: Topology, options: Options, device: str) -> None:
         self.topology = topology
         self.device = device
+        self.scope: str | None = None
         self.num_jobs = 0
         self.unfit = ""
-        self.is_of_bare_process = not preload.imports
         self._directory = Path(tempfile.mkdtemp(dir=preload.directory))
         self._idle: set[int] = set()
         self._is_used = False
@@ -66,7 +66,7 @@ class WarmCluster:
         return range(len(self.running.roles))
 
     def settle(self) -> str:
-        """Wait until every host is idle and known to be clean; why the cluster cannot be used, empty where it can."""
+        """Wait until every host is idle; why the cluster cannot be used, empty where it can."""
         deadline = time.monotonic() + (_PATIENCE if self.num_jobs else self.running.plan.start_timeout + _PATIENCE)
         self._wait_until_idle(deadline)
         if not self.unfit and self._is_used and self.topology.has_several_hosts:
@@ -101,8 +101,6 @@ class WarmCluster:
         if kind == IDLE:
             self._idle.add(host)
             self._first_keys[host] = event["first_key"]
-            if event["reasons"]:
-                self.reject(f"{name}: {'; '.join(event['reasons'])}")
         elif kind == "exit":
             self.reject(f"{name} ended ({event['status']}, {event['code']})")
         elif kind == DONE and event["status"] != "returned":
@@ -119,13 +117,13 @@ class WarmCluster:
         """Mark it as not usable again. Keep the first reason."""
         self.unfit = self.unfit or reason
 
-    def start(self, call: bytes, cwd: Path, search_path: tuple[str, ...]) -> None:
+    def start(self, call: bytes, cwd: Path, search_path: tuple[str, ...], *, resets: bool) -> None:
         """Have every host run a pickled function with its arguments."""
         path = self._directory / "call.pickle"
         path.write_bytes(call)
         self.num_jobs += 1
         self._is_used = True
-        self._tell(Job(self.num_jobs, path, cwd, search_path))
+        self._tell(Job(self.num_jobs, path, cwd, search_path, resets))
 
     def output(self, host: int) -> str:
         """Return a host's output during its job, or only its end if it is long."""

@@ -1,4 +1,4 @@
-"""Manage the warm clusters of one pytest process, and limit how many of them work at once."""
+"""Manage the clusters of one pytest process, and limit how many of them work at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, Settings
 from emulate.pytest_plugin.orphans import end_with_parent
+from emulate.pytest_plugin.upstream import plugin_modules
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "pytest",
     "unittest.mock",
+    "hypothesis",  # its plugin imports it in every host, which have its seed
     "emulate.pool",
     "emulate.pytest_plugin.host",
     "gpudist_core.strategies",
@@ -86,6 +88,7 @@ class Clusters:
     def __init__(self, settings: Settings, config: pytest.Config) -> None:
         worker = getattr(config, "workerinput", {})
         self._settings = settings
+        self._config = config
         self._is_worker = bool(worker)
         self._num_workers = int(worker.get("workercount", 1))
         self._turns = Turns(str(worker.get("testrunuid", "")), len(os.sched_getaffinity(0)))
@@ -93,9 +96,9 @@ class Clusters:
         self._pool: Pool | None = None
         self._largest = 1
 
-    def expect(self, topology: Topology) -> None:
-        """Note that a test will need this topology."""
-        self._largest = max(self._largest, topology.num_hosts + (topology.num_ps and topology.num_ps + 1))
+    def expect(self, topologies: Iterable[Topology]) -> None:
+        """Note the topologies of one module, whose hosts are all kept until its last test."""
+        self._largest = max(self._largest, sum(one.num_hosts + (one.num_ps and one.num_ps + 1) for one in topologies))
 
     def warm_up(self) -> Preload:
         """Return the process that clusters are forked from. It starts and imports in the background."""
@@ -104,7 +107,7 @@ class Clusters:
 
             if self._is_worker:
                 end_with_parent()
-            self._preload = Preload(modules=_MODULES)
+            self._preload = Preload(modules=(*_MODULES, *plugin_modules(self._config)))
         return self._preload
 
     @contextlib.contextmanager
@@ -114,13 +117,17 @@ class Clusters:
             yield self.warm_up()
 
     @contextlib.contextmanager
-    def lease(self, topology: Topology) -> Iterator[Lease]:
-        """Lease a clean cluster."""
+    def lease(self, topology: Topology, scope: str, *, fresh: bool = False) -> Iterator[Lease]:
+        """Lease a cluster that runs the tests of this scope alone."""
         with self._turns.one():
             if self._pool is None:
                 self._pool = self._new_pool()
-            with self._pool.lease(topology) as lease:
+            with self._pool.lease(topology, scope=scope, fresh=fresh) as lease:
                 yield lease
+
+    def has_idle(self, topology: Topology, scope: str) -> bool:
+        """Return whether a cluster waits that has run tests of this scope."""
+        return self._pool is not None and self._pool.has_idle(topology, scope)
 
     def _new_pool(self) -> Pool:
         from emulate.pool import Pool

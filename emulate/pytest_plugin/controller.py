@@ -26,10 +26,14 @@ from emulate.topology import Topology
 
 if TYPE_CHECKING:
     from emulate.cluster import Preload
+    from emulate.pool import Lease
 
 _ON_HOSTS = ("strategy", "devices", "shared_path")
 _BESIDE = ("cluster", "topology", "gpudist")
 _FINISH_SECONDS = 60.0
+
+Place = tuple[Path, Topology]
+"""The test file and the topology whose tests share hosts."""
 
 
 def controller_of(config: pytest.Config) -> Controller:
@@ -72,8 +76,8 @@ class Controller:
         self.clusters = Clusters(self.settings, config)
         self._is_worker = hasattr(config, "workerinput")
         self._next: dict[str, pytest.Item] | None = None
-        self._session_plans: dict[Topology, SessionPlan] = {}
-        self._last: dict[Topology, pytest.Item] = {}
+        self._options: dict[str, Any] | None = None
+        self._last: dict[Place, pytest.Item] = {}
         self._num_tests = 0
         self._folder: Path | None = None
         self._told: set[str] = set()
@@ -83,14 +87,18 @@ class Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         """Run a test on its hosts; leave every other to pytest."""
+        if self._is_worker:  # of pytest-xdist, which does not know what else it runs
+            self._leave([place for place in self._last if place[0] != item.path])
         topology = topology_of(item)
         if topology is None:
             return None
-        if not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+        if _hosts_of(item) is None:
             item.user_properties.append((TOPOLOGY, str(topology)))
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = self._reports(item, nextitem, topology)
+        if not self._is_worker and self._following(item, nextitem) is None:
+            self._leave([place for place in [_place_of(item)] if place is not None])
         if (late := upstream.tear_down(item, nextitem)) is not None:
             reports.append(late)  # fixtures of earlier tests beside the hosts, which ended with this one
         for report in reports:
@@ -153,22 +161,27 @@ class Controller:
         started = time.time()
         plan = self._plan(item, nextitem, topology, wanted)
         deadline = wanted.deadline or self.settings.deadline
-        with self.clusters.lease(topology) as lease:
+        place = (item.path, topology)
+        with self.clusters.lease(topology, str(item.path), fresh=wanted.fresh) as lease:
             news = self._news(lease.notes + self._notes)
             watch = Watch(self._config, lease, item, deadline)
             limit, patience = deadline + START_SECONDS, self.settings.patience
-            self._last.pop(topology, None)  # interrupted, its hosts are gone
+            if not wanted.fresh:
+                self._last.pop(place, None)  # interrupted, its hosts are gone
             try:
-                results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take)
+                results = lease.run(run_test, plan, timeout=limit, patience=patience, on_event=watch.take, resets=False)
             except KeyboardInterrupt:
                 self._interrupted = interrupted(item, lease.stacks())
                 raise
-            if not lease.is_broken:
-                self._last[topology] = item  # its hosts stay, with what is set up there
             trainers = [
                 host for host, role in enumerate(lease.roles) if role != "ps" and not (topology.num_ps and role == "worker")
             ]
             runs = [watch.run_of(host, results[host]) for host in trainers]
+            if not lease.is_broken:
+                if wanted.fresh or any(_failed_in_tensorflow(run) for run in runs):
+                    self._finish(lease, item)
+                else:
+                    self._last[place] = item  # its hosts stay, with what is set up there
         shutil.rmtree(plan.shared, ignore_errors=True) if all(one.is_passed for one in runs) else None
         self._obey(item, runs)
         reports = merge(item, runs, watch.deadline, self.settings.patience, started)
@@ -202,53 +215,49 @@ class Controller:
         return found + ([(REASON, reason)] if reason else [])
 
     def _plan(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted) -> TestPlan:
-        following = self._following(item, nextitem, topology)
+        following = None if wanted.fresh else self._following(item, nextitem)
         self._num_tests += 1
         return TestPlan(
-            session=self._session_plan(item.session, topology),
-            path=item.path,
+            session=self._session_plan(item),
             nodeid=_nodeid(item),
-            next_path=following.path if following is not None else None,
             next_nodeid=_nodeid(following) if following is not None else None,
-            is_last=following is None and not self._is_worker,
+            is_last=following is None and (wanted.fresh or not self._is_worker),
             strategy=wanted.strategy,
             shared=self._temporary() / f"test-{self._num_tests}",
             seed=self.settings.seed,
         )
 
-    def _following(self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology) -> pytest.Item | None:
+    def _following(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
         """Return the next test of the same hosts. A worker of pytest-xdist knows one test ahead only."""
         if self._is_worker:
-            return nextitem if nextitem is not None and _hosts_of(nextitem) == topology else None
+            return nextitem if nextitem is not None and _place_of(nextitem) == _place_of(item) else None
         if self._next is None:
-            self._next, after = {}, dict[Topology, pytest.Item]()
+            self._next, after = {}, dict[Place, pytest.Item]()
             for one in reversed(item.session.items):
-                shape = _hosts_of(one)
-                if shape is not None:
-                    if shape in after:
-                        self._next[one.nodeid] = after[shape]
-                    after[shape] = one
+                place = _place_of(one)
+                if place is not None:
+                    if place in after:
+                        self._next[one.nodeid] = after[place]
+                    after[place] = one
         return self._next.get(item.nodeid)
 
-    def _session_plan(self, session: pytest.Session, topology: Topology) -> SessionPlan:
-        if topology not in self._session_plans:
-            for item in session.items:
-                if (shape := _hosts_of(item)) is not None:
-                    self.clusters.expect(shape)
-            files = dict.fromkeys(item.path for item in session.items if _hosts_of(item) == topology)
-            options = sendable(vars(self._config.option))
-            if options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
-                options["hypothesis_seed"] = str(self.settings.seed)
-            self._session_plans[topology] = SessionPlan(
-                options=options,
-                args=list(self._config.args),
-                files=tuple(files),
-                temporary=self._temporary(),
-                worker=worker_input(self._config),
-                markers=list(self._config.getini("markers")),
-                measured=Measured.by(self._config),
-            )
-        return self._session_plans[topology]
+    def _session_plan(self, item: pytest.Item) -> SessionPlan:
+        if self._options is None:
+            self._options = sendable(vars(self._config.option))
+            if self._options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
+                self._options["hypothesis_seed"] = str(self.settings.seed)
+            places = {place for one in item.session.items if (place := _place_of(one)) is not None}
+            for path in {path for path, _ in places}:
+                self.clusters.expect(topology for of, topology in places if of == path)
+        return SessionPlan(
+            options=self._options,
+            args=list(self._config.args),
+            path=item.path,
+            temporary=self._temporary(),
+            worker=worker_input(self._config),
+            markers=list(self._config.getini("markers")),
+            measured=Measured.by(self._config),
+        )
 
     def _temporary(self) -> Path:
         if self._folder is None:
@@ -286,23 +295,34 @@ class Controller:
         """Leave to verify a program in a test."""
         return self.clusters.turn()
 
-    def finish(self, session: pytest.Session) -> None:
-        """Tear down what is set up on hosts that will get no more tests."""
+    def finish(self) -> None:
+        """Tear down what is set up on the hosts that are left."""
+        self._leave(list(self._last))
+
+    def _leave(self, places: list[Place]) -> None:
+        """End the hosts of places where no more tests run, if they are there: the pool ends some to make room."""
+        for path, topology in places:
+            item = self._last.pop((path, topology), None)
+            if item is not None and self.clusters.has_idle(topology, str(path)):
+                with contextlib.suppress(GpudistError), self.clusters.lease(topology, str(path)) as lease:
+                    self._finish(lease, item)
+
+    def _finish(self, lease: Lease, item: pytest.Item) -> None:
+        """Tear down what is set up on hosts that get no more tests, and end them."""
         from emulate.pytest_plugin.host import finish
         from emulate.pytest_plugin.watch import Watch
 
-        for topology, item in self._last.items():
-            with contextlib.suppress(GpudistError), self.clusters.lease(topology) as lease:
-                watch = Watch(self._config, lease, item, _FINISH_SECONDS)
-                results = lease.run(finish, timeout=_FINISH_SECONDS, on_event=watch.take)
-                errors = [one.error.traceback_text for one in results if one.status == "raised" and one.error is not None]
-                for report in watch.late_reports(everything=True):
-                    item.ihook.pytest_runtest_logreport(report=report)
-                for error in errors[:1]:
-                    said = f"The session of pytest on hosts of {topology} did not end well:\n{error}"
-                    for report in error_report(item, time.time(), said, [(TOPOLOGY, str(topology))])[:1]:
-                        report.when = "teardown"
-                        item.ihook.pytest_runtest_logreport(report=report)
+        lease.end_hosts()
+        watch = Watch(self._config, lease, item, _FINISH_SECONDS)
+        results = lease.run(finish, timeout=_FINISH_SECONDS, patience=self.settings.patience, on_event=watch.take, resets=False)
+        errors = [one.error.traceback_text for one in results if one.status == "raised" and one.error is not None]
+        for report in watch.late_reports(everything=True):
+            item.ihook.pytest_runtest_logreport(report=report)
+        for error in errors[:1]:
+            said = f"The session of pytest on hosts of {lease.topology} did not end well:\n{error}"
+            for report in error_report(item, time.time(), said, [(TOPOLOGY, str(lease.topology))])[:1]:
+                report.when = "teardown"
+                item.ihook.pytest_runtest_logreport(report=report)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print where hosts were when they were interrupted; with details on request, how the clusters fared."""
@@ -319,9 +339,24 @@ class Controller:
 
 
 def _hosts_of(item: pytest.Item) -> Topology | None:
-    """Return the topology on whose hosts a test runs, or None."""
+    """Return the topology on whose hosts a test runs; None for a test beside them, or one that is skipped."""
     topology = topology_of(item)
-    return topology if topology is not None and runs_on_hosts(item) else None
+    if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
+        return None
+    return topology
+
+
+def _place_of(item: pytest.Item) -> Place | None:
+    """Return what a test shares its hosts by; None if it shares none."""
+    topology = _hosts_of(item)
+    if topology is None:
+        return None
+    wanted = wanted_by(item)
+    return None if wanted is None or wanted.fresh else (item.path, topology)
+
+
+def _failed_in_tensorflow(run: HostRun) -> bool:
+    return isinstance(run.result.value, Ended) and run.result.value.failed_in_tensorflow
 
 
 def _nodeid(item: pytest.Item) -> str:

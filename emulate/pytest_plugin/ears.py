@@ -110,18 +110,14 @@ class _Ears:
         __tracebackhide__ = True
         if fixturedef.scope == "function":
             self._host.own_part_begins(request.node)
-        else:
-            self._note_change(fixturedef)
-        return (yield)
+            return (yield)
+        with self._host.keeping():
+            return (yield)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         self._host.own_part_begins(item)
 
-    def pytest_fixture_post_finalizer(self, fixturedef: Any) -> None:
-        if fixturedef.cached_result is not None:
-            self._note_change(fixturedef)
-
-    def _note_change(self, fixturedef: Any) -> None:
-        if fixturedef.scope != "function" and not upstream.is_harmless(fixturedef):
-            self._host.has_changed()
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> None:
+        if call.excinfo is not None:
+            self._host.has_raised(call.excinfo.value)

@@ -131,7 +131,7 @@ def gpudist(request: pytest.FixtureRequest) -> Programs:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tear down what is set up on hosts."""
     if CONTROLLER in session.config.stash:
-        session.config.stash[CONTROLLER].finish(session)
+        session.config.stash[CONTROLLER].finish()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

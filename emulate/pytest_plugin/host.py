@@ -1,9 +1,10 @@
-"""Run one pytest session for the life of a host, and the tests that the controller sends."""
+"""Run one pytest session for the life of a host, and the tests of one module that the controller sends."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,14 +13,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from emulate.errors import UsageError
-from emulate.pool import before_runtime, keep_state, restore_state
+from emulate.pool import Reset, before_runtime
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.ears import Told, listen
 from emulate.pytest_plugin.keys import HOST
 from emulate.pytest_plugin.measuring import Measuring
 from emulate.pytest_plugin.meeting import HostCluster, say_done
 from emulate.pytest_plugin.others import keep_off
-from emulate.pytest_plugin.surroundings import find_each_other, host_options, refuse_debugger, seed_everything
+from emulate.pytest_plugin.surroundings import (
+    about_late_call,
+    find_each_other,
+    host_options,
+    is_of_tensorflow,
+    refuse_debugger,
+    seed_everything,
+)
 from emulate.pytest_plugin.wire import CAPTURED, LEAVING, READY, Ended, SessionPlan, TestPlan, dump_report
 
 if TYPE_CHECKING:
@@ -73,10 +81,10 @@ class Host:
     def __init__(self, context: HostContext, plan: SessionPlan) -> None:
         self._context = context
         self._plan: TestPlan | None = None
-        self._nodes: dict[Path, list[pytest.Item]] = {}
+        self._found: list[pytest.Item] | None = None
         self._last: pytest.Item | None = None
-        self._changed = self._has_failed = self._is_own = False
-        self._keeps: list[Any] = []
+        self._has_failed = self._failed_in_tensorflow = False
+        self._reset: Reset | None = None  # of the present test's own part
         name = f"{context.topology}-host{context.host}"
         folder = tempfile.mkdtemp(prefix=f"{name}-", dir=plan.temporary)
         self._measuring = Measuring(plan.measured)
@@ -93,14 +101,8 @@ class Host:
         if self._config.getoption("capture", "fd") == "no":
             sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
         with self._meeting_first():  # here conftest.py of folders further down are imported
-            self._collectors = upstream.collectors(self._session, plan.files)
-        self._settle()
-
-    def _settle(self) -> None:
-        """Assign everything present to the session, so that it stays."""
+            self._collector = upstream.collector_of(self._session, plan.path)
         upstream.stop_capturing(self._config)
-        keep_state()
-        self._changed = False
 
     def run(self, plan: TestPlan) -> Ended:
         """Run a test."""
@@ -108,16 +110,13 @@ class Host:
         self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
         self._cluster = HostCluster(self._context, plan.shared)
         try:
-            item = self._item(plan.path, plan.nodeid)
+            item = self._item(plan.nodeid)
             self._tear_down_before(item)
             self.send({"event": READY})
             seed_everything(plan.seed)
-            self._has_failed = self._is_own = False
-            self._quiet = upstream.Quiet(self._config)
-            following = self._following(plan, item)
-            self._keeps = following.listchain() if following is not None else []
+            self._has_failed = self._failed_in_tensorflow = False
             with self._measuring.during(plan.nodeid):
-                item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=self._following(plan, item))
             if not self._has_failed:  # else the others are ended, and need not say whom they miss
                 say_done(self._cluster)
             self._last = item
@@ -127,30 +126,28 @@ class Host:
             return self._leave("KeyboardInterrupt", pytest.ExitCode.INTERRUPTED)
         finally:
             upstream.stop_capturing(self._config)
-            if self._changed:
-                self._settle()
-        return Ended(stop=str(self._session.shouldstop or ""))
+        return Ended(stop=str(self._session.shouldstop or ""), failed_in_tensorflow=self._failed_in_tensorflow)
 
     def _leave(self, reason: str, code: int | None) -> Ended:
         """End the whole run, together with the other hosts."""
         self.send({"event": LEAVING})
         return Ended(exit_reason=reason, exit_code=code)
 
-    def _item(self, path: Path, nodeid: str) -> pytest.Item:
-        for item in self._items(path):
+    def _item(self, nodeid: str) -> pytest.Item:
+        for item in self._items():
             if item.nodeid == nodeid:
                 return item
         raise UsageError(
-            f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of {path} "
-            f"on {self._cluster.name}. Parametrize and name tests in the same way in every process."
+            f"Every host finds the tests that pytest itself found. Received: {nodeid}, which is not among the tests of "
+            f"{self._collector.path} on {self._cluster.name}. Parametrize and name tests in the same way in every process."
         )
 
-    def _items(self, path: Path) -> list[pytest.Item]:
-        if path not in self._nodes:
+    def _items(self) -> list[pytest.Item]:
+        if self._found is None:
             self._find_each_other()
-            self._nodes[path] = upstream.items_of(self._session, self._collectors[path])
-            self._settle()
-        return self._nodes[path]
+            self._found = upstream.items_of(self._session, self._collector)
+            upstream.stop_capturing(self._config)
+        return self._found
 
     def _find_each_other(self) -> None:
         if self._context.topology.num_stepping_hosts > 1:
@@ -175,12 +172,8 @@ class Host:
         """Return the next test, or a stand-in: what it needs stays set up."""
         if plan.is_last:
             return None
-        if plan.next_path is None or plan.next_nodeid is None:
-            return _Following(item.listchain()[:-1])
-        for known in self._nodes.get(plan.next_path, []):
-            if known.nodeid == plan.next_nodeid:
-                return known
-        return _Following(self._collectors[plan.next_path].listchain())
+        stand_in = _Following(item.listchain()[:-1])
+        return next((one for one in self._items() if one.nodeid == plan.next_nodeid), stand_in)
 
     def finish(self) -> None:
         """Tear everything down and end the session."""
@@ -192,35 +185,36 @@ class Host:
         """Tell the controller."""
         if upstream.subtest_name(report) is None:
             self._has_failed |= report.failed or (report.skipped and hasattr(report, "wasxfail"))
+        if report.failed and self._last is not None and (text := about_late_call(report.longreprtext)):
+            report.sections.append(("gpudist", text))
         self._context.send(dump_report(self._config, report))
 
     def send(self, event: dict[str, Any]) -> None:
         """Tell the controller something else."""
         self._context.send(event)
 
-    def has_changed(self) -> None:
-        """Note that a fixture that outlives its test was set up or torn down: its changes belong to the session."""
-        self._changed = True
+    def has_raised(self, error: BaseException) -> None:
+        """Note an exception of the present test."""
+        self._failed_in_tensorflow |= is_of_tensorflow(error)
+
+    def keeping(self) -> contextlib.AbstractContextManager[None]:
+        """Leave alone what a fixture of wider scope changes, although the test's own part has begun (`getfixturevalue`)."""
+        return contextlib.nullcontext() if self._reset is None else self._reset.keeping()
 
     def own_part_begins(self, item: pytest.Item) -> None:
-        """Note that changes from now on (the test's own fixtures and its body) are undone."""
-        if self._is_own:
-            return
-        self._is_own = True
-        if self._changed:
-            with self._quiet.now():
-                keep_state()
-            self._changed = False
-        item.addfinalizer(functools.partial(self._own_part_ends, item))  # the first, so that it is called after all others
+        """Have what the test's own fixtures and its body change undone, before fixtures of wider scope are torn down."""
+        if self._reset is None:
+            assert self._plan is not None
+            self._reset = Reset()
+            item.addfinalizer(self._own_part_ends)  # the first, so that it is called after all others
+            seed_everything(self._plan.seed)  # again: what a fixture of wider scope drew depends on which test came first
 
-    def _own_part_ends(self, item: pytest.Item) -> None:
-        """Undo the test's own changes before fixtures that outlive the test are torn down, whose changes stay.
-
-        A fixture that a test asked for in its own part (`getfixturevalue`) cannot be told from it: then all stays.
-        """
-        if not self._changed and any(node not in self._keeps for node in item.listchain()[:-1]):
-            with self._quiet.now():
-                restore_state()
+    def _own_part_ends(self) -> None:
+        current = os.environ["PYTEST_CURRENT_TEST"]  # of pytest, and of this phase
+        reset, self._reset = self._reset, None
+        assert reset is not None
+        reset.undo()
+        os.environ["PYTEST_CURRENT_TEST"] = current
 
     def make_strategy(self, item: pytest.Item) -> Any:
         """Return the strategy that the test's mark asks for."""
@@ -258,7 +252,7 @@ class Host:
 
 
 class _Following:
-    """Stand in for a test that is not collected yet, when pytest asks what it will need."""
+    """Stand in for a next test that is not known, when pytest asks what it will need."""
 
     def __init__(self, chain: list[Any]) -> None:
         self._chain = chain

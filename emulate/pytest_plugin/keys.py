@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 NAME = "topology"
 """Name of the mark."""
 DESCRIPTION = (
-    'topology(shape, ..., strategy="auto", deadline=None): run the test on each of these topologies ("1x4": one host with four '
-    "devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; one that asks "
-    "for `cluster`, `topology` or `gpudist` runs once, beside them."
+    'topology(shape, ..., strategy="auto", deadline=None, fresh=False): run the test on each of these topologies ("1x4": one '
+    "host with four devices). A body that asks for `strategy` or `devices`, or for no fixture of gpudist, runs on every host; "
+    "one that asks for `cluster`, `topology` or `gpudist` runs once, beside them. Tests of one file share hosts, but for those "
+    "with `fresh`."
 )
 
 HOST: pytest.StashKey[Host] = pytest.StashKey()

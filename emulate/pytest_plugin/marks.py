@@ -25,11 +25,13 @@ class Wanted:
         topologies: The topologies that it runs on.
         strategy: The kind of strategy that it gets: one of `STRATEGIES`, or None.
         deadline: The time limit in seconds; None for the default of the options.
+        fresh: Whether it gets hosts that have run no other test, and that no other test gets.
     """
 
     topologies: tuple[Topology, ...]
     strategy: str | None = "auto"
     deadline: float | None = None
+    fresh: bool = False
 
 
 def wanted_by(node: pytest.Item) -> Wanted | None:
@@ -66,10 +68,11 @@ def _merge(options: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    unknown = sorted(options.keys() - {"strategy", "deadline"})
+    unknown = sorted(options.keys() - {"strategy", "deadline", "fresh"})
     if unknown:
         raise UsageError(
-            f"A mark has topologies and the keywords strategy and deadline. Received: {unknown[0]}={options[unknown[0]]!r}. "
+            "A mark has topologies and the keywords strategy, deadline and fresh. "
+            f"Received: {unknown[0]}={options[unknown[0]]!r}. "
             f'Write {_EXAMPLE[:-1]}, strategy="mirrored").'
         )
     kind, deadline = options.get("strategy", "auto"), options.get("deadline")
@@ -79,6 +82,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
         )
     if deadline is not None and not (isinstance(deadline, (int, float)) and deadline > 0):
         raise UsageError(f"A deadline is a positive number of seconds. Received: deadline={deadline!r}.")
+    if not isinstance(fresh := options.get("fresh", False), bool):
+        raise UsageError(f"fresh must be True or False. Received: fresh={fresh!r}.")
     return options
 
 

@@ -80,7 +80,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
         None,
         "HOSTS",
         "must be a number of hosts, 1 or more",
-        f"How many hosts stay warm between tests. Workers of pytest-xdist share them. Default: {DEFAULT_POOL_SIZE}.",
+        f"How many hosts are kept between tests (more if one file needs more), for all workers. Default: {DEFAULT_POOL_SIZE}.",
     ),
     "seed": (
         _seed,
@@ -100,7 +100,7 @@ class Settings:
         device: `auto`, `cpu` or `gpu`.
         deadline: Seconds that a test may take on its hosts.
         patience: Seconds that a host may wait, doing nothing, for one that is done with the test.
-        pool_size: How many hosts stay warm; None where nobody said.
+        pool_size: How many hosts are kept between tests; None where nobody said.
         seed: What every host is seeded with before each test.
         strict: Whether a run fails in which a test was skipped or ran on emulated devices.
     """

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from typing import Any
 
 from emulate.errors import UsageError
 from emulate.pool import keep_meeting
 from emulate.pytest_plugin.wire import SessionPlan
+
+_LATE = re.compile(r"cannot be modified after (being )?initializ|must be configured at program startup")
+"""TensorFlow's words for a setting that comes after the first operation of a process."""
 
 
 def host_options(plan: SessionPlan, folder: str, name: str) -> dict[str, Any]:
@@ -73,3 +77,22 @@ def seed_everything(seed: int) -> None:
     for name in ("keras", "tf_keras"):
         if name in sys.modules:
             sys.modules[name].utils.set_random_seed(seed)
+
+
+def about_late_call(error: str) -> str:
+    """Return what to do about a setting that an earlier test on the same host made impossible; empty for another error."""
+    if not _LATE.search(error):
+        return ""
+    return (
+        "TensorFlow allows this setting only before the first operation of a process. Received: a host that has run other "
+        'tests of this file. Give the test hosts of its own: @pytest.mark.topology("1x2", fresh=True).'
+    )
+
+
+def is_of_tensorflow(error: BaseException | None) -> bool:
+    """Return whether TensorFlow raised the exception, or one that led to it."""
+    while error is not None:
+        if type(error).__module__.startswith("tensorflow."):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

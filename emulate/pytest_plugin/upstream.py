@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -47,6 +45,13 @@ def make_config(options: dict[str, Any], args: list[str], captured: Sequence[Pat
         capture.TemporaryFile = real
 
 
+def plugin_modules(config: pytest.Config) -> list[str]:
+    """Return the names of the modules that are plugins of pytest itself or of an installed package."""
+    modules = [plugin for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, ModuleType)]
+    installed = [plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo()]
+    return sorted(one.__name__ for one in modules if one in installed or one.__name__.startswith("_pytest."))
+
+
 def start_session(config: pytest.Config) -> pytest.Session:
     """Do what pytest does before it collects."""
     from _pytest import assertion
@@ -65,10 +70,10 @@ def end_session(session: pytest.Session) -> None:
     session.config._ensure_unconfigure()
 
 
-def collectors(session: pytest.Session, files: Sequence[Path]) -> dict[Path, pytest.Collector]:
-    """Return the collectors of test files, which are not imported yet."""
-    nodes = session.perform_collect([str(file) for file in files], genitems=False)
-    return {node.path: node for node in nodes if isinstance(node, pytest.Collector)}
+def collector_of(session: pytest.Session, path: Path) -> pytest.Collector:
+    """Return the collector of a test file, which is not imported yet."""
+    nodes = session.perform_collect([str(path)], genitems=False)
+    return next(node for node in nodes if isinstance(node, pytest.Collector))
 
 
 def items_of(session: pytest.Session, collector: pytest.Collector) -> list[pytest.Item]:
@@ -93,74 +98,11 @@ def tear_down(item: pytest.Item, keep: pytest.Item | None) -> pytest.TestReport 
     return report
 
 
-def is_torn_down(session: pytest.Session) -> bool:
-    """Return whether nothing is set up."""
-    return not session._setupstate.stack
-
-
 def stop_capturing(config: pytest.Config) -> None:
     """Give the process its own streams back until the next phase of a test."""
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.suspend_global_capture(in_=True)
-
-
-class Quiet:
-    """Restore the process to its state outside of a test, to look at it during one.
-
-    Args:
-        config: Of this process's pytest, which runs no test yet.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._warnings = _warnings()
-        self._level = logging.root.level
-
-    @contextlib.contextmanager
-    def now(self) -> Iterator[None]:
-        """Remove, in the block, what pytest sets for a phase of a test: streams, handlers, warnings, its variable."""
-        from _pytest.logging import LogCaptureHandler
-
-        capture, own = (self._config.pluginmanager.getplugin(name) for name in ("capturemanager", "logging-plugin"))
-        warned, level = _warnings(), logging.root.level
-        handlers = [one for one in logging.root.handlers if isinstance(one, LogCaptureHandler)]
-        current = os.environ.pop("PYTEST_CURRENT_TEST", None)
-        stop_capturing(self._config)
-        _set_warnings(*self._warnings)
-        for handler in handlers:
-            logging.root.removeHandler(handler)
-        sets_level = own is not None and own.log_level is not None
-        if sets_level:
-            logging.root.setLevel(self._level)
-        try:
-            yield
-        finally:
-            if sets_level:
-                logging.root.setLevel(level)
-            for handler in handlers:
-                logging.root.addHandler(handler)
-            _set_warnings(*warned)
-            if capture is not None:
-                capture.resume_global_capture()
-            if current is not None:
-                os.environ["PYTEST_CURRENT_TEST"] = current
-
-
-def _warnings() -> tuple[list[Any], Any, Any]:
-    return list(warnings.filters), warnings.showwarning, warnings._showwarnmsg_impl  # type: ignore[attr-defined]
-
-
-def _set_warnings(filters: list[Any], show: Any, show_message: Any) -> None:
-    warnings.filters[:] = filters  # type: ignore[index]
-    warnings.showwarning, warnings._showwarnmsg_impl = show, show_message  # type: ignore[attr-defined]
-    warnings._filters_mutated()  # type: ignore[attr-defined]
-
-
-def is_harmless(fixture: Any) -> bool:
-    """Return whether a fixture is one of pytest's own, which change nothing (unlike those for `setup_module` and the like)."""
-    own = fixture.func.__module__.startswith(("_pytest.", "xdist."))
-    return own and not fixture.argname.startswith(("_xunit_", "_unittest_"))
 
 
 def terminal_writer(stream: Any) -> Any:

@@ -31,7 +31,7 @@ class SessionPlan:
     Attributes:
         options: The values of all options.
         args: What was to be collected.
-        files: The files whose tests may run on the hosts of this topology.
+        path: The file whose tests run on these hosts.
         temporary: An existing folder for the folders of `tmp_path`.
         worker: What `config.workerinput` has besides the host's own name.
         markers: The marks that are known.
@@ -40,7 +40,7 @@ class SessionPlan:
 
     options: dict[str, Any]
     args: list[str]
-    files: tuple[Path, ...]
+    path: Path
     temporary: Path
     worker: dict[str, Any]
     markers: list[str]
@@ -53,10 +53,8 @@ class TestPlan:
 
     Attributes:
         session: For a host that has no pytest yet.
-        path: The test's file.
         nodeid: The test.
-        next_path: The file of the next test of these hosts; None after the last one.
-        next_nodeid: That test; None where it is not known which one it will be.
+        next_nodeid: The next test of these hosts; None where it is not known.
         is_last: Whether no other test follows on these hosts.
         strategy: The kind of strategy that it gets.
         shared: A folder for all hosts, made when it is used.
@@ -64,9 +62,7 @@ class TestPlan:
     """
 
     session: SessionPlan
-    path: Path
     nodeid: str
-    next_path: Path | None
     next_nodeid: str | None
     is_last: bool
     strategy: str | None
@@ -84,11 +80,13 @@ class Ended:
         exit_reason: What `pytest.exit` was called with, or that Ctrl-C was raised; None where neither was.
         exit_code: The exit code that it was given.
         stop: Why the host's session should stop, where it said so.
+        failed_in_tensorflow: Whether TensorFlow raised: a collective that failed may break all later ones of its host.
     """
 
     exit_reason: str | None = None
     exit_code: int | None = None
     stop: str = ""
+    failed_in_tensorflow: bool = False
 
 
 @dataclass

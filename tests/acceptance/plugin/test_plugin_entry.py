@@ -70,7 +70,7 @@ def test_an_ini_setting_that_cannot_be_meant_is_refused_by_its_name(suite: pytes
         ("topology()", "A mark names the topologies of its test. Received: @pytest.mark.topology()."),
         (
             'topology("1x2", stratgy="auto")',
-            "A mark has topologies and the keywords strategy and deadline. Received: stratgy='auto'.",
+            "A mark has topologies and the keywords strategy, deadline and fresh. Received: stratgy='auto'.",
         ),
         ('topology("1x2", strategy="tpu")', "A strategy is one of auto, one-device, mirrored"),
         ('topology("1x2", deadline=0)', "A deadline is a positive number of seconds. Received: deadline=0."),

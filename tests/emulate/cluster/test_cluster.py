@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ import pytest
 
 from emulate.cluster import Cluster, Preload
 from emulate.errors import Hung, ProgramFailed, UsageError
-from tests.emulate.cluster.helpers import is_running, start_python
+from tests.emulate.cluster.helpers import is_running, start_python, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -314,3 +315,26 @@ def test_sys_path_of_the_caller_counts_on_hosts(two: Cluster, monkeypatch: pytes
     monkeypatch.syspath_prepend("/some/where")
     assert two.run(eval, "__import__('sys').path[0]") == ["/some/where"] * 2
     assert sys.path[0] == "/some/where"
+
+
+def parent_of_hosts() -> tuple[int, str | None, str | None]:
+    import psutil
+
+    return psutil.Process(os.getppid()).ppid(), os.environ.get("MINE"), os.environ.get("THEIRS")
+
+
+def test_clusters_of_a_process_share_one_parent_where_the_environment_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parent(**environment: str) -> Any:
+        with Cluster("1x1", environment=environment) as cluster:
+            return cluster.run(parent_of_hosts)[0]
+
+    first, *_ = parent()
+    monkeypatch.setenv("MINE", "1")
+    assert parent(THEIRS="2") == (first, "1", "2")
+    monkeypatch.delenv("MINE")
+    assert parent() == (first, None, None)
+    early, *_ = parent(TF_ENABLE_ONEDNN_OPTS="0")
+    assert early != first
+    os.kill(early, signal.SIGKILL)
+    wait_until(lambda: not is_running(early))
+    assert parent(TF_ENABLE_ONEDNN_OPTS="0")[0] != early

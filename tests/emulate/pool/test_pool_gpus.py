@@ -33,7 +33,7 @@ class Gpus:
             hosts=range(topology.num_hosts),
             num_jobs=0,
             unfit="",
-            is_of_bare_process=False,
+            scope=None,
             settle=lambda: "",
             reject=print,
             running=running(topology, hold),

@@ -1,0 +1,127 @@
+"""Collect the private names of TensorFlow 2.21 for this package. Tests cover each.
+
+Hosts of a cluster train together in job after job. Every strategy of several hosts starts TensorFlow's collectives anew, and a
+host that asks for a group before its leader has done so is forgotten. So they are started anew between jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+CONTEXT = "tensorflow.python.eager.context"
+_STRATEGY = "tensorflow.python.distribute.collective_all_reduce_strategy"
+_OF_SEVERAL_HOSTS, _KEYS_APART = 1_000_000, 10_000  # apart from the groups that strategies of one host count
+
+_are_new = False  # no strategy has used the collectives since
+_before_start: list[Callable[[], None]] = []
+
+
+def _context() -> Any:
+    """Return the eager context; None before there is one."""
+    module = sys.modules.get(CONTEXT)
+    return None if module is None else module._context
+
+
+def watch() -> None:
+    """Change the class of the eager context. To be called once in a process, when TensorFlow has been imported."""
+    cls = sys.modules[CONTEXT].Context
+    _act_before_start(cls)
+    _keep_renewed_collectives(cls)
+
+
+def _act_before_start(cls: Any) -> None:
+    real = cls.ensure_initialized
+
+    @functools.wraps(real)
+    def ensure_initialized(self: Any) -> None:
+        if _before_start and not self._initialized:
+            _before_start.pop()()
+        real(self)
+
+    cls.ensure_initialized = ensure_initialized
+
+
+@contextlib.contextmanager
+def before_runtime(action: Callable[[], None]) -> Iterator[None]:
+    """Run an action before TensorFlow's runtime starts, and only if something starts it.
+
+    Args:
+        action: Called before the first operation within, if there is one.
+    """
+    _before_start.append(action)
+    try:
+        yield
+    finally:
+        _before_start.clear()
+
+
+def _keep_renewed_collectives(cls: Any) -> None:
+    real = cls.enable_collective_ops
+
+    @functools.wraps(real)
+    def enable_collective_ops(self: Any, server_def: Any) -> None:
+        global _are_new
+        are_new, _are_new = _are_new, False
+        known = self._collective_ops_server_def
+        if are_new and known is not None and _place(known) == _place(server_def):
+            self._collective_ops_server_def = server_def
+        else:
+            real(self, server_def)
+
+    cls.enable_collective_ops = enable_collective_ops
+
+
+def _place(server_def: Any) -> tuple[Any, ...]:
+    return server_def.cluster, server_def.job_name, server_def.task_index
+
+
+def first_key() -> int:
+    """Return the first group key of the next MultiWorkerMirroredStrategy in this process."""
+    return 0 if _STRATEGY not in sys.modules else int(_strategy()._collective_key_base)
+
+
+def renew_collectives(first_key: int) -> None:
+    """Start the collectives anew; on all hosts, while none is in a collective. The job's first strategy then takes them.
+
+    Args:
+        first_key: What no host has counted to. Strategies that outlive a job keep their keys.
+    """
+    global _are_new
+    if _STRATEGY in sys.modules:
+        _strategy()._collective_key_base = max(first_key, _OF_SEVERAL_HOSTS) + _KEYS_APART
+    current = _context()
+    if current is not None and current._context_handle is not None and current._collective_ops_server_def is not None:
+        from tensorflow.python import pywrap_tfe
+
+        pywrap_tfe.TFE_EnableCollectiveOps(current._context_handle, current._collective_ops_server_def.SerializeToString())
+        _are_new = True
+
+
+def keep_meeting() -> None:
+    """Keep the collectives of a strategy that was made only to connect the hosts of this job.
+
+    The next one of the job does not start the collectives anew, which would need another meeting.
+    """
+    global _are_new
+    _are_new = True
+
+
+def _strategy() -> Any:
+    return sys.modules[_STRATEGY].CollectiveAllReduceStrategy
+
+
+def forget_generator() -> None:
+    """Forget TensorFlow's global generator: its next user gets a new one."""
+    if (module := sys.modules.get("tensorflow.python.ops.stateful_random_ops")) is not None:
+        module.global_generator = None  # type: ignore[attr-defined]
+
+
+def clear_legacy_session() -> None:
+    """Clear the session of tf_keras, and forget its seed."""
+    if (backend := sys.modules.get("tf_keras.src.backend")) is not None:
+        backend.clear_session()
+        vars(backend._SEED_GENERATOR).pop("generator", None)
