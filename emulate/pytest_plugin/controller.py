@@ -14,12 +14,24 @@ import pytest
 from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.pytest_plugin import upstream
 from emulate.pytest_plugin.clusters import Clusters
-from emulate.pytest_plugin.keys import CONTROLLER, DEVICE, EMULATED, HOST, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
+from emulate.pytest_plugin.keys import (
+    CONTROLLER,
+    DEVICE,
+    EMULATED,
+    HOST,
+    IN_PROCESS,
+    NO_DEVICE,
+    NOTE,
+    REASON,
+    TOPOLOGY,
+    VERDICT,
+)
 from emulate.pytest_plugin.marks import Wanted, check_places, is_of_framework, topology_of, wanted_by
 from emulate.pytest_plugin.measuring import Measured
 from emulate.pytest_plugin.merge import HostRun, interrupted, merge
 from emulate.pytest_plugin.options import settings
 from emulate.pytest_plugin.others import sendable, spare_snapshots, worker_input
+from emulate.pytest_plugin.places import Place, hosts_of, nodeid_of, place_of
 from emulate.pytest_plugin.reports import error_report, finished, skipped_report, verdict_of
 from emulate.pytest_plugin.wire import Ended, SessionPlan, TestPlan
 from emulate.topology import Topology
@@ -27,13 +39,9 @@ from emulate.topology import Topology
 if TYPE_CHECKING:
     from emulate.cluster import Preload
     from emulate.pool import Lease
+    from emulate.pytest_plugin.in_process import InProcess
 
-_ON_HOSTS = ("strategy", "devices", "shared_path")
-_BESIDE = ("cluster", "topology", "gpudist")
 _FINISH_SECONDS = 60.0
-
-Place = tuple[Path, Topology]
-"""The test file and the topology whose tests share hosts."""
 
 
 def controller_of(config: pytest.Config) -> Controller:
@@ -48,15 +56,9 @@ def expect_tests(config: pytest.Config) -> None:
     """Note that a test with a topology was found, and start what takes time."""
     if HOST not in config.stash and CONTROLLER not in config.stash:
         controller = controller_of(config)
-        if not config.getoption("collectonly"):
+        if not config.getoption("collectonly") and not controller.settings.in_process:
             with contextlib.suppress(Unavailable, UsageError):  # said of each test that lacks it
                 controller.clusters.warm_up()
-
-
-def runs_on_hosts(item: pytest.Item) -> bool:
-    """Return whether the body of a test runs on every host, or once beside them."""
-    names = set(getattr(item, "fixturenames", ()))
-    return bool(names.intersection(_ON_HOSTS)) or not names.intersection(_BESIDE)
 
 
 class Controller:
@@ -83,6 +85,7 @@ class Controller:
         self._told: set[str] = set()
         self._notes = spare_snapshots(config)
         self._interrupted = ""
+        self._in_process: InProcess | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -92,13 +95,16 @@ class Controller:
         topology = topology_of(item)
         if topology is None:
             return None
-        if _hosts_of(item) is None:
+        if hosts_of(item) is None:
             item.user_properties.append((TOPOLOGY, str(topology)))
+            return None
+        if self._is_in_process(item):
+            item.user_properties += [(TOPOLOGY, str(topology)), (DEVICE, EMULATED)]
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         reports = self._reports(item, nextitem, topology)
         if not self._is_worker and self._following(item, nextitem) is None:
-            self._leave([place for place in [_place_of(item)] if place is not None])
+            self._leave([place for place in [place_of(item)] if place is not None])
         if (late := upstream.tear_down(item, nextitem)) is not None:
             reports.append(late)  # fixtures of earlier tests beside the hosts, which ended with this one
         for report in reports:
@@ -109,12 +115,34 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool | None:
         """Replace pytest-timeout's alarm by a deadline: hosts can report where they are, an alarm cannot."""
-        return None if _hosts_of(item) is None else True
+        return None if hosts_of(item) is None or self._is_in_process(item) else True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Refuse a mark that was not read."""
+        """Refuse a mark that was not read, and prepare a test that runs in this process."""
         if not is_of_framework(item) and not upstream.is_doctest(item):
             check_places(item)
+        if self._is_in_process(item):
+            try:
+                self._prepare_in_process(item)
+            except UsageError as error:
+                pytest.fail(str(error), pytrace=False)
+
+    def _is_in_process(self, item: pytest.Item) -> bool:
+        topology = hosts_of(item) if self.settings.in_process else None
+        return topology is not None and not topology.has_several_hosts and not topology.num_ps
+
+    def _prepare_in_process(self, item: pytest.Item) -> None:
+        from emulate.pytest_plugin.in_process import InProcess
+
+        topology, wanted = topology_of(item), wanted_by(item)
+        assert topology is not None
+        assert wanted is not None
+        if self._in_process is None:
+            self._in_process = InProcess(topology)
+        self._num_tests += 1
+        folder = self._temporary() / f"test-{self._num_tests}"
+        self._in_process.begin(topology, wanted.strategy, folder, self.settings.seed)
+        item.stash[IN_PROCESS] = self._in_process
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -149,7 +177,7 @@ class Controller:
         if self._config.getoption("trace", False):
             raise UsageError(
                 "--trace needs a terminal, and a host has none. Received: --trace and a test that runs on hosts. "
-                "Leave the test out, or the option."
+                "Run a test on 1xN in pytest's own process: --gpudist-in-process."
             )
 
     def _run(
@@ -198,7 +226,10 @@ class Controller:
 
     def _note(self, reports: list[pytest.TestReport]) -> str:
         if self._config.getoption("usepdb", False) and any(one.failed for one in reports):
-            return "--pdb was not entered: the body ran on hosts, processes without a terminal."
+            return (
+                "--pdb was not entered: the body ran on hosts, processes without a terminal. "
+                "Run a test on 1xN in pytest's own process: --gpudist-in-process."
+            )
         return ""
 
     def _obey(self, item: pytest.Item, runs: list[HostRun]) -> None:
@@ -219,8 +250,8 @@ class Controller:
         self._num_tests += 1
         return TestPlan(
             session=self._session_plan(item),
-            nodeid=_nodeid(item),
-            next_nodeid=_nodeid(following) if following is not None else None,
+            nodeid=nodeid_of(item),
+            next_nodeid=nodeid_of(following) if following is not None else None,
             is_last=following is None and (wanted.fresh or not self._is_worker),
             strategy=wanted.strategy,
             shared=self._temporary() / f"test-{self._num_tests}",
@@ -230,11 +261,11 @@ class Controller:
     def _following(self, item: pytest.Item, nextitem: pytest.Item | None) -> pytest.Item | None:
         """Return the next test of the same hosts. A worker of pytest-xdist knows one test ahead only."""
         if self._is_worker:
-            return nextitem if nextitem is not None and _place_of(nextitem) == _place_of(item) else None
+            return nextitem if nextitem is not None and place_of(nextitem) == place_of(item) else None
         if self._next is None:
             self._next, after = {}, dict[Place, pytest.Item]()
             for one in reversed(item.session.items):
-                place = _place_of(one)
+                place = place_of(one)
                 if place is not None:
                     if place in after:
                         self._next[one.nodeid] = after[place]
@@ -246,7 +277,7 @@ class Controller:
             self._options = sendable(vars(self._config.option))
             if self._options.get("hypothesis_seed", "") is None:  # hosts that run the same collectives need the same examples
                 self._options["hypothesis_seed"] = str(self.settings.seed)
-            places = {place for one in item.session.items if (place := _place_of(one)) is not None}
+            places = {place for one in item.session.items if (place := place_of(one)) is not None}
             for path in {path for path, _ in places}:
                 self.clusters.expect(topology for of, topology in places if of == path)
         return SessionPlan(
@@ -338,28 +369,5 @@ class Controller:
         self.clusters.close()
 
 
-def _hosts_of(item: pytest.Item) -> Topology | None:
-    """Return the topology on whose hosts a test runs; None for a test beside them, or one that is skipped."""
-    topology = topology_of(item)
-    if topology is None or not runs_on_hosts(item) or item.get_closest_marker("skip") is not None:
-        return None
-    return topology
-
-
-def _place_of(item: pytest.Item) -> Place | None:
-    """Return what a test shares its hosts by; None if it shares none."""
-    topology = _hosts_of(item)
-    if topology is None:
-        return None
-    wanted = wanted_by(item)
-    return None if wanted is None or wanted.fresh else (item.path, topology)
-
-
 def _failed_in_tensorflow(run: HostRun) -> bool:
     return isinstance(run.result.value, Ended) and run.result.value.failed_in_tensorflow
-
-
-def _nodeid(item: pytest.Item) -> str:
-    """Return the node id without the group that pytest-xdist appends."""
-    assert item.parent is not None
-    return f"{item.parent.nodeid}::{item.name}"

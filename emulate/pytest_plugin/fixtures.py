@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.pytest_plugin.controller import controller_of
-from emulate.pytest_plugin.keys import HOST
+from emulate.pytest_plugin.keys import HOST, IN_PROCESS
 from emulate.pytest_plugin.marks import topology_of
 from emulate.pytest_plugin.programs import Programs
 from emulate.topology import Topology
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.host import Host
+    from emulate.pytest_plugin.in_process import InProcess
 
 
 def topology_of_request(request: pytest.FixtureRequest) -> Topology:
@@ -30,8 +31,11 @@ def topology_of_request(request: pytest.FixtureRequest) -> Topology:
     return found
 
 
-def _host(request: pytest.FixtureRequest, name: str) -> Host:
+def _host(request: pytest.FixtureRequest, name: str) -> Host | InProcess:
     """Return the host that the test runs on."""
+    own: InProcess | None = request.node.stash.get(IN_PROCESS, None)
+    if own is not None:
+        return own
     if HOST not in request.config.stash:
         pytest.fail(
             f"A test that uses {name} runs on hosts, which must be known before it starts. Received: a fixture or a "
@@ -62,8 +66,8 @@ def shared_folder(request: pytest.FixtureRequest) -> Path:
 
 def make_cluster(request: pytest.FixtureRequest, topology: Topology) -> AbstractContextManager[Any]:
     """See the fixture `cluster`."""
-    if HOST in request.config.stash:
-        return request.config.stash[HOST].cluster()
+    if HOST in request.config.stash or IN_PROCESS in request.node.stash:
+        return _host(request, "cluster").cluster()
     return controller_of(request.config).cluster(request.node, topology)
 
 

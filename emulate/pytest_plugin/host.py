@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
@@ -25,6 +24,8 @@ from emulate.pytest_plugin.surroundings import (
     find_each_other,
     host_options,
     is_of_tensorflow,
+    logical_devices,
+    make_strategy,
     refuse_debugger,
     seed_everything,
 )
@@ -108,7 +109,7 @@ class Host:
         """Run a test."""
         self._plan = plan
         self.send({"event": CAPTURED, "paths": [str(path) for path in self._captured]})
-        self._cluster = HostCluster(self._context, plan.shared)
+        self._cluster = HostCluster(self._context.topology, self._context.host, plan.shared)
         try:
             item = self._item(plan.nodeid)
             self._tear_down_before(item)
@@ -218,29 +219,12 @@ class Host:
 
     def make_strategy(self, item: pytest.Item) -> Any:
         """Return the strategy that the test's mark asks for."""
-        import gpudist_core
-
-        kind = (self._plan.strategy if self._plan is not None else None) or "auto"
-        if kind == "default":
-            import tensorflow as tf
-
-            return tf.distribute.get_strategy()
-        return gpudist_core.make_strategy(kind)
+        return make_strategy(self._plan.strategy if self._plan is not None else None)
 
     def logical_devices(self) -> list[Any]:
         """Return the devices that a program sees on this host."""
-        import tensorflow as tf
-
         self._find_each_other()  # to list them starts TensorFlow's runtime
-        # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
-        for kind in ("GPU", "CPU"):
-            call = pytest.CallInfo.from_call(
-                functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception
-            )
-            own = [one for one in call.result or [] if _is_on(one.name, self._context.host)]
-            if own:
-                return own
-        return []
+        return logical_devices(self._context.host)
 
     def shared_folder(self) -> Path:
         """Return a folder that all hosts of this test share."""
@@ -260,8 +244,3 @@ class _Following:
 
     def listchain(self) -> list[Any]:
         return self._chain
-
-
-def _is_on(device: str, host: int) -> bool:
-    """Return whether a device is on this host: TensorFlow lists those of a whole cluster."""
-    return "/task:" not in device or f"/task:{host}/" in device

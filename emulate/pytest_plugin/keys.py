@@ -9,6 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from emulate.pytest_plugin.controller import Controller
     from emulate.pytest_plugin.host import Host
+    from emulate.pytest_plugin.in_process import InProcess
 
 NAME = "topology"
 """Name of the mark."""
@@ -23,6 +24,9 @@ HOST: pytest.StashKey[Host] = pytest.StashKey()
 """In the config of a pytest that runs on an emulated host."""
 CONTROLLER: pytest.StashKey[Controller] = pytest.StashKey()
 """In the config of a pytest that the user started, or a worker of pytest-xdist, once it met a test with a topology."""
+
+IN_PROCESS: pytest.StashKey[InProcess] = pytest.StashKey()
+"""In a test that runs in pytest's own process: its host."""
 
 TOPOLOGY, DEVICE, VERDICT, REASON = "gpudist_topology", "gpudist_device", "gpudist_verdict", "gpudist_reason"
 NOTE = "gpudist_note"

@@ -18,14 +18,13 @@ from emulate.topology import Topology
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from emulate.cluster import HostContext
-
 
 class HostCluster:
     """Describe the cluster of a test, seen from one of its hosts.
 
     Args:
-        context: The host's own context.
+        topology: Its topology.
+        host: The number of this host.
         folder: A folder of the test, the same on all hosts. It is made on first use.
 
     Attributes:
@@ -40,11 +39,11 @@ class HostCluster:
             assert len(set(losses)) == 1
     """
 
-    def __init__(self, context: HostContext, folder: Path) -> None:
-        self.topology: Topology = context.topology
-        self.host = context.host
-        self.num_hosts = context.topology.num_stepping_hosts
-        self.name = f"host {context.host}"
+    def __init__(self, topology: Topology, host: int, folder: Path) -> None:
+        self.topology = topology
+        self.host = host
+        self.num_hosts = topology.num_stepping_hosts
+        self.name = f"host {host}"
         self._folder = folder
         self._meetings = 0
 

@@ -103,6 +103,7 @@ class Settings:
         pool_size: How many hosts are kept between tests; None where nobody said.
         seed: What every host is seeded with before each test.
         strict: Whether a run fails in which a test was skipped or ran on emulated devices.
+        in_process: Whether tests of one host run in pytest's own process.
     """
 
     device: str
@@ -111,6 +112,7 @@ class Settings:
     pool_size: int | None
     seed: int
     strict: bool
+    in_process: bool = False
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -128,6 +130,8 @@ def add_options(parser: pytest.Parser) -> None:
         "--gpudist-strict", dest="gpudist_strict", action="store_true", default=None, help=f"{text} Ini: gpudist_strict."
     )
     parser.addini("gpudist_strict", text, type="bool", default=False)
+    text = "Run tests on 1xN in pytest's own process, where breakpoint(), --pdb and the debugger of an IDE work."
+    group.addoption("--gpudist-in-process", dest="gpudist_in_process", action="store_true", help=text)
 
 
 def settings(config: pytest.Config) -> Settings:
@@ -149,7 +153,8 @@ def settings(config: pytest.Config) -> Settings:
         if value is None and (text := str(config.getini(ini)).strip()):
             value = _of(f"The ini setting {ini}", ini, convert, rule)(text)
         values[name.replace("-", "_")] = default if value is None else value
-    return Settings(strict=bool(config.getoption("gpudist_strict") or _strict(config)), **values)
+    strict = bool(config.getoption("gpudist_strict") or _strict(config))
+    return Settings(strict=strict, in_process=config.getoption("gpudist_in_process"), **values)
 
 
 def _strict(config: pytest.Config) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import sys
 from typing import Any
+
+import pytest
 
 from emulate.errors import UsageError
 from emulate.pool import keep_meeting
@@ -54,8 +57,7 @@ def refuse_debugger(*args: Any, **kwargs: Any) -> None:
     __tracebackhide__ = True
     raise UsageError(
         "A debugger needs a terminal, and a host has none. Received: breakpoint() or pdb.set_trace() in a test that runs on "
-        'hosts. Use print() with `pytest -s`, or run the body on one device with `@pytest.mark.topology("1x1")` in a debugger '
-        "of your own."
+        "hosts. Run a test on 1xN in pytest's own process: pytest --gpudist-in-process -k 1x2."
     )
 
 
@@ -77,6 +79,30 @@ def seed_everything(seed: int) -> None:
     for name in ("keras", "tf_keras"):
         if name in sys.modules:
             sys.modules[name].utils.set_random_seed(seed)
+
+
+def make_strategy(kind: str | None) -> Any:
+    """Return the strategy of a test. Its mark names the kind."""
+    if kind == "default":
+        import tensorflow as tf
+
+        return tf.distribute.get_strategy()
+    import gpudist_core
+
+    return gpudist_core.make_strategy(kind or "auto")
+
+
+def logical_devices(host: int) -> list[Any]:
+    """Return the devices that a program sees on a host. TensorFlow lists those of a whole cluster."""
+    import tensorflow as tf
+
+    # Asked from a frame that is not ours: to gpudist's own calls TensorFlow tells the truth, to tests what is emulated.
+    for kind in ("GPU", "CPU"):
+        call = pytest.CallInfo.from_call(functools.partial(tf.config.list_logical_devices, kind), "setup", reraise=Exception)
+        own = [one for one in call.result or [] if "/task:" not in one.name or f"/task:{host}/" in one.name]
+        if own:
+            return own
+    return []
 
 
 def about_late_call(error: str) -> str:

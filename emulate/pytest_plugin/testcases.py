@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emulate.errors import UsageError
-from emulate.pytest_plugin.keys import HOST, NAME
+from emulate.pytest_plugin.keys import HOST, IN_PROCESS, NAME
 
 if TYPE_CHECKING:
     from emulate.pytest_plugin.marks import Wanted
@@ -82,7 +82,7 @@ def _class() -> Any:
 
         def setup(self) -> None:
             super().setup()
-            if HOST in self.config.stash:
+            if HOST in self.config.stash or IN_PROCESS in self.stash:
                 names = ("topology", *(["strategy"] if self._wanted.strategy is not None else []), "devices")
                 for name in names:
                     if not hasattr(type(self.instance), name):

@@ -143,7 +143,8 @@ class Runner:
         entry = Evaluation(source.trace.directory, plan, self._settings.device)
         launched = replace(self._cluster_plan(REFERENCE, plan.trace, entry, True), tf_config=False, views=())
         self._follow(result, self._parents.current, launched, self._settings.timeout, counts=False)
-        self._progress.run_ended(label, f"{result.status}, without the program")
+        ending = "ok, without the program" if result.status == "ok" else "not possible without the program"
+        self._progress.run_ended(label, ending)
         if result.status == "ok":
             result.trace = Trace(plan.trace)
             return result

@@ -122,6 +122,7 @@ class StepFunction:
         self._graph = graph_pb2.GraphDef.FromString((folder / "graph.pb").read_bytes())
         for node in [*self._graph.node, *(node for one in self._graph.library.function for node in one.node_def)]:
             node.device = ""  # they name the job of a cluster that is not there
+            node.attr.pop("_class", None)  # to be placed with operations that may have been left out
         upstream.register_functions(self._graph)
         with np.load(folder / "constants.npz", allow_pickle=False) as values:
             self._constants = {int(place): values[place] for place in values.files}

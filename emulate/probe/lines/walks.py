@@ -22,6 +22,8 @@ _SUMS = {"Add", "AddV2", "AddN", "Sub"}
 _PRODUCTS = {"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"}
 _BY_CLASS = {"Bincount", "DenseBincount", "UnsortedSegmentSum", "SegmentSum", "SegmentMean"}
 """Reductions whose results have an entry for each class, however many that are."""
+_MOVES_ROWS = {"ReverseV2", "Roll", "TopKV2", "Cumsum", "CumulativeLogsumexp", "GatherV2", "StridedSlice", "RandomShuffle"}
+"""May bring an example's row to another one's place, or add rows up."""
 _REDUCTIONS = {"Sum", "Mean", "Prod", "Max", "Min", "Any", "All", "EuclideanNorm", "L2Loss", *_BY_CLASS}
 _NORMS = {"L2Loss", "EuclideanNorm", "Sqrt", "Rsqrt", "Minimum", "Maximum", "ClipByValue", "SelectV2"}
 _NORMALIZES_BATCH = "FusedBatchNorm"
@@ -173,6 +175,8 @@ def roles(operation: Any, flows: Flows) -> set[str]:
         found.add("scale")
     if operation.type in _DIVISIONS and all(one.rows and not one.batched for one in inputs[:2]):
         found.add("ratio")
+    if operation.type in _MOVES_ROWS and inputs[0].batched:
+        found.add("moves")
     return found | _mixing(operation, inputs, output, flows)
 
 

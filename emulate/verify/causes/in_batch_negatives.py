@@ -38,5 +38,7 @@ def _is_open(case: Case, step: int) -> bool:
 
 
 IN_BATCH_NEGATIVES = Cause(
-    "in-batch-negatives", _search, blame=(operations("loss", "contracts", "mixes", "ratio", "mixes-data"),)
+    "in-batch-negatives",
+    _search,
+    blame=(operations("loss", "contracts", "mixes", "ratio", "mixes-data"), operations("loss", "moves")),
 )
