@@ -144,11 +144,7 @@ _OF_SERVERS = f"Topologies with parameter servers are compared with one worker a
 def _judge_all(
     runner: Runner, program: str, seed: int, allow: Collection[str], topologies: Sequence[Topology]
 ) -> tuple[Reference, list[Run], list[str]]:
-    """Judge each topology beside its reference: one device, or with parameter servers one worker.
-
-    Returns:
-        What the (first) reference did, the verdict on each topology, and what holds for all of them.
-    """
+    """Return what the (first) reference did, the verdict on each topology, and what holds for all of them."""
     references: list[Reference] = []
     runs: dict[Topology, Run] = {}
     notes: list[str] = []
