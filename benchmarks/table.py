@@ -42,6 +42,17 @@ WHAT = {
     "suite_100_in_10_files": "The same tests in ten files, each of which gets new hosts: seconds",
     "plugin_unused": "500 tests that use no topology, with the plugin installed: ratio of processor time",
 }
+_OF_COST = {
+    "digits_loop": "a small network in a compiled step, 400 steps",
+    "transformer": "a transformer of 4 layers, 20 steps",
+    "mobilenet_fit": "MobileNetV2 in `fit`, 20 steps",
+    "resnet50": "ResNet50 in a compiled step, 20 steps",
+}
+WHAT |= {
+    f"cost_{program}_{variant}": f"`verify` on `1x4` of {what}, {variant}: ratio to the program's two runs"
+    for program, what in _OF_COST.items()
+    for variant in ("equivalent", "by-design", "divergent")
+}
 
 
 def markdown(results: dict[str, Any]) -> str:
