@@ -21,7 +21,7 @@ def install(probe: Probe) -> None:
     """See to it once a program imports them; a program that does not is not touched."""
     when_imported(STEPS, lambda: _see_losses(probe))
     when_imported(COORDINATED, lambda: _see_coordinated(probe))
-    when_imported(RANDOMNESS, functools.partial(_see_draws, probe=probe))
+    when_imported(RANDOMNESS, lambda: _see_draws(probe))
 
 
 def _see_losses(probe: Probe) -> None:
@@ -58,7 +58,7 @@ def _see_coordinated(probe: Probe) -> None:
     cls.train, cls._take = seen_train, seen_take
 
 
-def _see_draws(*, probe: Probe) -> None:
+def _see_draws(probe: Probe) -> None:
     """Keep draws by the example's index from being replaced: they would move when examples are permuted."""
     randomness: Any = sys.modules[RANDOMNESS]
     randomness.rows_are_keyed = not probe.plan.own_draws

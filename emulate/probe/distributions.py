@@ -8,8 +8,8 @@ _ROUNDS = 6  # of gamma's rejection, each of which is accepted with a probabilit
 _TERMS = 96  # of a sum of probabilities whose mean is below _LARGE
 _LARGE = 30.0
 
-NAME = "gpudist_draw"
-"""Of the operation whose result takes the place of a draw."""
+DRAWN = "gpudist_draw"
+"""Name of the operation whose result takes the place of a draw."""
 COLUMNS = {"gamma": 2 * _ROUNDS + 1, "poisson": 1, "binomial": 1}
 """Random numbers for each element, in a last dimension. Other distributions need one number and have no such dimension."""
 WHOLE = {"integer", "poisson", "binomial"}
@@ -31,7 +31,7 @@ def made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: Any) -> 
     import tensorflow as tf
 
     if distribution == "integer":
-        return tf.identity(_integer(bits, given, dtype), NAME)
+        return _integer(bits, given, dtype)
     numbers = uniform(bits)
     if distribution == "normal":
         numbers = tf.math.ndtri(_inside(numbers))
@@ -43,7 +43,7 @@ def made_of(bits: Any, distribution: str, given: dict[str, Any], dtype: Any) -> 
         numbers = _poisson(_inside(numbers[..., 0]), tf.cast(given["rate"] if "rate" in given else given["lam"], tf.float32))
     elif distribution == "binomial":
         numbers = _binomial(_inside(numbers[..., 0]), *(tf.cast(given[name], tf.float32) for name in ("counts", "probs")))
-    return tf.identity(tf.cast(numbers, dtype), NAME)
+    return tf.cast(numbers, dtype)
 
 
 def uniform(bits: Any) -> Any:

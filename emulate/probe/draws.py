@@ -55,6 +55,8 @@ def _leave_creation_alone() -> None:
 
 
 def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
+    import tensorflow as tf
+
     original = getattr(module, name)
     signature = inspect.signature(original)
 
@@ -77,8 +79,10 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
             return template
         given = signature.bind(*args, **kwargs).arguments
         if distribution == "categorical":
-            return _categorical(probe, body, template, place, given)
-        return _keyed(probe, body, template, place, distribution, given)
+            drawn = _categorical(probe, body, template, place, given)
+        else:
+            drawn = _keyed(probe, body, template, place, distribution, given)
+        return tf.identity(drawn, distributions.DRAWN)
 
     setattr(module, name, draw)
 
@@ -224,7 +228,6 @@ def _categorical(probe: Probe, body: bodies.Body, template: Any, place: int, giv
     shape = tf.concat([tf.shape(template), tf.shape(logits)[1:]], 0)
     uniform = distributions.uniform(_bits(probe, body, template, shape, place)) * (1.0 - 2e-7) + 1e-7
     drawn = tf.argmax(logits[:, None, :] - tf.math.log(-tf.math.log(uniform)), axis=-1, output_type=template.dtype)
-    drawn = tf.identity(drawn, distributions.NAME)
     drawn.set_shape(template.shape)
     return drawn
 

@@ -20,7 +20,6 @@ class RowKeys:
 
     Args:
         tensors: The inputs that hold the examples.
-
     """
 
     def __init__(self, tensors: list[Any]) -> None:

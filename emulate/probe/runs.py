@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _MOST_COMPILED = 8
+"""A program that makes more functions than these makes another one in each step."""
 _EMPTY = types.CellType()
 
 

@@ -10,7 +10,7 @@ from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import explain, fit_parts
 from emulate.verify.compare import Comparison, Point
-from emulate.verify.confirmed import BY_SHARE, Rerun, confirmed
+from emulate.verify.confirmed import Rerun, confirmed
 from emulate.verify.facts import Facts
 from emulate.verify.fit import Explanation, Fit
 from emulate.verify.ledger import Ledger
@@ -24,11 +24,11 @@ from emulate.verify.repeats import differing, draws_the_same, starts_alike, trai
 from emulate.verify.result import RunResult
 from emulate.verify.verdict import Difference, Finding
 
+RATE = "rate-times-"
+"""Before a number: what is asked for is the reference with so many times the learning rate."""
+BY_SHARE = "batchnorm-by-share"
+"""The reference normalizes each replica's rows by themselves."""
 _ON_ITS_OWN = "gradients, weights and losses were compared with one device that got this run's own"
-
-
-def _none() -> Sequence[Trace]:
-    return ()
 
 
 def _nothing(*_: str) -> Rerun | None:
@@ -94,7 +94,7 @@ class Case:
         repeat: Callable[[], Trace | None] = _no_trace,
         untouched: Trace | None = None,
         rerun: Callable[..., Rerun | None] = _nothing,
-        confirm: Callable[[], Sequence[Trace]] = _none,
+        confirm: Callable[[], Sequence[Trace]] = tuple,
         own_seeds: Callable[[], RunResult | None] = _not_made,
         own_hashes: Callable[[], RunResult | None] = _not_made,
         hash_places: Sequence[str] = (),

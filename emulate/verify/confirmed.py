@@ -9,15 +9,6 @@ from emulate.probe.trace import Trace
 from emulate.verify.arithmetic import explain
 from emulate.verify.compare import Comparison, compare
 
-RATE = "rate-times-"
-"""Before a number: what is asked for is the reference with so many times the learning rate."""
-BY_SHARE = "batchnorm-by-share"
-"""The reference normalizes each replica's rows by themselves."""
-
-
-def _none() -> Sequence[Trace]:
-    return ()
-
 
 @dataclass(frozen=True)
 class Rerun:
@@ -30,7 +21,7 @@ class Rerun:
     reference: Trace
     topology: Trace
     noise: Sequence[Trace] = ()
-    confirm: Callable[[], Sequence[Trace]] = _none
+    confirm: Callable[[], Sequence[Trace]] = tuple
     source: Trace | None = None
 
     def compare(self) -> Comparison:

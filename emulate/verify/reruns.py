@@ -13,10 +13,11 @@ from pathlib import Path
 from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
+from emulate.verify.case import BY_SHARE, RATE
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
-from emulate.verify.confirmed import BY_SHARE, RATE, Rerun
+from emulate.verify.confirmed import Rerun
 from emulate.verify.facts import Facts
 from emulate.verify.lines import ProgramLines
 from emulate.verify.result import RunResult

@@ -225,7 +225,7 @@ class Yardsticks:
     def take_back_functions(self, known: Yardstick) -> None:
         """Note that the inputs of the functions are not the examples, or that they do something else when they are compiled."""
         self.functions = self.compiled = False
-        self._known[Variation()] = known
+        self._known = {Variation(): known}  # what was derived meanwhile is of the others
 
     def with_noise(self, variation: Variation) -> Yardstick:
         """Return the reference and its noise runs, of which the first is started."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emulate.probe.distributions import NAME
+from emulate.probe.distributions import DRAWN
 
 Key = tuple[int, int]
 
@@ -148,7 +148,7 @@ class Flows:
 
 def _draws(operation: Any) -> bool:
     """Return whether an operation draws random numbers, or the probe has put its result in the place of one that does."""
-    return operation.type.startswith(_DRAWS) or NAME in getattr(operation, "name", "")
+    return operation.type.startswith(_DRAWS) or DRAWN in getattr(operation, "name", "")
 
 
 def dims_of(tensor: Any) -> list[int | None] | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from emulate.probe import SYNCHRONIZED
-from emulate.verify.case import Case
+from emulate.verify.case import BY_SHARE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Comparison, Point
-from emulate.verify.confirmed import BY_SHARE
 from emulate.verify.lines import made
 
 _ALIKE = {

@@ -9,11 +9,10 @@ from typing import Any
 
 from emulate.probe.trace import Trace
 from emulate.verify.arithmetic import factor_of_updates
-from emulate.verify.case import Case
+from emulate.verify.case import RATE, Case
 from emulate.verify.causes.cause import Cause, Sign
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
-from emulate.verify.confirmed import RATE
 from emulate.verify.fit import ROUND
 from emulate.verify.gradients import names_of, weight_of, weights_before
 from emulate.verify.lines import made

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from emulate.probe.trace import Trace
-from emulate.verify.case import Case
-from emulate.verify.confirmed import RATE, Rerun
+from emulate.verify.case import RATE, Case
+from emulate.verify.confirmed import Rerun
 from emulate.verify.judge import judge
 from tests.emulate.verify.cases import Folder, codes
 from tests.emulate.verify.simulation import Problem, Sgd
