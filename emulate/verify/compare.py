@@ -304,7 +304,9 @@ def _not_compared(runs: Runs) -> list[str]:
             found += [f"gradient of {name} (not in both runs)" for name in sorted(apart)]
         lengths = [len(complete(trace, optimizer)) for trace in (runs.topology, runs.reference)]
         if lengths[0] != lengths[1]:
-            found.append(f"steps {min(lengths)} to {max(lengths) - 1} of {optimizer} (only one run has them)")
+            first, last = min(lengths), max(lengths) - 1
+            which = f"steps {first} to {last}" if first < last else f"step {first}"
+            found.append(f"{which} of {optimizer} (only one run went so far)")
     if runs.reference.has_other_examples:
         evaluated = {one.name for one in runs.reference.reports}
         others = dict.fromkeys(one.name for one in runs.topology.reports if one.name not in evaluated)

@@ -149,7 +149,11 @@ def judge(
                 )
             )
         ),
-        notes=tuple(dict.fromkeys((*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *own_rows))),
+        notes=tuple(
+            dict.fromkeys(
+                (*case.notes, *base.notes, *_unreported(case, verdict), *_unchanged(case), *_of_first(case), *own_rows)
+            )
+        ),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
         is_amplified=base.drowned_from is not None,
@@ -265,6 +269,16 @@ def _unchanged(case: Case) -> list[str]:
     return [_UNCHANGED] if is_seen and all(len(digests) == 1 for digests in seen.values()) else []
 
 
+def _of_first(case: Case) -> list[str]:
+    """Note numbers that the step keeps for the first replica alone, and that are others than one device's."""
+    names = list(dict.fromkeys(point.measure.key.tensor for point in case.base.of_first if point.exceeds))
+    return [_OF_FIRST.format(names_in_words(names))] if names else []
+
+
+_OF_FIRST = (
+    "{} (aggregation ONLY_FIRST_REPLICA) has what the first replica assigns, which is not what one device has. What the "
+    "program reports of it does not cover the other replicas."
+)
 _UNCHANGED = (
     "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "
     "is 0. gpudist compared only what an untrained model computes."

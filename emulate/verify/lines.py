@@ -10,7 +10,7 @@ import itertools
 import linecache
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -172,13 +172,16 @@ def _innermost(text: str) -> Sequence[Record]:
     return list(lines_of_traceback(text))[-1:]
 
 
-def locate(blame: Sequence[Blame], case: Case, places: Sequence[str] = ()) -> tuple[str | None, tuple[Location, ...]]:
+def locate(
+    blame: Sequence[Blame], case: Case, places: Sequence[str] = (), tensors: Collection[str] = ()
+) -> tuple[str | None, tuple[Location, ...]]:
     """Return the stage and the lines of a finding; no lines where nothing can be said.
 
     Args:
-        blame: Where its cause looks, in this order.
+        blame: Where its cause looks, in this order. Where nothing is found there, all of the first one's stage is taken.
         case: What is known of the run.
         places: Lines that the cause itself knows; they come first.
+        tensors: The variables that the finding is about: lines that assign them come before others.
 
     Returns:
         Both.
@@ -186,10 +189,19 @@ def locate(blame: Sequence[Blame], case: Case, places: Sequence[str] = ()) -> tu
     named = case.lines.at(places)
     if named:
         return (blame[0].stage if blame else None), located(named)
-    for one in blame:
-        if found := located(one.find(case)):
+    for one in (*blame, *(_all_of(one.stage) for one in blame[:1])):
+        if found := located(sorted(one.find(case), key=lambda record: record.get("name") not in tensors)):
             return one.stage, found
     return (blame[0].stage if blame else None), ()
+
+
+def _all_of(stage: str) -> Blame:
+    """Look for everything that a stage is made by."""
+    return made(stage, *_SOURCES) if stage == "examples" else between(stage)
+
+
+_SOURCES = ("dataset function", "from_generator", "from_tensor_slices", "from_tensors", "distribute")
+"""Calls that decide which examples a host has, where no other one does."""
 
 
 def located(records: Iterable[Record]) -> tuple[Location, ...]:

@@ -140,6 +140,8 @@ def _wrap_collectives(probe: Probe) -> None:
             body = bodies.current()
             if body is not None and body.lines is not None and program_caller(sys._getframe(1)) is not None:
                 body.lines.call("sum", _name)
+                if _name == "all_reduce" and "mean" in str(args[0] if args else kwargs.get("reduce_op")).lower():
+                    body.lines.call("sum", "averages")
             return _original(self, *args, **kwargs)
 
         setattr(cls, name, call)

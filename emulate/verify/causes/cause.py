@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from emulate.verify.case import Case
@@ -23,6 +23,7 @@ class Sign:
         advice: Whether the same model is trained all the same.
         places: Lines to blame that the search itself knows, `train.py:9` say.
         blame: Where else lines are looked for, before the cause's own places.
+        tensors: The variables that it is about.
     """
 
     summary: str
@@ -31,6 +32,7 @@ class Sign:
     advice: bool = False
     places: Sequence[str] = ()
     blame: Sequence[Blame] = ()
+    tensors: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Cause:
         if sign is None:
             return None
         fix = self.fix(*([sign.fix or GENERAL] if sign.fix is None or isinstance(sign.fix, str) else sign.fix))
-        stage, locations = locate((*sign.blame, *self.blame), case, sign.places)
+        stage, locations = locate((*sign.blame, *self.blame), case, sign.places, sign.tensors)
         return Finding(
             self.code,
             sign.summary,

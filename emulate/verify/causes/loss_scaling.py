@@ -92,7 +92,12 @@ def _search_scaling(case: Case) -> Sign | None:
     whose = f" of {fits[0].optimizer}" if len(case.base.runs.optimizers) > 1 else ""
     alike = _is_added_up(case, fits)
     evidence += ". Every replica takes its gradient from the same number, the loss of one device" if alike else ""
-    return Sign(f"Every gradient{whose} is {words}.", evidence, _OF_A_SUM if alike else _fix(case, scale))
+    return Sign(
+        f"Every gradient{whose} is {words}.",
+        evidence,
+        _OF_A_SUM if alike else _fix(case, scale),
+        blame=[operations("sum", "averages")] if scale < 1 else (),
+    )
 
 
 def _is_added_up(case: Case, fits: Sequence[Fit]) -> bool:

@@ -90,6 +90,7 @@ def _each_its_own(case: Case, apart: Disagreement) -> Sign | None:
         "Gradients are not summed over the replicas: each replica trains its own model.",
         f"After step {k} {variables} between replicas, and each replica's update {how}",
         _OUTSIDE if any(one.outside for one in step.values()) else None,
+        tensors=[apart.tensor],
     )
 
 
@@ -142,6 +143,7 @@ def _of_one_replica(case: Case, optimizer: str, k: int, tensors: Sequence[str]) 
             else f"is the same multiple of replica {replica}'s gradient as on one device of its gradient"
         ),
         _OUTSIDE if any(one.outside for one in step.values()) else None,
+        tensors=tensors,
     )
 
 
@@ -198,6 +200,7 @@ def _averages_updates(case: Case) -> Sign | None:
         )
         + ("everything agrees" if later is None else f"it agrees up to step {later - 1}"),
         _OUTSIDE if is_outside else _OF_UPDATES,
+        tensors=[first.measure.key.tensor],
     )
 
 
@@ -251,6 +254,7 @@ def _search_disagree(case: Case) -> Sign | None:
             f"all agreed{factor}"
         ),
         [GENERAL, _OF_AN_END] if factor and case.untouched.num_hosts == 1 and apart.step else None,
+        tensors=[apart.tensor],
     )
 
 

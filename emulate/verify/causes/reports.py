@@ -10,6 +10,7 @@ from emulate.probe.reports import SO_FAR
 from emulate.probe.trace import Report
 from emulate.verify.case import Case
 from emulate.verify.causes.cause import Cause, Sign, names_in_words
+from emulate.verify.causes.update_scaling import factor_of, first_of_update
 from emulate.verify.compare import Point
 from emulate.verify.compared_runs import complete
 from emulate.verify.fit import ROUND
@@ -52,7 +53,8 @@ def _search_loss(case: Case) -> Sign | None:
         return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
     case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
-    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", told + _reduced_in(reports), fix)
+    told += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
+    return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", told, fix)
 
 
 def _beside_the_loss(case: Case) -> set[str]:
@@ -199,8 +201,23 @@ def _search_number(case: Case) -> Sign | None:
             f"{m.key.tensor} is {m.value:.6g} in {_place(wrong[0])}, {m.reference_value:.6g} on one device (factor "
             f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
         )
-        + _reduced_in(reports),
+        + _reduced_in(reports)
+        + _set_by_the_host(case, wrong[0]),
         _OF_NUMBERS,
+    )
+
+
+def _set_by_the_host(case: Case, wrong: Point) -> str:
+    """Explain updates that a factor changes after a wrong report: the host sets the learning rate from that number."""
+    first = first_of_update(case)
+    factor = None if first is None or first.step <= wrong.step else factor_of(case, first)
+    if first is None or factor is None or abs(factor - 1) < ROUND:
+        return ""
+    case.explain_update(first.step)
+    case.cut(first.step + 1, f"in step {first.step} the weights change {factor:.4g}x as much")
+    return (
+        f"; from step {first.step} on the weights change {factor:.4g}x as much as on one device, where gradients agree: the "
+        "program sets its learning rate from such a number"
     )
 
 

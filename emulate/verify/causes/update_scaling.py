@@ -29,14 +29,13 @@ def _search(case: Case) -> Sign | None:
 
 def _of_weights(case: Case) -> Sign | None:
     """Check whether gradients agree and weights do not: by which factor, or by which other setting."""
-    first = next(iter(case.left()), None)
-    before = case.base.first_step("gradient", "variable")
-    if first is None or first.measure.key.kind != "weight" or (before is not None and before <= first.measure.step):
-        return None
+    first = first_of_update(case)
+    if first is None or any(point.step < first.step for point in case.left() if point.measure.key.kind in REPORTED):
+        return None  # a host that reads a wrong number may make its rate of it
     m = first.measure
     what = f"{m.key.tensor} is {m.value:.6g}, {m.reference_value:.6g} on one device ({first.ratio:.0f}x the noise floor)"
     ours, theirs = (_known(trace, m.key.optimizer) for trace in (case.topology, case.reference))
-    apart, factor = _set_otherwise(ours, theirs), _factor(case, m.key.optimizer, m.step)
+    apart, factor = _set_otherwise(ours, theirs), factor_of(case, first)
     if factor is None or abs(factor - 1) < ROUND:
         return _of_settings(case, first, apart, what) if apart else None
     rates = _rates(ours, theirs)
@@ -136,9 +135,17 @@ def _known(trace: Trace, optimizer: str) -> Mapping[str, Any]:
     return next((one for one in known if one), {})
 
 
-def _factor(case: Case, optimizer: str, k: int) -> float | None:
-    """Return the one factor between the updates of a step, or None."""
-    runs = case.base.runs
+def first_of_update(case: Case) -> Point | None:
+    """Return the first unexplained difference where weights are the first to differ, whatever is reported before."""
+    first = next((point for point in case.left() if point.measure.key.kind not in REPORTED), None)
+    before = case.base.first_step("gradient", "variable")
+    is_late = first is not None and before is not None and before <= first.measure.step
+    return None if first is None or first.measure.key.kind != "weight" or is_late else first
+
+
+def factor_of(case: Case, point: Point) -> float | None:
+    """Return the one factor between the updates of a weight's step, or None."""
+    runs, optimizer, k = case.base.runs, point.measure.key.optimizer, point.measure.step
     ours, theirs = (complete(trace, optimizer)[k] for trace in (runs.topology, runs.reference))
     return factor_of_updates(
         (weights_before(runs.reference, optimizer, k, tensor), weight_of(ours, tensor), weight_of(theirs, tensor))
@@ -146,6 +153,8 @@ def _factor(case: Case, optimizer: str, k: int) -> float | None:
     )
 
 
+REPORTED = ("loss", "metric")
+"""Kinds of what is told of a training and is no part of it."""
 _OF_RATE = "If the learning rate grows and the batch does not"
 _SUITS = "If the learning rate suits a larger batch"
 _FASTER = "If the learning rate grows faster than the batch"

@@ -39,6 +39,14 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
     factor = _factor(case, first)
     if early is not None:
         case.cut(step if early == step else step + 1, f"{names_in_words(names, 1)} differs from there on", at=("variable",))
+    if early is None and factor is not None and _is_a_mean_of_parts(case, first, factor):
+        case.explain_aside(lambda point: is_assigned(case, point))
+        return Sign(
+            f"What the replicas assign to {names_in_words(names)} is averaged: it is their mean, and their sum on one device.",
+            f"change / change on one device = {factor:.4f}, 1 / the number of replicas; all gradients and weights agree",
+            advice=True,
+            tensors=names,
+        )
     case.explain(lambda point: is_assigned(case, point))
     numbers = ", ".join(
         f"{point.measure.key.tensor} is {point.measure.value:.6g}, {point.measure.reference_value:.6g} on one device"
@@ -51,11 +59,20 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
                 "as much as on one device."
             ),
             f"change / change on one device = {factor:.4f} in step {step}, the number of replicas; {numbers}",
+            tensors=names,
         )
     return Sign(
         f"From step {step} on the replicas assign other values to {names_in_words(names)} than one device.",
         f"Gradients and weights agree until then; {numbers}, {first[0].ratio:.0f}x the noise floor",
+        tensors=names,
     )
+
+
+def _is_a_mean_of_parts(case: Case, points: list[Point], factor: float) -> bool:
+    """Return whether variables hold the mean of what replicas have parts of, as of gradients; a number may be a count."""
+    values = [_value(case.base.runs.reference, point.measure.key, point.step) for point in points]
+    is_of_parts = all(value is not None and is_numeric(value) and value.shape for value in values)
+    return is_of_parts and abs(factor * case.num_replicas - 1) < ROUND
 
 
 def _of_shared(case: Case, points: list[Point]) -> Sign:
@@ -75,6 +92,7 @@ def _of_shared(case: Case, points: list[Point]) -> Sign:
             "device, and the weights that are computed from it differ"
         ),
         _IN_THE_SCOPE,
+        tensors=[point.measure.key.tensor for point in out],
     )
 
 
@@ -100,6 +118,7 @@ def _of_first(case: Case) -> Sign | None:
             f"{onset} on"
         ),
         _COUNT_ALL,
+        tensors=[name],
     )
 
 
@@ -120,6 +139,7 @@ def _of_copies(case: Case) -> Sign | None:
                         f"After step {k} the copies differ; gradients and weights agree until step {onset - 1}, and "
                         f"nothing else explains the difference from step {onset} on"
                     ),
+                    tensors=apart,
                 )
     return None
 
