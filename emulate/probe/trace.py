@@ -234,6 +234,7 @@ class Trace:
             raise ValueError(f"A trace has the format {FORMAT}. Received: {directory} with {self.about.get('format')!r}.")
         self.topology = Topology.parse(self.about["topology"])
         self.num_hosts = len(list(directory.glob("host-*")))
+        self._files: dict[int, Path] = {}
 
     @staticmethod
     def describe(directory: Path, about: Mapping[str, Any]) -> None:
@@ -400,11 +401,16 @@ class Trace:
     def _array(self, host: int, entry: Mapping[str, Any] | None) -> StoredArray | None:
         return None if entry is None else self.array(host, entry)
 
+    def _arrays_of(self, host: int) -> Path:
+        if host not in self._files:  # a trace has tens of thousands of arrays
+            self._files[host] = self.directory / f"host-{host}" / "arrays.bin"
+        return self._files[host]
+
     def array(self, host: int, entry: Mapping[str, Any]) -> StoredArray:
         """Return the array that an event of a host refers to."""
         norm = entry["norm"]
         return StoredArray(
-            path=self.directory / f"host-{host}" / "arrays.bin",
+            path=self._arrays_of(host),
             at=entry["at"],
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),
