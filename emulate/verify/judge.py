@@ -276,8 +276,8 @@ def _of_first(case: Case) -> list[str]:
 
 
 _OF_FIRST = (
-    "{} (aggregation ONLY_FIRST_REPLICA) has what the first replica assigns, which is not what one device has. What the "
-    "program reports of it does not cover the other replicas."
+    "What the first replica assigns to {} (aggregation ONLY_FIRST_REPLICA) is not what one device has: numbers that the "
+    "program makes of it do not cover the other replicas."
 )
 _UNCHANGED = (
     "No step changes any weight: gradients are computed but not applied, or they are 0, or the learning rate "

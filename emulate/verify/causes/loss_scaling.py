@@ -257,4 +257,6 @@ LOSS_SCALING = Cause("loss-scaling", _search_scaling, behind=_behind, blame=(ope
 
 LOSS_SCALING_OF_A_PART = Cause("loss-scaling", _search_part, blame=(operations("loss", "mean", "scale"),))
 
-DOUBLE_ALL_REDUCE = Cause("double-all-reduce", _search_twice, blame=(operations("sum", "all_reduce"),))
+DOUBLE_ALL_REDUCE = Cause(
+    "double-all-reduce", _search_twice, blame=(operations("sum", "all_reduce"), operations("assigned", "assign"))
+)

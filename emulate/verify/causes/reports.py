@@ -52,8 +52,8 @@ def _search_loss(case: Case) -> Sign | None:
         case.explain_aside(lambda point: point.measure.key.kind == "loss")
         return Sign(f"The loss {name} {progress[0]}", told, progress[1], advice=True)
     fix = _of_logs(case) if name.startswith(("batch/", "epoch")) else _OF_MEANS if what == _OF_REPLICAS else None
-    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
     told += _reduced_in(reports) + _set_by_the_host(case, wrong[0])
+    case.explain(lambda point: point.measure.key.kind in ("loss", "metric"))
     return Sign(f"The reported loss ({name}) is not {_whose(wrong[0])}: {what}.", told, fix)
 
 
@@ -191,8 +191,9 @@ def _search_number(case: Case) -> Sign | None:
     if not wrong:
         return None
     m = wrong[0].measure
-    case.explain(lambda point: point.measure.key.tensor in others)
     reports = _reports(case, wrong)
+    host = _set_by_the_host(case, wrong[0])
+    case.explain(lambda point: point.measure.key.tensor in others)
     what = _what(case, wrong, reports)
     what = _OF_ONE if what == _ANY and "local result" in m.key.tensor else what
     return Sign(
@@ -202,7 +203,7 @@ def _search_number(case: Case) -> Sign | None:
             f"{wrong[0].factor:.4f}, {_factors(wrong)}); the gradients and weights of these steps agree"
         )
         + _reduced_in(reports)
-        + _set_by_the_host(case, wrong[0]),
+        + host,
         _OF_NUMBERS,
     )
 
@@ -213,8 +214,8 @@ def _set_by_the_host(case: Case, wrong: Point) -> str:
     factor = None if first is None or first.step <= wrong.step else factor_of(case, first)
     if first is None or factor is None or abs(factor - 1) < ROUND:
         return ""
-    case.explain_update(first.step)
     case.cut(first.step + 1, f"in step {first.step} the weights change {factor:.4g}x as much")
+    case.explain_update(first.step)
     return (
         f"; from step {first.step} on the weights change {factor:.4g}x as much as on one device, where gradients agree: the "
         "program sets its learning rate from such a number"
