@@ -44,6 +44,7 @@ def _of_values(case: Case, points: list[Point]) -> Sign | None:
         return Sign(
             f"What the replicas assign to {names_in_words(names)} is averaged: it is their mean, and their sum on one device.",
             f"change / change on one device = {factor:.4f}, 1 / the number of replicas; all gradients and weights agree",
+            _OF_PARTS,
             advice=True,
             tensors=names,
         )
@@ -149,6 +150,7 @@ def _is_of_replicas(case: Case, scale: float) -> bool:
 
 
 _IN_THE_SCOPE = "If all replicas share one variable"
+_OF_PARTS = "If the update makes up for the mean"
 _COUNT_ALL = "If it counts the examples of one replica"
 _TRAINED = ("initial-weight", "gradient", "weight")
 
