@@ -68,7 +68,7 @@ WRONG = IN_A_FUNCTION.replace("gradients(x, y, BATCH)", "gradients(x, y, x.shape
     ("step", "codes", "starts"),
     [
         pytest.param(IN_A_FUNCTION, [], 3, id="a function that is defined anew in each step"),
-        pytest.param(IN_A_METHOD, [], 3, id="a method"),
+        pytest.param(IN_A_METHOD, [], 3, id="a method", marks=pytest.mark.slow),
         pytest.param(WRONG, ["loss-scaling"], 4, id="a wrong mean"),
         pytest.param(WITH_A_COUNT, [], None, id="a number from Python that a compiled step would not see change"),
         pytest.param(WITH_NUMBERS, [], None, id="numbers that a compiled step cannot read"),

@@ -139,10 +139,11 @@ def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run,
     return verdict.runs[0], render(verdict)
 
 
+@pytest.mark.slow  # emulate/verify/test_replicas_apart.py has the cause, on made traces
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(CLIPPED, id="clipped after its own sum", marks=pytest.mark.slow),
+        pytest.param(CLIPPED, id="clipped after its own sum"),
         pytest.param(BY_HAND, id="an update by hand"),
     ],
 )

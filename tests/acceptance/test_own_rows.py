@@ -152,10 +152,11 @@ def test_a_mean_over_its_own_rows_is_found_out_where_rows_depend_on_each_other_i
     assert (run.verdict, codes(run)) == ("divergent", ["loss-scaling", "in-batch-negatives"])
 
 
+@pytest.mark.slow  # test_end_of_epoch.py and others here have the causes
 @pytest.mark.parametrize(
     ("loss", "batch", "found"),
     [
-        pytest.param(OF_ITS_OWN_COUNT, "12", "local-normalization", marks=pytest.mark.slow),
+        (OF_ITS_OWN_COUNT, "12", "local-normalization"),
         ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch"),
     ],
 )

@@ -122,6 +122,7 @@ def test_with_a_fault_nothing_is_said_of_how_such_a_program_recovers(write: Writ
     assert [fault.result for fault in run.faults] == [None]
 
 
+@pytest.mark.slow  # test_a_program_that_restores_what_another_run_saved... has the verdict
 def test_weights_that_fit_finds_and_leaves_elsewhere_are_told_and_what_was_there_is_said_to_be_lost(
     write: Write, elsewhere: Path, preload: Preload
 ) -> None:

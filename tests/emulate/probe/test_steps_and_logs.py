@@ -138,7 +138,7 @@ def keras_loop(own: bool) -> None:
     model.fit(x, (y > 0).astype("float32"), batch_size=12, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fit_that_is_held_tells_what_its_epoch_would_log_and_whose_train_step_it_has(recorded: Any, own: bool) -> None:
     two = recorded(functools.partial(keras_loop, own), steps=4)
     one = recorded(functools.partial(keras_loop, own), "1x1", reference=True, steps=4)
