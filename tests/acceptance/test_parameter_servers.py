@@ -136,6 +136,7 @@ def test_gradients_that_the_coordinator_asks_for_and_applies_are_compared(
     assert (run.samples.seen, run.samples.missing, run.samples.repeated) == (210, 0, 0)
 
 
+@pytest.mark.slow  # test_scorecard.py has the cause
 def test_rows_that_the_coordinator_sends_twice_are_found_out(tmp_path: Path, preload: Preload) -> None:
     run = judged(GATHERED, tmp_path, preload, "twice")
     assert (run.verdict, run.causes[0].code) == ("divergent", "samples-repeated")

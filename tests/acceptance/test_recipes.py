@@ -19,7 +19,7 @@ ONE_REPLICA_A_HOST = "K2"
 ASKED = (*RECIPES, *ALSO_ASKED)
 FAST_ASKED = ("S1", "S3")
 """Recipes whose causes, static tensors, no other fast test has."""
-FAST = ("d1_own_loop", "s3_static_tensor_in_map")
+FAST = ("d1_own_loop",)
 """The cheapest of what they should be. tests/core proves what gpudist_core makes of them, on several hosts too."""
 STEPS = 20
 """As many as show each cause, and the last, uneven batch of those that have one."""

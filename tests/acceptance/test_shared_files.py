@@ -149,7 +149,10 @@ def test_a_program_without_a_seed_that_writes_and_reads_its_log_elsewhere_is_sti
     assert (run.verdict, run.causes[0].code) == ("divergent", "unseeded-randomness"), render(verdict)
 
 
-@pytest.mark.parametrize(("divisor", "code"), [("24", None), ("tf.cast(tf.shape(x)[0], tf.float32)", "loss-scaling")])
+@pytest.mark.parametrize(
+    ("divisor", "code"),
+    [pytest.param("24", None, marks=pytest.mark.slow), ("tf.cast(tf.shape(x)[0], tf.float32)", "loss-scaling")],
+)
 def test_rows_that_the_first_run_leaves_for_the_others_hide_nothing(
     write: Write, elsewhere: Path, preload: Preload, divisor: str, code: str | None
 ) -> None:

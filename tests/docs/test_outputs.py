@@ -16,8 +16,8 @@ from tests.few import few
 WRONG = {str(one.as_published.relative_to(ROOT)): one for one in GALLERY}
 
 
-# README shows the first; the second is an equivalent one.
-@pytest.mark.parametrize("output", few(OUTPUTS, ("tutorial", "tutorial_fixed"), attrgetter("name")))
+# README shows this one.
+@pytest.mark.parametrize("output", few(OUTPUTS, ("tutorial",), attrgetter("name")))
 def test_what_the_documentation_shows_is_printed(output: Output, preload: Preload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     verdict = output.verify(preload=preload)

@@ -336,9 +336,9 @@ def elsewhere() -> None:
     ("program", "why"),
     [
         (eager, "eager code"),
-        (ragged, "sparse or ragged"),
+        pytest.param(ragged, "sparse or ragged", marks=pytest.mark.slow),
         (in_python, "PyFunc"),
-        (with_text, "a constant of type string"),
+        pytest.param(with_text, "a constant of type string", marks=pytest.mark.slow),
         (elsewhere, "another function of the program assigns"),
     ],
 )

@@ -58,7 +58,7 @@ def _check(trace: Trace, number: int) -> None:
         assert first.digest == second.digest
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("batches", "steps"), [(6, 4), (6, 1), (4, 4), (3, None)])
 def test_weights_are_those_after_the_update_held_or_at_the_end(
     recorded: Any, eager: bool, batches: int, steps: int | None
@@ -109,7 +109,7 @@ def alternating_loop() -> None:
         other(x)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_steps_that_update_by_themselves_and_others_are_held_together(recorded: Any, steps: int) -> None:
     trace = recorded(alternating_loop, steps=steps)
     found = trace.steps("tape")
