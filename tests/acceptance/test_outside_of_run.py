@@ -113,11 +113,12 @@ model.fit(x, (x.sum(1, keepdims=True) > 0).astype("float32"), batch_size=12, ver
 """
 
 
+@pytest.mark.slow  # test_scorecard.py has the cause
 @pytest.mark.parametrize(
     ("metric", "verdict"),
     [
         ('keras.metrics.AUC(name="auc")', "equivalent"),
-        pytest.param('Largest(name="largest")', "divergent", marks=pytest.mark.slow),  # test_scorecard.py has the cause
+        ('Largest(name="largest")', "divergent"),
     ],
 )
 def test_a_metric_of_fit_is_judged_by_all_replicas_together_where_the_epoch_does_not_end(

@@ -171,12 +171,13 @@ for batch in gd.Pipeline.from_arrays((x, y), global_batch_size=8).distribute(str
 """
 
 
+@pytest.mark.slow  # test_16_bits.py and test_double_precision_is_compared_at_double_precision have other forms
 @pytest.mark.parametrize(
     ("kind", "all_reduce", "topology"),
     [
         pytest.param("bfloat16", "hierarchical", "1x2", id="bfloat16"),
-        pytest.param("float64", "ring", "2x1", id="float64", marks=pytest.mark.slow),
-        pytest.param("float16", "ring", "1x2", id="float16", marks=pytest.mark.slow),
+        pytest.param("float64", "ring", "2x1", id="float64"),
+        pytest.param("float16", "ring", "1x2", id="float16"),
     ],
 )
 def test_a_model_of_any_floating_type_is_verified_and_trains_the_same(
@@ -327,7 +328,7 @@ def test_a_program_that_raises_on_one_device_alone_is_not_said_to_fail_elsewhere
     [
         ("os._exit(0)", "equivalent", 8),
         ("import ctypes; ctypes.CDLL(None)._exit(0)", "unverified", None),
-        ("os._exit(7)", "failed", 8),
+        pytest.param("os._exit(7)", "failed", 8, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_ends_at_once_has_been_seen_to_its_end_or_it_is_said(

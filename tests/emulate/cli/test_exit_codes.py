@@ -256,10 +256,3 @@ def test_a_keras_that_does_not_run_on_tensorflow_is_a_usage_error_in_one_sentenc
     assert by_variable == (2, said.format("'jax'", "KERAS_BACKEND"))
     by_file = shell(f"$GPUDIST {command} train.py", tmp_path, KERAS_BACKEND="", KERAS_HOME=str(tmp_path))
     assert by_file == (2, said.format("'torch'", tmp_path / "keras.json"))
-
-
-def test_a_program_that_takes_another_keras_backend_is_a_usage_error(tmp_path):
-    (tmp_path / "train.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n")
-    code, errors = shell("$GPUDIST run train.py --topology 1x1", tmp_path)
-    assert code == 2
-    assert errors.endswith("Received: backend='jax', set by the program, in KERAS_BACKEND. Set KERAS_BACKEND=tensorflow.\n")

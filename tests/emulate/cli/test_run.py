@@ -96,6 +96,13 @@ def test_a_function_that_is_not_there_after_all_is_a_wrong_use(ended, tmp_path):
     assert "Received: program='star.py:mian', whose 'mian' is not there." in errors
 
 
+def test_a_program_that_takes_another_keras_backend_is_a_usage_error(ended, tmp_path):
+    (tmp_path / "other.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n")
+    code, errors = ended(topology="1x1", program="other.py")
+    assert code == 2
+    assert errors.endswith("Received: backend='jax', set by the program, in KERAS_BACKEND. Set KERAS_BACKEND=tensorflow.\n")
+
+
 def test_a_file_of_a_package_is_told_how_to_be_started(ended, tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "train.py").write_text("from .rows import rows\n")

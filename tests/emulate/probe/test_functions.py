@@ -145,9 +145,7 @@ FAST = (
     "a loop whose optimizer makes its variables in the first step",
     "dropout by example",
     "fit with an uneven last batch and a new learning rate",
-    "fit of tf_keras",
     "sparse gradients and two optimizers",
-    "weights changed between two steps",
 )
 
 

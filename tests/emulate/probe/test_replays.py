@@ -130,6 +130,7 @@ def test_draws_of_every_distribution_belong_to_the_row_or_to_the_batch(recorded:
     _same(one, three, atol=1e-5)
 
 
+@pytest.mark.slow  # test_shares_that_are_regrouped... and test_draws_belong_to_the_row... are fast
 def test_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
     two = recorded(_dropout_loop)
     options: dict[str, Any] = {"reference": True, "replay": Replay(two.directory, shares=2, summed=True)}
