@@ -41,7 +41,7 @@ OF_ALL = """context = tf.distribute.get_replica_context()
 
 def test_what_16_bits_would_hide_is_found_with_the_layers_in_32(tmp_path: Path, preload: Preload) -> None:
     (tmp_path / "train.py").write_text(PROGRAM.format(share="", clip="pass"))
-    verdict = emulate.verify(tmp_path / "train.py", "1x2", steps=4, preload=preload)
+    verdict = emulate.verify(tmp_path / "train.py", "1x2", preload=preload)
     print(render(verdict))
     assert [cause.code for cause in verdict.runs[0].causes] == ["regularization-per-replica"]
     assert verdict.notes[0].startswith("The program computes in bfloat16. gpudist compares runs with its layers in 32 bits")

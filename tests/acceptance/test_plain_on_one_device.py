@@ -61,7 +61,7 @@ def test_rows_of_plain_steps_on_one_device_are_seen(
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(PROGRAM.format(batch=batch, loss=loss))
-    verdict = emulate.verify(path, topology="1x2", steps=3, allow=["identical-dropout"], preload=preload)
+    verdict = emulate.verify(path, topology="1x2", allow=["identical-dropout"], preload=preload)
     (run,) = verdict.runs
     assert run.samples is not None
     assert (run.verdict, [one.code for one in run.causes if not one.allowed][:1]) == (
