@@ -35,9 +35,10 @@ for batch in data:
 """
 
 
+@pytest.mark.slow  # emulate/verify/test_update_scaling.py has the evidence, on made traces
 @pytest.mark.parametrize(
     ("divisor", "verdict", "codes"),
-    [pytest.param("BATCH", "equivalent", [], marks=pytest.mark.slow), ("16", "divergent", ["loss-scaling"])],
+    [("BATCH", "equivalent", []), ("16", "divergent", ["loss-scaling"])],
 )
 def test_a_rate_and_its_schedule_may_follow_the_number_of_workers_too(
     tmp_path: Path, preload: Preload, divisor: str, verdict: str, codes: list[str]

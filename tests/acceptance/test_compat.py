@@ -35,6 +35,8 @@ def go(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # none is needed, and they take most of the time
+
     def run(source: str = "first", keep: str = "0") -> list[str]:
         before = len(file.read_text().splitlines()) if file.exists() else 0
         for name, value in {record.FILE: str(file), record.SOURCE: source, record.KEEP: keep}.items():

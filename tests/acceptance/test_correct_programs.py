@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 import emulate
 from emulate.cluster import Preload
 from emulate.report import render
 from fixtures.manifest import PROGRAMS, Fixture
+from tests.few import few
 
 TELLING = ("2x2", "1x3")  # several hosts with several devices; else replicas that share unevenly
 
-LIKE_OTHERS = (
-    "legacy_keras_loop",  # each host imports Keras 2: one program of it is enough
-    "multiworker_loop",  # test_verification.py has it on three topologies
-)
+FAST = ("central_storage_loop", "exact_partial_batch", "hand_written_sgd", "ragged_dictionary")
+"""What no other fast test has: test_scorecard.py has loops and `fit`, test_verification.py has multiworker_loop."""
 FEW, ENOUGH = 6, 20
 """Steps of the fast test, and of one whose uneven batch is the last of its epoch; `make slow` makes all 20."""
 
@@ -23,10 +24,7 @@ def _telling(fixture: Fixture) -> str:
     return next(one for one in TELLING if one in fixture.topologies)
 
 
-@pytest.mark.parametrize(
-    "fixture",
-    [pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in LIKE_OTHERS else ()) for one in PROGRAMS],
-)
+@pytest.mark.parametrize("fixture", few(PROGRAMS, FAST, attrgetter("name")))
 def test_a_correct_program_is_equivalent_on_several_hosts_or_else_on_uneven_replicas(
     fixture: Fixture, preload: Preload
 ) -> None:

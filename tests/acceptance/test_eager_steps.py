@@ -68,10 +68,10 @@ WRONG = IN_A_FUNCTION.replace("gradients(x, y, BATCH)", "gradients(x, y, x.shape
     ("step", "codes", "starts"),
     [
         pytest.param(IN_A_FUNCTION, [], 3, id="a function that is defined anew in each step"),
-        pytest.param(IN_A_METHOD, [], 3, id="a method"),
+        pytest.param(IN_A_METHOD, [], 3, id="a method", marks=pytest.mark.slow),
         pytest.param(WRONG, ["loss-scaling"], 4, id="a wrong mean"),
         pytest.param(WITH_A_COUNT, [], None, id="a number from Python that a compiled step would not see change"),
-        pytest.param(WITH_NUMBERS, [], None, id="numbers that a compiled step cannot read"),
+        pytest.param(WITH_NUMBERS, [], None, id="numbers that a compiled step cannot read", marks=pytest.mark.slow),
     ],
 )
 def test_an_eager_step_is_judged_with_few_starts_and_never_by_what_it_does_only_when_it_is_compiled(

@@ -77,6 +77,7 @@ def test_a_number_of_steps_is_kept_and_the_headline_says_what_was_not_run(preloa
     assert [run.steps for run in verdict.runs] == [20]
 
 
+@pytest.mark.slow  # test_an_uneven_last_batch_is_found_without_any_option has the end of an epoch
 @pytest.mark.parametrize(("decorator", "topology"), [("@tf.function", "1x2"), ("", "1x3")])
 def test_a_right_loop_is_run_to_the_end_of_its_first_epoch(
     preload: Preload, tmp_path: Path, decorator: str, topology: str

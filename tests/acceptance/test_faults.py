@@ -32,6 +32,7 @@ def test_a_program_that_recovers_is_equivalent_and_says_from_which_step_it_went_
     assert verdict.to_json()["runs"][0]["faults"][0]["result"] == "identical"
 
 
+@pytest.mark.slow  # emulate/verify/test_recovery.py has the finding, on made traces
 def test_a_program_that_loses_its_optimizer_recovers_differently(preload: Preload) -> None:
     [run] = verify("loses_the_optimizer.py", preload, "kill:host=1,step=8").runs
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["recovered-differently"])
@@ -98,6 +99,7 @@ def test_each_of_several_faults_is_told_its_own_restart(preload: Preload) -> Non
     assert (first in (0, 3), second in (3, 6, 9)) == (True, True)
 
 
+@pytest.mark.slow  # emulate/faults/test_text.py and emulate/verify/test_recovery.py have the message
 def test_a_fault_that_never_comes_to_pass_is_told(preload: Preload) -> None:
     [run] = verify("checkpoints.py", preload, "kill:host=0,step=200").runs
     assert run.verdict == "unverified"

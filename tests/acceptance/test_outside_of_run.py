@@ -78,10 +78,11 @@ train(second, optimizer, rows.skip(4))
 """
 
 
+@pytest.mark.slow  # emulate/verify/test_first_values.py compares first values, on made traces
 @pytest.mark.parametrize(
     ("then", "expected"),
     [
-        pytest.param("", [], marks=pytest.mark.slow),
+        ("", []),
         ("second.layers[-1].kernel.assign(second.layers[-1].kernel * strategy.num_replicas_in_sync)", ["initial-weights"]),
     ],
 )
@@ -112,8 +113,13 @@ model.fit(x, (x.sum(1, keepdims=True) > 0).astype("float32"), batch_size=12, ver
 """
 
 
+@pytest.mark.slow  # test_scorecard.py has the cause
 @pytest.mark.parametrize(
-    ("metric", "verdict"), [('keras.metrics.AUC(name="auc")', "equivalent"), ('Largest(name="largest")', "divergent")]
+    ("metric", "verdict"),
+    [
+        ('keras.metrics.AUC(name="auc")', "equivalent"),
+        ('Largest(name="largest")', "divergent"),
+    ],
 )
 def test_a_metric_of_fit_is_judged_by_all_replicas_together_where_the_epoch_does_not_end(
     preload: Preload, tmp_path: Path, metric: str, verdict: str

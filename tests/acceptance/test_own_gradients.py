@@ -139,10 +139,11 @@ def verified(folder: Path, preload: Preload, program: str) -> tuple[emulate.Run,
     return verdict.runs[0], render(verdict)
 
 
+@pytest.mark.slow  # emulate/verify/test_replicas_apart.py has the cause, on made traces
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(CLIPPED, id="clipped after its own sum", marks=pytest.mark.slow),
+        pytest.param(CLIPPED, id="clipped after its own sum"),
         pytest.param(BY_HAND, id="an update by hand"),
     ],
 )
@@ -153,6 +154,7 @@ def test_rows_that_meet_on_a_replica_are_found_behind_gradients_that_the_program
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["in-batch-negatives"]), text
 
 
+@pytest.mark.slow  # test_outside_of_run.py has the cause
 def test_updates_that_replicas_make_of_their_own_gradients_and_variables_average_are_gradients_that_are_not_added_up(
     tmp_path: Path, preload: Preload
 ) -> None:
@@ -176,6 +178,7 @@ def test_what_an_update_by_hand_keeps_outside_of_the_scope_is_a_variable_that_ev
     assert "All replicas of a host share one" in run.causes[0].summary
 
 
+@pytest.mark.slow  # test_scorecard.py has the cause
 def test_replicas_that_take_the_same_rows_by_themselves_are_found_by_their_gradients(tmp_path: Path, preload: Preload) -> None:
     run, text = verified(tmp_path, preload, ITS_OWN_ROWS.replace("REPLICA", "0"))
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["samples-repeated"]), text

@@ -152,10 +152,11 @@ def test_a_mean_over_its_own_rows_is_found_out_where_rows_depend_on_each_other_i
     assert (run.verdict, codes(run)) == ("divergent", ["loss-scaling", "in-batch-negatives"])
 
 
+@pytest.mark.slow  # test_end_of_epoch.py and others here have the causes
 @pytest.mark.parametrize(
     ("loss", "batch", "found"),
     [
-        pytest.param(OF_ITS_OWN_COUNT, "12", "local-normalization", marks=pytest.mark.slow),
+        (OF_ITS_OWN_COUNT, "12", "local-normalization"),
         ("tf.reduce_mean(of_rows) / N", "13", "uneven-batch"),
     ],
 )
@@ -217,6 +218,7 @@ def test_noise_that_is_drawn_for_a_weight_belongs_to_no_row_though_it_has_as_man
     assert (run.verdict, codes(run)) == ("equivalent", [])
 
 
+@pytest.mark.slow  # emulate/probe/test_replays.py has draws of rows
 def test_noise_that_is_drawn_for_rows_belongs_to_them_though_a_weight_has_as_many(judged: Callable[..., Run]) -> None:
     drawn = "tf.reduce_sum(squares * (1 + 0.1 * tf.random.normal((tf.shape(x)[0], 1)))) / (5 * BATCH)"
     run = judged(drawn, batch="16", steps=4)  # 8 rows on each of two replicas, and a weight of shape (8, 1)

@@ -109,6 +109,7 @@ def judged(program: str, tmp_path: Path, preload: Preload, *args: str, topology:
     return run
 
 
+@pytest.mark.slow  # test_gradients_that_the_coordinator_asks_for_and_applies_are_compared is the fast one
 def test_updates_that_are_not_waited_for_are_compared_in_order_and_never_called_equivalent(
     tmp_path: Path, preload: Preload
 ) -> None:
@@ -124,7 +125,9 @@ def test_a_loss_that_is_divided_by_the_workers_is_found_out_beside_rows_of_their
     assert (run.verdict, [cause.code for cause in run.causes]) == ("divergent", ["loss-scaling"])
 
 
-@pytest.mark.parametrize(("how", "verdict"), [("right", "equivalent"), ("wrong", "divergent")])
+@pytest.mark.parametrize(
+    ("how", "verdict"), [("right", "equivalent"), pytest.param("wrong", "divergent", marks=pytest.mark.slow)]
+)
 def test_gradients_that_the_coordinator_asks_for_and_applies_are_compared(
     how: str, verdict: str, tmp_path: Path, preload: Preload
 ) -> None:
@@ -133,6 +136,7 @@ def test_gradients_that_the_coordinator_asks_for_and_applies_are_compared(
     assert (run.samples.seen, run.samples.missing, run.samples.repeated) == (210, 0, 0)
 
 
+@pytest.mark.slow  # test_scorecard.py has the cause
 def test_rows_that_the_coordinator_sends_twice_are_found_out(tmp_path: Path, preload: Preload) -> None:
     run = judged(GATHERED, tmp_path, preload, "twice")
     assert (run.verdict, run.causes[0].code) == ("divergent", "samples-repeated")
@@ -158,6 +162,7 @@ def test_fit_of_a_distributed_model_is_that_of_one_worker_and_on_replicas_that_o
     assert any("one worker and one server (1x1+1ps)" in note for note in verdict.notes)
 
 
+@pytest.mark.slow  # test_gradients_that_the_coordinator_asks_for_and_applies_are_compared is the fast one
 def test_the_recipe_is_that_of_one_worker(preload: Preload) -> None:
     recipe = next(recipe for recipe in ALSO_ASKED if recipe.name == "parameter_servers")
     verdict = emulate.verify(recipe.path, "2x1+1ps", preload=preload)

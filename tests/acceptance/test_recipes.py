@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 import emulate
 from emulate.cluster import Preload
 from emulate.report import render
-from fixtures.manifest import ALSO_ASKED, BUGS, RECIPES, AlsoAsked, Recipe
+from fixtures.manifest import ALSO_ASKED, RECIPES, AlsoAsked, Recipe
+from tests.few import few
 
 FEW = ("1x4", "2x2")
 """Of one host and of several hosts one topology each: benchmarks/features has the others."""
 ONE_REPLICA_A_HOST = "K2"
 """Its batches are of plain tensors on `2x1`, as nowhere else."""
 ASKED = (*RECIPES, *ALSO_ASKED)
-LIKE_OTHERS = {"S2": "S1, with a smaller tensor", "O2": "D3, a loop of its own on the same hosts too"}
-"""Recipes that as they should be are what a fast one is, and which."""
+FAST_ASKED = ("S1",)
+"""Its cause no other fast test has."""
+FAST = ("d1_own_loop",)
+"""The cheapest of what they should be. tests/core proves what gpudist_core makes of them, on several hosts too."""
 STEPS = 20
 """As many as show each cause, and the last, uneven batch of those that have one."""
-
-
-def _is_found_out_elsewhere(recipe: Recipe) -> bool:
-    """test_wrong_programs.py has a program of each of its causes, or the first recipe with it is enough."""
-    first = next(one for one in RECIPES if {e.cause for e in one.expected} & {e.cause for e in recipe.expected})
-    return {expected.cause for expected in recipe.expected} <= {bug.cause for bug in BUGS} or recipe is not first
 
 
 def _few(topologies: tuple[str, ...]) -> list[str]:
     return [one for one in FEW if one in topologies] or [topologies[0]]
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [pytest.param(one, marks=[pytest.mark.slow] if _is_found_out_elsewhere(one) else [], id=one.id) for one in RECIPES],
-)
+@pytest.mark.parametrize("recipe", few(RECIPES, FAST_ASKED, attrgetter("id")))
 def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe, preload: Preload) -> None:
     wanted = {_few(expected.topologies)[0]: expected for expected in recipe.expected}
     verdict = emulate.verify(recipe.as_asked, list(wanted), steps=STEPS, timeout=60, preload=preload)
@@ -44,11 +40,7 @@ def test_what_people_write_is_found_out_with_its_own_cause_first(recipe: Recipe,
         assert run.causes[0].code == expected.cause, render(verdict)
 
 
-@pytest.mark.parametrize(
-    "program",
-    [pytest.param(one, marks=pytest.mark.slow if one in ALSO_ASKED or one.id in LIKE_OTHERS else ()) for one in ASKED],
-    ids=lambda program: program.name,
-)
+@pytest.mark.parametrize("program", few(ASKED, FAST, attrgetter("name")))
 def test_as_it_should_be_it_is_equivalent_and_nothing_is_advised(program: Recipe | AlsoAsked, preload: Preload) -> None:
     several = isinstance(program, Recipe) and program.id == ONE_REPLICA_A_HOST
     _check(program, ["2x1"] if several else _few(program.topologies)[-1:], preload)

@@ -8,46 +8,71 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scorecard import table
+import emulate
+from benchmarks.scorecard import cells, table
 from benchmarks.scorecard.__main__ import jobs
 from benchmarks.scorecard.cells import Job, Result, assess, judge_all
 from benchmarks.scorecard.corpus import Answer, Entry, corpus, marked_lines, read
 from benchmarks.scorecard.generated import LOOP_BUGS, Spec, drawn
+from emulate.cluster import Preload
+from emulate.report import render
 
 SAMPLE = (
+    "right_mlp_loop 2x2",
     "right_mlp_eager 1x3",
-    "right_attention 2x1",
-    "right_uneven_sum 1x4",
-    "right_clip_after_sum 1x2",
-    "wrong_mean_in_train_step 1x4",
-    "wrong_tokens_per_replica 1x4",
-    "wrong_clipnorm_fit 1x4",
-    "wrong_l2_per_replica 1x4",
-    "wrong_summed_twice_on_hosts 2x1",
-    "wrong_report_first_replica 1x2",
-    "wrong_not_sharded 2x1",
-    "wrong_sum_skipped 1x2",
-    "wrong_mean_of_one_head 1x4",
-    "wrong_tensordot_over_batch 1x4",
-    "wrong_sparse_values_only 1x2",
-    "wrong_metric_in_replica 1x4",
+    "right_mlp_fit 1x3",
+    "right_dropout_fit 1x2",
     "wrong_augmented_alike 2x1",
+    "wrong_chief_evaluates 2x1",
+    "wrong_mean_legacy 1x2",
+    "wrong_metric_in_replica 1x4",
+    "wrong_not_sharded 2x1",
+    "wrong_sharded_twice 2x1",
+    "wrong_summed_twice_on_hosts 2x1",
+    "wrong_weight_decay_by_hand 1x4",
 )
+"""The cheapest programs that together have `fit`, compiled and eager loops, one host and several, and tf_keras.
+
+No cause is in test_wrong_programs.py or test_lines.py as well, except in what `make slow` judges.
+"""
 PROGRAMS = [entry for entry in corpus() if entry.group == "corpus"]
 
 
 @pytest.fixture
 def nothing_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("benchmarks.scorecard.cells.KEPT", tmp_path)
+    monkeypatch.setattr(cells, "KEPT", tmp_path)
+
+
+def _job(name: str) -> tuple[Job, str]:
+    program, topology = name.split()
+    (entry,) = (one for one in PROGRAMS if one.name == program)
+    return Job(replace(entry, topologies=(topology,))), topology
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_program_of_the_sample_is_judged_rightly(name: str, nothing_kept: None) -> None:
-    program, topology = name.split()
-    (entry,) = (one for one in PROGRAMS if one.name == program)
-    (result,) = judge_all([Job(replace(entry, topologies=(topology,)))])
+def test_a_program_of_the_sample_is_judged_rightly(
+    name: str, preload: Preload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, topology = _job(name)
+    monkeypatch.chdir(tmp_path)
+    verdict = emulate.verify(job.entry.path, topology, preload=preload)
+    seen = verdict.to_json()
+    result = assess(job, topology, {**seen["runs"][0], "starts": seen["program_starts"], "plain": None})
+    assert result.is_well_judged, render(verdict)
+    assert result.line_right is not False, render(verdict)
+
+
+def test_a_program_is_judged_by_the_command_and_not_again_while_nothing_changes(
+    nothing_kept: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, _ = _job("wrong_metric_in_replica 1x4")
+    monkeypatch.setattr(cells, "plain", lambda entry: 1.0)  # the program alone is timed, which no judgement depends on
+    (result,) = judge_all([job])
     assert result.is_well_judged, result
+    assert result.starts is not None
     assert result.starts >= 2
+    monkeypatch.setattr(cells, "verify", None)
+    assert judge_all([job]) == [result]
 
 
 def test_the_corpus_has_the_programs_and_cells_that_the_docs_claim() -> None:
@@ -135,10 +160,12 @@ def test_what_was_right_before_and_is_wrong_now_is_told(monkeypatch: pytest.Monk
 
 
 def test_the_docs_show_the_stored_figures() -> None:
-    cells = table.stored()
+    stored = table.stored()
     names = [name for job in jobs() for name in job.names.values()]
-    assert set(cells) <= set(names)
-    assert table.PAGE.read_text() == table.markdown([cells[name] for name in names if name in cells], len(names) - len(cells))
+    assert set(stored) <= set(names)
+    assert table.PAGE.read_text() == table.markdown(
+        [stored[name] for name in names if name in stored], len(names) - len(stored)
+    )
 
 
 @pytest.mark.parametrize("bug", LOOP_BUGS)

@@ -122,6 +122,7 @@ def test_with_a_fault_nothing_is_said_of_how_such_a_program_recovers(write: Writ
     assert [fault.result for fault in run.faults] == [None]
 
 
+@pytest.mark.slow  # test_a_program_that_restores_what_another_run_saved... has the verdict
 def test_weights_that_fit_finds_and_leaves_elsewhere_are_told_and_what_was_there_is_said_to_be_lost(
     write: Write, elsewhere: Path, preload: Preload
 ) -> None:
@@ -148,7 +149,10 @@ def test_a_program_without_a_seed_that_writes_and_reads_its_log_elsewhere_is_sti
     assert (run.verdict, run.causes[0].code) == ("divergent", "unseeded-randomness"), render(verdict)
 
 
-@pytest.mark.parametrize(("divisor", "code"), [("24", None), ("tf.cast(tf.shape(x)[0], tf.float32)", "loss-scaling")])
+@pytest.mark.parametrize(
+    ("divisor", "code"),
+    [pytest.param("24", None, marks=pytest.mark.slow), ("tf.cast(tf.shape(x)[0], tf.float32)", "loss-scaling")],
+)
 def test_rows_that_the_first_run_leaves_for_the_others_hide_nothing(
     write: Write, elsewhere: Path, preload: Preload, divisor: str, code: str | None
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 
 import pytest
 
@@ -10,6 +11,7 @@ import emulate
 from emulate.cluster import Preload
 from emulate.report import render
 from fixtures.manifest import BUGS, Fixture
+from tests.few import few
 
 JUDGED = tuple(one for one in BUGS if one.verdicts != ("wrong-use",))  # test_verification.py has the other
 CODES = {"by-design": 0, "unverified": 1, "divergent": 1, "failed": 3, "hung": 4}
@@ -17,18 +19,17 @@ FEW = 6
 """Steps that show most causes; `make slow` verifies each program with the default."""
 LATE = ("empty_shard", "file_order", "nan", "samples_missing")
 """Programs that go wrong after that: in the last batch of an epoch, in another file."""
-SHOWN_SMALLER = {
-    "loss_scaling": "test_readme.py shows the whole verdict",
-    "depends_on_replicas": "test_replica_numbers.py",
-    "in_batch_negatives": "test_own_gradients.py",
-    "initial_weights": "test_outside_of_run.py",
-    "missing_all_reduce": "test_outside_of_run.py",
-    "replicas_missing": "test_verification.py, in 3 steps",
-    "uneven_batch": "test_own_rows.py",
-    "variable_aggregation": "test_own_state.py",
-    "loss_report": "test_own_rows.py",
-}
-"""Programs whose cause another fast test finds in a smaller program, and where."""
+FAST = (
+    "collective_order",
+    "cross_replica_tensor",
+    "empty_shard",
+    "framework_limit_accumulation",
+    "hangs",
+    "host_exited",
+    "nan",
+    "unseeded_randomness",
+)
+"""Causes that no other fast test has: test_scorecard.py, test_lines.py and test_own_*.py have others; `make slow` has all."""
 
 
 def _topologies(fixture: Fixture, *wanted: str) -> tuple[str, ...]:
@@ -36,17 +37,7 @@ def _topologies(fixture: Fixture, *wanted: str) -> tuple[str, ...]:
     return tuple(one for one in wanted if one in fixture.topologies) or fixture.topologies[:1]
 
 
-def _first_of_its_cause(fixture: Fixture) -> bool:
-    """The others of a cause are longer proofs of the same."""
-    if fixture.name in SHOWN_SMALLER:
-        return False
-    return fixture.cause is None or fixture is next(one for one in JUDGED if one.cause == fixture.cause)
-
-
-@pytest.mark.parametrize(
-    "fixture",
-    [pytest.param(one, marks=[] if _first_of_its_cause(one) else [pytest.mark.slow], id=one.name) for one in JUDGED],
-)
+@pytest.mark.parametrize("fixture", few(JUDGED, FAST, attrgetter("name")))
 def test_a_wrong_program_is_found_out_with_its_own_cause_first(fixture: Fixture, preload: Preload) -> None:
     shows_early = fixture.verdicts == ("divergent",) and fixture.name not in LATE
     _check(fixture, _topologies(fixture, "2x2", "1x2")[:1], preload, steps=FEW if shows_early else 20)
@@ -59,7 +50,7 @@ def test_a_wrong_program_is_found_out_with_the_default_steps_and_on_one_host_too
 
 
 def _check(fixture: Fixture, topologies: tuple[str, ...], preload: Preload, **steps: int) -> None:
-    timeout = 15 if fixture.verdicts == ("hung",) else 60  # the first is waited for to its end
+    timeout = 10 if fixture.verdicts == ("hung",) else 60  # the first is waited for to its end
     verdict = emulate.verify(fixture.path, topologies, timeout=timeout, preload=preload, **steps)
     for run in verdict.runs:
         assert run.verdict in fixture.verdicts, render(verdict)
@@ -71,6 +62,7 @@ def _check(fixture: Fixture, topologies: tuple[str, ...], preload: Preload, **st
     assert replace(verdict, strict=True).exit_code in {CODES[one] or 1 for one in fixture.verdicts}
 
 
+@pytest.mark.slow  # emulate/verify/test_causes_of_steps.py has the cause with Adam, on made traces
 def test_adam_hides_a_wrong_scale_in_the_weights_and_it_is_found_in_the_gradients(preload: Preload) -> None:
     fixture = next(one for one in BUGS if one.name == "loss_scaling_adam")
     (run,) = emulate.verify(fixture.path, "1x4", steps=2, preload=preload).runs

@@ -291,9 +291,8 @@ def test_a_usage_error_of_the_parser_reads_as_any_other(verified, args, message)
 
 def test_a_shell_completes_options_topologies_and_causes():
     def offered(words, asks="complete_bash"):
-        env = {**os.environ, "_GPUDIST_COMPLETE": asks, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        command = [sys.executable, "-c", "from emulate.cli import main; main()"]
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False).stdout.split()
+        env = {"_GPUDIST_COMPLETE": asks, "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return CliRunner().invoke(app, [], prog_name="gpudist", env=env).stdout.split()
 
     assert "verify" in offered("gpudist ")
     assert "--topology" in offered("gpudist verify --to")

@@ -1,5 +1,6 @@
 """`gpudist run`: the program's output passes through, its end is ours, nothing outlives it."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -7,6 +8,9 @@ import sys
 import textwrap
 
 import pytest
+
+from emulate.cli.app import app
+from emulate.cluster import Preload
 
 PROGRAM = """
 import json, os, sys, time
@@ -39,6 +43,24 @@ def run(tmp_path):
     return run
 
 
+@pytest.fixture
+def ended(run, tmp_path, monkeypatch, preload, capfd):
+    """The exit code and the errors of `gpudist run` in this process, with the parent that all tests share."""
+    monkeypatch.chdir(tmp_path)
+
+    def parent(*, imports, **options):
+        return contextlib.nullcontext(preload) if imports else Preload(imports=imports, **options)
+
+    monkeypatch.setattr("emulate.cluster.Preload", parent)
+
+    def ended(*args, topology="2x1", program="train.py"):
+        with pytest.raises(SystemExit) as left:
+            app(args=["run", program, "--topology", topology, "--", *args], prog_name="gpudist")
+        return left.value.code, capfd.readouterr().err
+
+    return ended
+
+
 def test_output_passes_through_with_its_host_and_files_stay(run, tmp_path):
     process = run("well", "x")
     output, _ = process.communicate(timeout=120)
@@ -53,10 +75,9 @@ def test_output_passes_through_with_its_host_and_files_stay(run, tmp_path):
     ("how", "code", "said"),
     [("raise", 3, "ValueError: no"), ("exit", 7, ""), ("kill", 137, "was ended by signal 9.")],
 )
-def test_the_exit_code_is_the_programs(run, how, code, said):
-    process = run(how)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == code
+def test_the_exit_code_is_the_programs(ended, how, code, said):
+    returned, errors = ended(how)
+    assert returned == code
     assert said in errors
     assert "emulate" not in errors
 
@@ -68,20 +89,25 @@ def test_a_program_that_sets_what_tensorflow_reads_gets_a_fresh_process(run):
     assert output.splitlines()[-1] == "legacy False"
 
 
-def test_a_function_that_is_not_there_after_all_is_a_wrong_use(run, tmp_path):
+def test_a_function_that_is_not_there_after_all_is_a_wrong_use(ended, tmp_path):
     (tmp_path / "star.py").write_text("from os.path import *")
-    process = run("x", topology="1x1", program="star.py:mian")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    code, errors = ended("x", topology="1x1", program="star.py:mian")
+    assert code == 2
     assert "Received: program='star.py:mian', whose 'mian' is not there." in errors
 
 
-def test_a_file_of_a_package_is_told_how_to_be_started(run, tmp_path):
+def test_a_program_that_takes_another_keras_backend_is_a_usage_error(ended, tmp_path):
+    (tmp_path / "other.py").write_text("import os\nos.environ['KERAS_BACKEND'] = 'jax'\nimport keras\n")
+    code, errors = ended(topology="1x1", program="other.py")
+    assert code == 2
+    assert errors.endswith("Received: backend='jax', set by the program, in KERAS_BACKEND. Set KERAS_BACKEND=tensorflow.\n")
+
+
+def test_a_file_of_a_package_is_told_how_to_be_started(ended, tmp_path):
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "train.py").write_text("from .rows import rows\n")
-    process = run(topology="1x1", program="pkg/train.py")
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 3
+    code, errors = ended(topology="1x1", program="pkg/train.py")
+    assert code == 3
     assert "ImportError: attempted relative import with no known parent package" in errors
     assert "gpudist: A file that imports from its own package is started as a module of it: -m pkg.train\n" in errors
 

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from emulate.cli.app import app
+from emulate.cluster import Preload
+from emulate.verify import record
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
@@ -76,8 +79,11 @@ def test_a_program_is_recorded_and_planned(program: Path) -> None:
     assert [row["num_gpus"] for row in content["rows"]] == [1, 8]
 
 
-def test_a_program_that_raises_ends_with_3_and_its_traceback(tmp_path: Path) -> None:
+def test_a_program_that_raises_ends_with_3_and_its_traceback(
+    tmp_path: Path, preload: Preload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "Runner", partial(record.Runner, preload=preload))
     (tmp_path / "train.py").write_text("raise KeyError('no data')\n")
-    result = plan("train.py", "--on", "dgx-a100", cwd=tmp_path)
-    assert result.returncode == 3
+    result = CliRunner().invoke(app, ["plan", str(tmp_path / "train.py"), "--on", "dgx-a100"], prog_name="gpudist")
+    assert result.exit_code == 3
     assert "KeyError: 'no data'" in result.stderr

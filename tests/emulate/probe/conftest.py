@@ -35,14 +35,23 @@ def run(preload: Preload, tmp_path: Path) -> Callable[..., RunResult]:
     return make
 
 
-@pytest.fixture
-def recorded(run: Callable[..., RunResult]) -> Recorded:
-    """The same for runs that end well: their trace."""
+@pytest.fixture(scope="module")
+def recordings() -> dict[Any, Trace]:
+    """What the tests of a module have recorded: nobody changes a trace, so that they share it."""
+    return {}
 
-    def make(*args: Any, **fields: Any) -> Trace:
-        result = run(*args, **fields)
-        assert result.status == "ok", result.failure or result.where
-        assert result.trace is not None
-        return result.trace
+
+@pytest.fixture
+def recorded(run: Callable[..., RunResult], recordings: dict[Any, Trace]) -> Recorded:
+    """The same for runs that end well: their trace. A function that was run in the same way before is not run again."""
+
+    def make(function: Callable[[], Any], topology: str = "1x2", **fields: Any) -> Trace:
+        key = (function, topology, repr(sorted(fields.items())))
+        if key not in recordings:
+            result = run(function, topology, **fields)
+            assert result.status == "ok", result.failure or result.where
+            assert result.trace is not None
+            recordings[key] = result.trace
+        return recordings[key]
 
     return make

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 
 from emulate.verify.facts import Facts
 from tests.emulate.probe.loops import BATCH, arrays
@@ -102,6 +103,7 @@ def _kept_until_the_last(micro_batches: int) -> None:
         each(x, y, number % micro_batches == micro_batches - 1)
 
 
+@pytest.mark.slow  # test_a_step_has_the_rows_of_the_runs_that_made_its_gradients is the fast one
 def test_the_run_that_updates_with_the_last_batch_has_the_rows_of_those_before_it(recorded: Any) -> None:
     def program() -> None:
         _kept_until_the_last(2)

@@ -52,7 +52,7 @@ def apart(one: Trace, other: Trace, step: int) -> list[str]:
     return [name for name in pairs[0] if not np.allclose(pairs[0][name], pairs[1][name], rtol=1e-4, atol=1e-5)]
 
 
-@pytest.mark.parametrize("legacy", [False, True], ids=["keras", "tf_keras"])
+@pytest.mark.parametrize("legacy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["keras", "tf_keras"])
 def test_one_device_that_normalizes_by_share_trains_as_replicas_do_up_to_an_uneven_last_batch(
     recorded: Any, legacy: bool
 ) -> None:

@@ -82,11 +82,11 @@ def loop(kind: str) -> None:
     ("program", "batches", "last"),
     [
         (lambda: fit("arrays"), 5, 16),
-        (lambda: loop("pipeline"), 5, None),
-        (lambda: fit("endless"), 11, None),
+        pytest.param(lambda: loop("pipeline"), 5, None, marks=pytest.mark.slow),
+        pytest.param(lambda: fit("endless"), 11, None, marks=pytest.mark.slow),
         (lambda: loop("dataset"), 5, 16),
         (lambda: loop("graph"), 5, 16),
-        (lambda: loop("function"), 5, None),
+        pytest.param(lambda: loop("function"), 5, None, marks=pytest.mark.slow),
     ],
     ids=["fit", "loop over a pipeline", "fit endless", "loop", "loop in a graph", "loop from a function"],
 )

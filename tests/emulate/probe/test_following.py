@@ -81,7 +81,7 @@ def adam_loop() -> None:
     custom_loop(optimizer="adam")
 
 
-@pytest.mark.parametrize(("loop", "optimizer"), [(custom_loop, "sgd"), (adam_loop, "adam")])
+@pytest.mark.parametrize(("loop", "optimizer"), [(custom_loop, "sgd"), pytest.param(adam_loop, "adam", marks=pytest.mark.slow)])
 def test_weights_are_those_of_the_run_that_is_followed_step_by_step(recorded: Any, loop: Any, optimizer: str) -> None:
     two, alone = recorded(loop), recorded(loop, "1x1", reference=True)
     follows = recorded(loop, "1x1", reference=True, follow=Follow(two.directory))

@@ -19,6 +19,7 @@ from emulate.topology import REFERENCE, Topology
 from emulate.verify.runner import Runner
 from emulate.verify.settings import Settings
 from tests.emulate.probe.loops import assigning_loop, custom_loop
+from tests.few import few
 
 Evaluated = Callable[..., tuple[Trace, Trace | None]]
 
@@ -140,7 +141,15 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+FAST = (
+    "a loop whose optimizer makes its variables in the first step",
+    "dropout by example",
+    "fit with an uneven last batch and a new learning rate",
+    "sparse gradients and two optimizers",
+)
+
+
+@pytest.mark.parametrize("name", few(PROGRAMS, FAST))
 def test_the_functions_of_a_run_give_to_the_bit_what_it_has_recorded(evaluated: Evaluated, name: str) -> None:
     run, found = evaluated(PROGRAMS[name])
     assert refusal(run) is None
@@ -167,7 +176,7 @@ def wide(keras: Any) -> list[Any]:
     return [*flat(keras), keras.layers.Dense(400)]
 
 
-@pytest.mark.parametrize("budget", [1 << 28, 0])
+@pytest.mark.parametrize("budget", [1 << 28, pytest.param(0, marks=pytest.mark.slow)])
 def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and_the_gradients_its_own(
     evaluated: Evaluated, tmp_path: Path, budget: int
 ) -> None:
@@ -183,7 +192,7 @@ def test_with_another_runs_gradients_or_their_sums_the_weights_are_that_runs_and
     assert apart(one, other)  # the sum over two replicas is rounded in another way
 
 
-@pytest.mark.parametrize("shares", [1, 2])
+@pytest.mark.parametrize("shares", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_rows_of_another_run_give_its_gradients(evaluated: Evaluated, tmp_path: Path, shares: int) -> None:
     replay = Replay(tmp_path / "1x2", shares)
     _, found = evaluated(partial(fit, layers=flat), beside="1x2", replay=replay, initial=tmp_path / "1x2")
@@ -325,9 +334,9 @@ def elsewhere() -> None:
     ("program", "why"),
     [
         (eager, "eager code"),
-        (ragged, "sparse or ragged"),
+        pytest.param(ragged, "sparse or ragged", marks=pytest.mark.slow),
         (in_python, "PyFunc"),
-        (with_text, "a constant of type string"),
+        pytest.param(with_text, "a constant of type string", marks=pytest.mark.slow),
         (elsewhere, "another function of the program assigns"),
     ],
 )

@@ -47,6 +47,7 @@ def clips(*, compiled: bool) -> Callable[[], None]:
     return program
 
 
+LOOPS = {compiled: clips(compiled=compiled) for compiled in (True, False)}
 SOURCE, FIRST = inspect.getsourcelines(clips)
 
 
@@ -66,7 +67,7 @@ def made_at(trace: Trace, kind: str) -> list[Mapping[str, Any]]:
 @pytest.mark.parametrize("topology", ["1x1", "1x2"])
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
 def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str, compiled: bool) -> None:
-    trace = recorded(clips(compiled=compiled), topology, reference=topology == "1x1")
+    trace = recorded(LOOPS[compiled], topology, reference=topology == "1x1")
     assert lines_of(trace, "loss", "mean") == [named("loss")]
     assert lines_of(trace, "gradient", "tape") == [named("tape")]
     assert set(lines_of(trace, "given", "norm")) == {named("clip")}
@@ -83,7 +84,7 @@ def test_each_stage_has_the_lines_of_its_operations(recorded: Any, topology: str
 
 
 def test_what_is_made_of_the_loss_for_a_report_has_its_line(recorded: Any) -> None:
-    trace = recorded(clips(compiled=True))
+    trace = recorded(LOOPS[True])
     assert lines_of(trace, "reported", "made") == [named("report")]
 
 
@@ -114,4 +115,4 @@ def test_a_tensor_that_another_replica_has_made_is_seen_with_its_line(recorded: 
     (event, *_) = [event for _, event in trace.of("crossing")]
     assert (event["replica"], event["of"]) == (0, 1)
     assert event["lines"][0]["text"].endswith("# crosses")
-    assert not recorded(clips(compiled=True), "1x2").of("crossing")
+    assert not recorded(LOOPS[True], "1x2").of("crossing")

@@ -64,7 +64,7 @@ def test_what_the_program_reduces_is_reported_once_a_step_and_what_keras_reduces
     assert abs(trace.reports[0].value - objective) < 1e-6
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_a_function_reduces_in_several_places_has_several_names(recorded: Any, eager: bool) -> None:
     def reported(strategy: Any, losses: Any) -> Any:
         twice = strategy.reduce("SUM", losses, axis=None), strategy.reduce("MEAN", losses, axis=None)
@@ -91,12 +91,15 @@ def test_a_number_that_is_taken_of_one_replica_alone_is_reported_as_it_is(record
 @pytest.mark.parametrize(
     "whole",
     [
-        lambda parts: sum(parts),
-        lambda parts: parts[0] + parts[1],
-        lambda parts: __import__("tensorflow").add_n(parts),
-        lambda parts: __import__("tensorflow").reduce_sum(__import__("tensorflow").stack(parts)),
+        pytest.param(lambda parts: sum(parts), id="sum"),
+        pytest.param(lambda parts: parts[0] + parts[1], id="indices", marks=pytest.mark.slow),
+        pytest.param(lambda parts: __import__("tensorflow").add_n(parts), id="add_n", marks=pytest.mark.slow),
+        pytest.param(
+            lambda parts: __import__("tensorflow").reduce_sum(__import__("tensorflow").stack(parts)),
+            id="stack",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["sum", "indices", "add_n", "stack"],
 )
 def test_a_number_that_is_made_of_all_replicas_is_not_taken_for_that_of_one(recorded: Any, whole: Any) -> None:
     def reported(strategy: Any, losses: Any) -> Any:
@@ -259,7 +262,14 @@ def test_a_float64_loss_of_keras_on_three_replicas_has_the_exact_factor(run: Any
     assert any("rounds the factor 1/3" in note for note in three.notes)
 
 
-@pytest.mark.parametrize("options", [{}, {"eager": True}, {"apart": True}], ids=["in the step", "eager", "in a run of its own"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="in the step"),
+        pytest.param({"eager": True}, id="eager", marks=pytest.mark.slow),
+        pytest.param({"apart": True}, id="in a run of its own", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_step_assigns_itself_is_kept_and_what_is_each_replicas_own_is_not(recorded: Any, options: Any) -> None:
     trace = recorded(functools.partial(assigning_loop, **options))
     steps = trace.steps("sgd")[:-1]  # the last is held before its end

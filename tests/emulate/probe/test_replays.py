@@ -68,13 +68,14 @@ def test_shares_that_are_regrouped_have_the_same_rows_and_each_of_all_replicas(r
     _same(apart, dealt)
 
 
-def test_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
-    def program() -> None:
-        custom_loop(dropout=True)
+def _dropout_loop() -> None:
+    custom_loop(dropout=True)
 
-    one = recorded(program, "1x1", reference=True)
-    permuted = recorded(program, "1x1", reference=True, permute=True, noise_seed=3)
-    three = recorded(program, "1x3")
+
+def test_draws_belong_to_the_row_whatever_its_position_and_replica(recorded: Any) -> None:
+    one = recorded(_dropout_loop, "1x1", reference=True)
+    permuted = recorded(_dropout_loop, "1x1", reference=True, permute=True, noise_seed=3)
+    three = recorded(_dropout_loop, "1x3")
     _same(one, permuted)
     _same(one, three)
 
@@ -120,6 +121,7 @@ def _drawing_rows() -> None:
         train(batch)
 
 
+@pytest.mark.slow  # test_draws_belong_to_the_row... has one; test_distributions.py has the distributions
 def test_draws_of_every_distribution_belong_to_the_row_or_to_the_batch(recorded: Any) -> None:
     one = recorded(_drawing_rows, "1x1", reference=True)
     permuted = recorded(_drawing_rows, "1x1", reference=True, permute=True, noise_seed=3)
@@ -128,14 +130,12 @@ def test_draws_of_every_distribution_belong_to_the_row_or_to_the_batch(recorded:
     _same(one, three, atol=1e-5)
 
 
+@pytest.mark.slow  # test_shares_that_are_regrouped... and test_draws_belong_to_the_row... are fast
 def test_draws_of_shares_are_those_of_the_replicas_whose_rows_they_are(recorded: Any) -> None:
-    def program() -> None:
-        custom_loop(dropout=True)
-
-    two = recorded(program)
+    two = recorded(_dropout_loop)
     options: dict[str, Any] = {"reference": True, "replay": Replay(two.directory, shares=2, summed=True)}
-    _same(two, recorded(program, "1x1", **options))
-    _same(two, recorded(program, "1x1", permute=True, noise_seed=3, **options))
+    _same(two, recorded(_dropout_loop, "1x1", **options))
+    _same(two, recorded(_dropout_loop, "1x1", permute=True, noise_seed=3, **options))
 
 
 def _drawing_loop(rows: Any) -> None:
@@ -293,6 +293,7 @@ def test_of_several_updates_in_a_call_the_first_is_made_of_all_shares_and_the_op
     assert (one_update.repeated, one_update.gathers, one_update.joins) == ((), False, False)
 
 
+@pytest.mark.slow  # test_draws_belong_to_the_row_whatever_its_position_and_replica has other draws
 def test_whole_numbers_and_classes_belong_to_the_row_too(recorded: Any) -> None:
     one = recorded(corrupting_loop, "1x1", reference=True)
     _same(one, recorded(corrupting_loop, "1x1", reference=True, permute=True, noise_seed=3))
@@ -311,7 +312,7 @@ def test_a_function_within_a_tf_function_has_what_it_calls_converted_by_autograp
 
 
 def test_untouched_draws_are_recorded_and_keras_draws_the_same_on_every_replica(recorded: Any) -> None:
-    trace = recorded(lambda: custom_loop(dropout=True))
+    trace = recorded(_dropout_loop)
     for step in trace.steps("sgd"):
         assert len(step[0].draws) == 1
         assert step[0].draws == step[1].draws
@@ -545,6 +546,7 @@ def _parts_loop() -> None:
     assert min(apart) > 0.1, apart  # an example that is there twice has two masks
 
 
+@pytest.mark.slow  # test_row_keys.py has the keys
 def test_draws_follow_an_example_into_parts_of_the_batch_and_into_a_batch_that_is_there_twice(recorded: Any) -> None:
     one = recorded(_parts_loop, "1x1", reference=True)
     permuted = recorded(_parts_loop, "1x1", reference=True, permute=True, noise_seed=3)

@@ -49,7 +49,7 @@ def _own_labels(*, eager: bool = False) -> None:
         train(*rows)
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_predictions_that_become_labels_are_those_of_their_rows_in_a_permuted_run(recorded: Any, eager: bool) -> None:
     def program() -> None:
         _own_labels(eager=eager)

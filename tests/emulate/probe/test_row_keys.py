@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -22,6 +22,7 @@ def found(batch: Any, value: Any) -> tuple[list[int], bool]:
     return keys.numpy().tolist(), bool(are_rows)
 
 
+@settings(max_examples=20)
 @given(batch=BATCHES, cut=st.integers(1, 11))
 def test_two_replicas_have_the_keys_of_one_device_in_parts_of_their_shares(batch: Any, cut: int) -> None:
     shares = [share for share in (batch[:cut], batch[cut:]) if len(share)]
@@ -31,6 +32,7 @@ def test_two_replicas_have_the_keys_of_one_device_in_parts_of_their_shares(batch
     assert Counter(key for keys, _ in parts for key in keys) == Counter(key for keys, _ in whole for key in keys)
 
 
+@settings(max_examples=20)
 @given(batch=BATCHES, cut=st.integers(1, 11))
 def test_a_batch_that_is_there_twice_has_other_keys_the_second_time_on_two_replicas_as_on_one(batch: Any, cut: int) -> None:
     shares = [share for share in (batch[:cut], batch[cut:]) if len(share)]

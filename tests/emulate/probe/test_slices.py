@@ -133,6 +133,7 @@ def test_a_sharded_table_is_compared_with_the_whole_one(recorded: Any) -> None:
     assert (wrong.first.kind, wrong.first.tensor, wrong.first.step) == ("weight", "table", 0)
 
 
+@pytest.mark.slow  # test_a_sharded_table_is_compared_with_the_whole_one is the fast one
 def test_a_table_in_one_piece_is_compared_and_each_gradient_is_a_part_of_the_sum(recorded: Any) -> None:
     one = recorded(lambda: sharded_loop(reduces=True), "1x1", reference=True)
     same = compare(one, recorded(lambda: sharded_loop(reduces=True, central=True), "1x3"))

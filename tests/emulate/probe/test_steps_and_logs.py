@@ -58,7 +58,7 @@ def _check(trace: Trace, number: int) -> None:
         assert first.digest == second.digest
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("batches", "steps"), [(6, 4), (6, 1), (4, 4), (3, None)])
 def test_weights_are_those_after_the_update_held_or_at_the_end(
     recorded: Any, eager: bool, batches: int, steps: int | None
@@ -109,7 +109,7 @@ def alternating_loop() -> None:
         other(x)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_steps_that_update_by_themselves_and_others_are_held_together(recorded: Any, steps: int) -> None:
     trace = recorded(alternating_loop, steps=steps)
     found = trace.steps("tape")
@@ -138,7 +138,7 @@ def keras_loop(own: bool) -> None:
     model.fit(x, (y > 0).astype("float32"), batch_size=12, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fit_that_is_held_tells_what_its_epoch_would_log_and_whose_train_step_it_has(recorded: Any, own: bool) -> None:
     two = recorded(functools.partial(keras_loop, own), steps=4)
     one = recorded(functools.partial(keras_loop, own), "1x1", reference=True, steps=4)

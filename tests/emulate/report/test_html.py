@@ -154,7 +154,7 @@ points = st.builds(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=4)
 @example([Farthest("gradient", 0, "w", 1e300, 1e-300), Farthest("gradient", 1, "w", 1e30, 1e-270)])
 @example([Farthest("gradient", 0, "w", 1e30, 1e-278)])
 @given(st.lists(points, min_size=1, max_size=12))
@@ -162,7 +162,7 @@ def test_every_course_has_a_picture(course):
     ET.fromstring(pictures.course(Run("1x4", "divergent", course=tuple(course)), 10.0))
 
 
-@settings(max_examples=12)
+@settings(max_examples=4)
 @given(
     st.integers(1, 9).flatmap(lambda n: st.lists(st.lists(st.integers(0, 99), min_size=n, max_size=n), min_size=1, max_size=70))
 )
