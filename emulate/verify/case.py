@@ -138,7 +138,7 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
-        if self.noise == () and (normalized := self.normalized_alike()) is not None:
+        if self.noise == () and self.topology.num_steps and (normalized := self.normalized_alike()) is not None:
             return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
         known = self._agrees_normalized_alike

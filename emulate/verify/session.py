@@ -85,7 +85,8 @@ class Session:
         """
         self._runner.expect(len(topologies) + OTHER_RUNS)
         first = self._yardsticks.topology(topologies[0], AS_IT_STANDS)
-        reference = self._yardsticks.reference(AS_IT_STANDS).reference.result()
+        known = self._yardsticks.reference(AS_IT_STANDS)
+        reference = known.reference.result()
         if reference.status != "ok":
             runs = [first, *(self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[1:])]
             judged, about = judge_ends(self._runner, self._allow, reference, [run.result() for run in runs])
@@ -100,7 +101,7 @@ class Session:
             if all(self._lacks_replicas(run.result(), reference) for run in runs):
                 judged = [self._judge_at_once(run.result(), reference) for run in runs]
                 return self._summary(reference), judged, unseen_code(reference)
-        reference = self._with_rows(self._compiled(reference, compiled), first.result())
+        reference = self._with_rows(self._compiled(known, compiled), first.result())
         assert reference.trace is not None
         if _is_left_to_chance(reference.trace):
             runs += [self._yardsticks.topology(topology, AS_IT_STANDS) for topology in topologies[len(runs) :]]
@@ -142,15 +143,13 @@ class Session:
         judgement = replace(judgement, worst=None, first_divergence=None, course=(), not_compared=not_compared)
         return judgement.fill(unjudged(run, reference))
 
-    def _compiled(self, reference: RunResult, compiled: Future[RunResult] | None) -> RunResult:
+    def _compiled(self, known: Yardstick, compiled: Future[RunResult] | None) -> RunResult:
         """Return the reference with compiled steps, which can be evaluated, where these train as its eager ones do."""
-        again = trace_of(compiled)
-        if compiled is None or (again and reference.trace and not refusal(again) and does_the_same(reference.trace, again)):
-            return reference if compiled is None else compiled.result()
-        known: Future[RunResult] = Future()
-        known.set_result(reference)
-        self._yardsticks.take_back_functions(Yardstick(known))
-        return reference
+        own, again = trace_of(known.reference), trace_of(compiled)
+        if compiled is None or (own and again and not refusal(again) and does_the_same(own, again)):
+            return (compiled or known.reference).result()
+        self._yardsticks.take_back_functions(known)
+        return known.reference.result()
 
     def _with_rows(self, reference: RunResult, run: RunResult) -> RunResult:
         """Return the reference, run again if its examples were not seen because only the topology calls `Strategy.run`."""
