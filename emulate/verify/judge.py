@@ -272,7 +272,7 @@ def _unchanged(case: Case) -> list[str]:
 def _of_first(case: Case) -> list[str]:
     """Note numbers that the step keeps for the first replica alone, and that are others than one device's."""
     names = list(dict.fromkeys(point.measure.key.tensor for point in case.base.of_first if point.exceeds))
-    return [_OF_FIRST.format(names_in_words(names))] if names else []
+    return [_OF_FIRST.format(names_in_words(names))] if names and not case.has("variable-aggregation") else []
 
 
 _OF_FIRST = (

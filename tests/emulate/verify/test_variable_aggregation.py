@@ -51,6 +51,14 @@ def test_variables_that_are_alike_are_equivalent(folder: Folder) -> None:
     assert judged(folder).verdict == "equivalent"
 
 
+def test_a_mean_of_what_replicas_have_parts_of_is_advice_where_the_update_makes_up_for_it(folder: Folder) -> None:
+    found = judged(folder, times=0.25)
+    assert (found.verdict, codes(found)) == ("equivalent", ["variable-aggregation"])
+    assert found.causes[0].advice
+    assert "change / change on one device = 0.2500" in found.causes[0].evidence
+    assert judged(folder, times=0.5).verdict == "divergent"
+
+
 def test_an_average_that_takes_a_step_for_each_replica_is_named_with_their_number(folder: Folder) -> None:
     found = judged(folder, times=4.0)
     assert codes(found) == ["variable-aggregation"]
@@ -202,5 +210,6 @@ def test_a_number_of_the_first_replica_is_named_where_what_is_made_of_it_differs
 
     found = judge(Case(made(1, 1.0), made(2, scale)))
     assert codes(found) == expected
+    assert any("the first replica assigns to seen" in note for note in found.notes) == ("variable-aggregation" not in expected)
     if expected == ["variable-aggregation"]:
         assert "seen is 4 after step 0, 8 on one device; gradients and weights agree until step 0" in found.causes[0].evidence
