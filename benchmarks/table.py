@@ -53,6 +53,10 @@ WHAT |= {
     for program, what in _OF_COST.items()
     for variant in ("equivalent", "by-design", "divergent")
 }
+WHAT |= {
+    f"memory_{program}_{variant}": f"Peak memory of `verify` on `1x4` of {_OF_COST[program]}, {variant}: ratio to its two runs"
+    for program, variant in (("digits_loop", "equivalent"), ("transformer", "equivalent"), ("mobilenet_fit", "by-design"))
+}
 
 
 def markdown(results: dict[str, Any]) -> str:
