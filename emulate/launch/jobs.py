@@ -1,0 +1,76 @@
+"""Find a job again by its folder: how far it is, what it has written, and its end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from emulate.launch import hosts, kubernetes, slurm
+from emulate.launch.target import CANCELLED, FAILED, State, read
+
+_PATIENCE = 60.0
+
+
+def status(folder: Path) -> State:
+    """Return how far a job is.
+
+    Args:
+        folder: The job's folder.
+
+    Returns:
+        Its state.
+
+    Raises:
+        UsageError: If the folder has no job.
+        Unavailable: If the scheduler does not answer.
+    """
+    about = read(folder)
+    if "ended" in about:
+        return State(**about["ended"])
+    if about["target"] == "slurm":
+        return slurm.state_of(about["number"])
+    if about["target"] == "hosts":
+        is_running = hosts.launcher_of(about["pid"], about["started"]) is not None
+        return State("running") if is_running else State(FAILED, "its gpudist launch has ended without a word")
+    namespace = _namespace(about)
+    return kubernetes.state_of(about["target"], about["name"], namespace, kubernetes.pods_of(about["name"], namespace))
+
+
+def cancel(folder: Path) -> State:
+    """End a job that runs.
+
+    Args:
+        folder: The job's folder.
+
+    Returns:
+        Its state now.
+
+    Raises:
+        UsageError: If the folder has no job.
+        Unavailable: If the scheduler does not answer.
+    """
+    about = read(folder)
+    if "ended" in about:
+        return State(**about["ended"])
+    if about["target"] == "slurm":
+        slurm.cancel(about["number"])
+        return slurm.state_of(about["number"])
+    if about["target"] == "hosts":
+        _interrupt(hosts.launcher_of(about["pid"], about["started"]))
+        return status(folder)
+    kubernetes.cancel(about["target"], about["name"], _namespace(about))
+    return State(CANCELLED)
+
+
+def _interrupt(launcher: psutil.Process | None) -> None:
+    """Interrupt the process that holds the connections, and wait for it: it ends the program on each host."""
+    if launcher is not None:
+        launcher.send_signal(signal.SIGINT)
+        psutil.wait_procs([launcher], timeout=_PATIENCE)
+
+
+def _namespace(about: dict[str, Any]) -> list[str]:
+    return ["--namespace", about["namespace"]] if about["namespace"] else []
