@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ from emulate.errors import UsageError
 
 if TYPE_CHECKING:
     from emulate.launch import Job, State, Target
+    from emulate.program import Program
 
 EXAMPLES = """Examples:
 
@@ -97,6 +100,12 @@ def launch(
         str | None, _option("--record", "N", "Record the first N steps, then end. 'gpudist compare' compares the trace.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and end.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run what the hosts would run on emulated hosts under their names, verify it, and end."
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
     status: Annotated[Path | None, _option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
     logs: Annotated[Path | None, _option("--logs", "JOB", f"Print the logs of a job, and end. {_JOB}")] = None,
@@ -107,7 +116,7 @@ def launch(
         return code
     given = {name: value for name, value in locals().items() if name in _FOR}
     kind = _kind(slurm=slurm, jobset=jobset, trainjob=trainjob, hosts=hosts is not None)
-    _check_options(kind, given)
+    _check_options(kind, given, is_recorded=record is not None and not rehearse)
     from emulate.launch import Job, default_name, follow, make_folder, number_of_seconds, program_of, read_hosts
     from emulate.program import Program
     from emulate.topology import Topology
@@ -142,6 +151,8 @@ def launch(
     if dry_run:
         print(made.text, end="")
         return 0
+    if rehearse:
+        return _rehearse(found, job, lambda other: _target(kind, other, here, addresses, given))
     if detach and kind == "hosts":
         raise UsageError("gpudist itself holds the connections to plain hosts. Received: --hosts --detach. Leave --detach out.")
     make_folder(here)
@@ -149,6 +160,15 @@ def launch(
     if not detach:
         _report(job, here, state)
     return 0 if detach else state.exit_code
+
+
+def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) -> int:
+    from emulate.launch.rehearsal import rehearse
+    from emulate.report import show
+
+    verdict = rehearse(program, job, target_of, complain)
+    show(verdict, sys.stdout)
+    return verdict.exit_code
 
 
 def _report(job: Job, folder: Path, state: State) -> None:
@@ -182,14 +202,19 @@ def _kind(**chosen: bool) -> str:
     return kinds[0]
 
 
-def _check_options(kind: str, given: dict[str, Any]) -> None:
+def _check_options(kind: str, given: dict[str, Any], *, is_recorded: bool) -> None:
     for name, value in given.items():
         if value is not None and kind not in _FOR[name]:
             targets = " and ".join(f"--{target}" for target in _FOR[name])
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} goes with {targets}. Received: --{kind} {option} {value!r}. Leave {option} out.")
-    if "image" in given and kind in _FOR["image"] and given["image"] is None:
+    if kind in _FOR["image"] and given["image"] is None:
         raise UsageError(f"--{kind} needs a container image with the program. Received: none. Write --image IMAGE.")
+    if kind in _FOR["claim"] and given["claim"] is None and is_recorded:
+        raise UsageError(
+            "The pods of a recorded job need a shared volume for the trace. Received: --record without --claim. "
+            "Name a PersistentVolumeClaim that all pods can write: --claim NAME."
+        )
 
 
 def _number(option: str, text: str | None, *, lowest: int = 0) -> int | None:
@@ -199,13 +224,13 @@ def _number(option: str, text: str | None, *, lowest: int = 0) -> int | None:
 
 
 def _target(kind: str, job: Job, folder: Path, addresses: list[str], given: dict[str, Any]) -> Target:
-    from emulate.launch import Cluster, Hosts, Kubernetes, Slurm, load_yaml
+    from emulate.launch import FIRST_PORT, Cluster, Hosts, Kubernetes, Slurm, load_yaml
 
     if kind == "slurm":
         return Slurm(job, {name: given[name] for name in ("partition", "account") if given[name] is not None})
     if kind == "hosts":
         port = _number("--port", given["port"], lowest=1)
-        return Hosts(job, addresses, **({"port": port} if port else {}))
+        return Hosts(job, addresses, port or FIRST_PORT)
     load_yaml()
     named = {name: given[name] for name in ("image", "namespace", "claim", "queue", "gpu_resource")}
     return Kubernetes(job, Cluster(**{name: value for name, value in named.items() if value is not None}), kind, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -200,6 +199,7 @@ def launcher_of(pid: int, started: float) -> psutil.Process | None:
     """Return the process of `gpudist launch --hosts` that runs a job; None if it has ended."""
     try:
         process = psutil.Process(pid)
-        return process if abs(process.create_time() - started) < 1 and process.pid != os.getpid() else None
+        is_it = abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        return process if is_it else None
     except psutil.Error:
         return None

@@ -126,6 +126,9 @@ def tf_config(workers: str, index: str) -> str:
     Args:
         workers: The addresses (`host:port`), as JSON strings with commas between them.
         index: The number of the host.
+
+    Returns:
+        One JSON object.
     """
     return '{"cluster": {"worker": [' + workers + ']}, "task": {"type": "worker", "index": ' + index + "}}"
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from emulate.launch import hosts, kubernetes, slurm
 from emulate.launch.target import CANCELLED, FAILED, State, read
@@ -59,17 +58,19 @@ def cancel(folder: Path) -> State:
         slurm.cancel(about["number"])
         return slurm.state_of(about["number"])
     if about["target"] == "hosts":
-        _interrupt(hosts.launcher_of(about["pid"], about["started"]))
-        return status(folder)
+        return _interrupt(folder, about)
     kubernetes.cancel(about["target"], about["name"], _namespace(about))
     return State(CANCELLED)
 
 
-def _interrupt(launcher: psutil.Process | None) -> None:
-    """Interrupt the process that holds the connections, and wait for it: it ends the program on each host."""
+def _interrupt(folder: Path, about: dict[str, Any]) -> State:
+    """Interrupt the process that holds the connections, which then ends the program on each host, and wait for it."""
+    launcher, until = hosts.launcher_of(about["pid"], about["started"]), time.monotonic() + _PATIENCE
     if launcher is not None:
         launcher.send_signal(signal.SIGINT)
-        psutil.wait_procs([launcher], timeout=_PATIENCE)
+    while not (state := status(folder)).is_over and time.monotonic() < until:
+        time.sleep(0.2)
+    return state
 
 
 def _namespace(about: dict[str, Any]) -> list[str]:

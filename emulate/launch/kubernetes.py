@@ -82,13 +82,6 @@ class Kubernetes:
     poll: float = 5.0
     _following: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.job.steps is not None and self.cluster.claim is None:
-            raise UsageError(
-                f"The pods of a recorded job need a shared volume. Received: --record {self.job.steps} without --claim. "
-                "Name a PersistentVolumeClaim that all pods can write: --claim NAME."
-            )
-
     @property
     def replicated_job(self) -> str:
         """Return the name of the replicated job, which is part of the pods' names. Trainer wants `node`."""
@@ -301,6 +294,9 @@ def state_of(kind: str, name: str, namespace: list[str], pods: list[Manifest]) -
         name: Its name.
         namespace: Arguments for kubectl.
         pods: Its pods.
+
+    Returns:
+        Its state.
     """
     try:
         status = json.loads(call("kubectl", "get", kind, name, "--output", "json", *namespace)).get("status", {})

@@ -64,7 +64,9 @@ class RealHost:
         return True
 
     def _meet(self) -> None:
-        """Wait until each host has its last step on disk."""
+        """Wait until each host has its last step on disk. TensorFlow's complaints about hosts that leave are not shown."""
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         (self.trace / f"{_REACHED}{self.host}").touch()
         until = time.monotonic() + _PATIENCE
         while len(list(self.trace.glob(f"{_REACHED}*"))) < self.topology.num_hosts and time.monotonic() < until:

@@ -19,6 +19,7 @@ _NOTICE = 120
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"}
 _ENDS = {"COMPLETED": SUCCEEDED, "TIMEOUT": TIMED_OUT, "DEADLINE": TIMED_OUT, "CANCELLED": CANCELLED}
+_PROGRAMS = {"scontrol": "#!/bin/sh\n# show hostnames LIST\nprintf '%s\\n' \"$3\" | tr , '\\n'\n"}
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _WORD = re.compile(r"[\w.,:@+-]+")
 
@@ -147,7 +148,7 @@ class Slurm:
         names = [f"node{number}" for number in range(self.job.num_hosts)]
         step = {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": ",".join(names)}
         return [
-            HostCommand((name,), ("bash", "-c", self.host_script), {**step, "SLURM_PROCID": str(number)})
+            HostCommand((name,), ("bash", "-c", self.host_script), {**step, "SLURM_PROCID": str(number)}, _PROGRAMS)
             for number, name in enumerate(names)
         ]
 
@@ -158,6 +159,9 @@ def state_of(number: str, errors: str = "") -> State:
     Args:
         number: Its number.
         errors: What srun said.
+
+    Returns:
+        Its state.
     """
     try:
         fields = dict(_FIELD.findall(call("scontrol", "show", "job", "--oneliner", number)))

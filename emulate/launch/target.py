@@ -55,11 +55,13 @@ class HostCommand:
         names: The names under which the other hosts reach it.
         argv: The command.
         environment: What the scheduler sets.
+        programs: Scripts for programs that only the scheduler's hosts have, by name.
     """
 
     names: tuple[str, ...]
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
 
 
 class Target(Protocol):

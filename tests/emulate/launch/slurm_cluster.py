@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-PACKAGES = "libhwloc15 liblua5.1-0 libmunge2 slurm-wlm-basic-plugins slurm-client slurmctld slurmd".split()
+PACKAGES = ["libhwloc15", "liblua5.1-0", "libmunge2", "slurm-wlm-basic-plugins", "slurm-client", "slurmctld", "slurmd"]
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 CONFIGURATION = """
 ClusterName=test
@@ -102,12 +102,27 @@ class SlurmCluster:
         """Run gpudist there."""
         return self.run(sys.executable, "-m", "emulate", *args, cwd=cwd)
 
-    def processes(self) -> list[str]:
-        """Return the commands of all processes of jobs."""
-        daemons = ("slurmctld", "slurmd-", "python3 -c")
+    def job_processes(self) -> list[str]:
+        """Return the commands of the programs of jobs that run."""
         inside = psutil.Process(self.init).children(recursive=True)
         lines = [" ".join(one.cmdline()) for one in inside if one.status() != psutil.STATUS_ZOMBIE]
-        return [line for line in lines if line and not any(name in line for name in daemons)]
+        return [line for line in lines if "train.py" in line or "host.sh" in line]
+
+    def wait_for(self, text: str, times: int, folder: Path) -> None:
+        """Wait until the hosts of a job have written a text so often."""
+        until = time.monotonic() + 60
+        while sum(log.read_text().count(text) for log in folder.glob("host-*.log")) < times:
+            if time.monotonic() > until:
+                raise TimeoutError(text)
+            time.sleep(0.2)
+
+    def start_requeued_jobs_at_once(self, process: subprocess.Popen[str]) -> None:
+        """Let jobs that are queued again start now, while a process runs: Slurm gives them a start two minutes later."""
+        while process.poll() is None:
+            for line in self.run("squeue", "--noheader", "--format=%i %r").stdout.splitlines():
+                if "BeginTime" in line:
+                    self.run("scontrol", "update", f"JobId={line.split()[0]}", "StartTime=now")
+            time.sleep(1)
 
     def wait_until_idle(self) -> None:
         """Wait until both nodes are idle."""
@@ -142,7 +157,9 @@ def slurm_cluster(folder: Path) -> Iterator[SlurmCluster]:
     kinds = ["--mount", "--net", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child"]
     root = [] if os.geteuid() == 0 else ["--map-root-user"]
     start = [sys.executable, "-c", START, str(folder), str(binaries), str(binaries / "slurmstepd-wlm")]
-    outer = subprocess.Popen(["setpriv", "--pdeathsig=KILL", "unshare", *root, *kinds, *start], env=environment, stderr=subprocess.PIPE, text=True)
+    outer = subprocess.Popen(
+        ["setpriv", "--pdeathsig=KILL", "unshare", *root, *kinds, *start], env=environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         time.sleep(1)
         if outer.poll() is not None:
