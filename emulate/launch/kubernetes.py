@@ -79,7 +79,7 @@ class Kubernetes:
     cluster: Cluster
     kind: str
     folder: Path
-    poll: float = 5.0
+    poll: float = 2.0
     _following: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property

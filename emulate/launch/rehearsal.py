@@ -16,6 +16,7 @@ from emulate.errors import Hung, ProgramFailed
 from emulate.launch.job import Job
 from emulate.launch.target import HostCommand, Target
 from emulate.program import Program
+from emulate.topology import Topology
 from emulate.verify.api import compare_traces, verify
 from emulate.verify.verdict import Verdict
 
@@ -44,6 +45,9 @@ class Rehearsed:
             (programs / name).write_text(text, encoding="utf-8")
             (programs / name).chmod(0o755)
         path = os.pathsep.join([str(programs), os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
+        reader, writer = os.pipe()  # standard input stays open, as that of ssh does: its end would end the program
+        os.dup2(reader, 0)
+        os.set_inheritable(writer, True)
         environment = {**os.environ, **own.environment, "PATH": path}
         os.execvpe(own.argv[0], own.argv, environment)
 
@@ -76,7 +80,7 @@ def rehearse(
         recorded = replace(job, folder=here, device="cpu", steps=steps, restarts=0)
         commands = tuple(target_of(recorded).host_commands())
         say(f"Rehearsing {job.name} on emulated hosts: {', '.join(command.names[0] for command in commands)}")
-        _run(recorded, commands, timeout)
+        run_commands(job.topology, commands, timeout)
         say("Comparing it with the program on one device")
         verdict = verify(program, job.topology, steps=steps, timeout=timeout, device="cpu", traces=traces)
         if verdict.reference.status != "ok":
@@ -85,12 +89,23 @@ def rehearse(
         return replace(verdict, runs=(run,))
 
 
-def _run(job: Job, commands: Sequence[HostCommand], timeout: float) -> None:
+def run_commands(topology: Topology, commands: Sequence[HostCommand], timeout: float) -> None:
+    """Run a command on each emulated host, and wait for their ends. Their output is relayed.
+
+    Args:
+        topology: The shape of the cluster.
+        commands: The command of each host.
+        timeout: The time limit in seconds.
+
+    Raises:
+        ProgramFailed: If a command fails.
+        Hung: If one does not end in time.
+        Unavailable: If this machine cannot emulate hosts with names.
+    """
     with Preload(imports=False) as preload:
         directory = Path(tempfile.mkdtemp(dir=preload.directory))
-        plan = ClusterPlan(
-            job.topology, Rehearsed(tuple(commands)), directory, tf_config=False, emulated=False, cwd=Path.cwd(), echo=True
-        )
+        entry = Rehearsed(tuple(commands))
+        plan = ClusterPlan(topology, entry, directory, tf_config=False, emulated=False, cwd=Path.cwd(), echo=True)
         with preload.launch(plan) as cluster:
             _wait(cluster, commands, timeout)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from emulate.cli import main
 from emulate.launch import default_name
 
+EXAMPLES = [
+    line
+    for page in ("slurm", "kubernetes")
+    for line in (Path(__file__).resolve().parents[3] / f"docs/guides/{page}.md").read_text().splitlines()
+    if line.startswith("gpudist launch train.py")
+]
 SLURM = ["--slurm", "--topology", "2x4"]
 JOBSET = ["--jobset", "--topology", "2x4", "--image", "a/b:1"]
 
@@ -101,6 +108,14 @@ def test_a_target_without_its_program_is_not_available(
     monkeypatch.setenv("PATH", str(folder))
     assert main(["launch", "train.py", *target]) == 5
     assert f"This target needs {program}. Received: {program} is not on PATH." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_each_example_of_the_guides_is_a_job(line: str, folder: Path) -> None:
+    (folder / "hosts.txt").write_text("n1\nn2\n")
+    args = shlex.split(line)[1:]
+    args = [*args, "--dry-run"] if "--" not in args else [*args[: args.index("--")], "--dry-run", *args[args.index("--") :]]
+    assert main(args) == 0
 
 
 def test_a_folder_with_contents_is_not_used(capsys: pytest.CaptureFixture[str], folder: Path) -> None:

@@ -12,9 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from emulate import verify
+from emulate.cli import main
+from emulate.cluster import Preload
 from tests.emulate.launch.programs import TELLS
 from tests.emulate.launch.slurm_cluster import SlurmCluster, slurm_cluster
 
+ROOT = Path(__file__).resolve().parents[3]
 LAUNCH = ["launch", "train.py", "--slurm", "--topology", "2x1", "--device", "cpu", "--name", "job"]
 JOB = "gpudist-jobs/job"
 
@@ -99,3 +103,19 @@ def test_a_node_that_dies_ends_the_job(slurm: SlurmCluster, folder: Path) -> Non
     while slurm.job_processes() and time.monotonic() < until:
         time.sleep(0.2)
     assert slurm.job_processes() == []
+
+
+def test_a_program_that_is_equivalent_here_is_so_on_the_cluster(
+    slurm: SlurmCluster, tmp_path: Path, preload: Preload, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.wait_until_idle()
+    programs, job = ROOT / "fixtures" / "programs", tmp_path / "job"
+    here = verify(programs / "multiworker_loop.py", topology="2x2", steps=5, traces=tmp_path / "here", preload=preload)
+    assert here.is_equivalent
+    options = ["--slurm", "--topology", "2x2", "--device", "cpu", "--record", "5", "--folder", str(job)]
+    done = slurm.gpudist("launch", "multiworker_loop.py", *options, cwd=programs)
+    assert done.returncode == 0, done.stdout
+    assert "worker 1 of 2, 4 replicas in all" in done.stdout
+    for reference in ("reference", "2x2"):
+        assert main(["compare", str(tmp_path / "here" / reference), str(job / "trace")]) == 0
+        assert "2x2  equivalent in the first 5 steps" in capsys.readouterr().out
