@@ -168,8 +168,9 @@ class Hosts:
         how = "lost its connection, or ssh could not reach it" if code == _LOST else f"ended with exit code {code}"
         return State(FAILED, f"host {self._failed} ({self.hosts[self._failed]}) {how}")
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """End the program on each host: SIGTERM, then SIGKILL."""
+        was_started = bool(self._processes)
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -181,6 +182,7 @@ class Hosts:
                 process.kill()
                 process.wait()
         self._processes = []
+        return was_started
 
     def finish(self) -> None:
         """Close the connections."""

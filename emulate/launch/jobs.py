@@ -30,7 +30,7 @@ def status(folder: Path) -> State:
     if "ended" in about:
         return State(**about["ended"])
     if about["target"] == "slurm":
-        return slurm.state_of(about["number"])
+        return slurm.state_of(about["number"], folder)
     if about["target"] == "hosts":
         is_running = hosts.launcher_of(about["pid"], about["started"]) is not None
         return State("running") if is_running else State(FAILED, "its gpudist launch has ended without a word")
@@ -56,10 +56,10 @@ def cancel(folder: Path) -> State:
         return State(**about["ended"])
     if about["target"] == "slurm":
         slurm.cancel(about["number"])
-        return slurm.state_of(about["number"])
+        return slurm.state_of(about["number"], folder)
     if about["target"] == "hosts":
         return _interrupt(folder, about)
-    kubernetes.cancel(about["target"], about["name"], _namespace(about))
+    kubernetes.delete(about["kinds"], about["name"], _namespace(about))
     return State(CANCELLED)
 
 

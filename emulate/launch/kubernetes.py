@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import ASKS_FOR_A_RESTART, FIRST_PORT, Job, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, State
-from emulate.launch.tool import call, check_installed
+from emulate.launch.tool import call, check_installed, uninterrupted
 
 Manifest = dict[str, Any]
 INDEX = "JOB_COMPLETION_INDEX"
@@ -80,6 +80,7 @@ class Kubernetes:
     kind: str
     folder: Path
     poll: float = 2.0
+    _created: list[str] = field(default_factory=list)
     _following: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -194,8 +195,11 @@ class Kubernetes:
     def submit(self) -> dict[str, Any]:
         """Give the manifests to kubectl."""
         check_installed(("kubectl",))
-        call("kubectl", "create", "-f", "-", *self._namespace, text=self.text)
-        about = {"target": self.kind, "name": self.job.name, "namespace": self.cluster.namespace}
+        for manifest in self.manifests:
+            with uninterrupted():
+                call("kubectl", "create", "-f", "-", *self._namespace, text=json.dumps(manifest))
+                self._created.append(manifest["kind"])
+        about = {"target": self.kind, "kinds": self._created, "name": self.job.name, "namespace": self.cluster.namespace}
         return about | {"label": f"{self.kind} {self.job.name}"}
 
     @property
@@ -221,9 +225,10 @@ class Kubernetes:
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
 
-    def cancel(self) -> None:
-        """Delete the job, and wait until its pods are gone."""
-        cancel(self.kind, self.job.name, self._namespace)
+    def cancel(self) -> bool:
+        """Delete what was created, and wait until its pods are gone. A job that was there before stays."""
+        delete(self._created, self.job.name, self._namespace)
+        return self._created[-1:] == [self.manifests[-1]["kind"]]
 
     def finish(self) -> None:
         """Wait for the rest of the logs, then stop following them."""
@@ -327,9 +332,8 @@ def _ended(phase: str, condition: Manifest, pods: list[Manifest]) -> State:
     return State(TIMED_OUT if timed_out else FAILED, "; ".join([said, *failed]))
 
 
-def cancel(kind: str, name: str, namespace: list[str]) -> None:
-    """Delete a job with its pods, and wait until they are gone. What is gone already stays so."""
-    kinds = [kind] if kind == "jobset" else [kind, "trainingruntime"]
-    for one in kinds:
+def delete(kinds: Sequence[str], name: str, namespace: list[str]) -> None:
+    """Delete objects with their pods, the last one first, and wait until they are gone. What is gone already stays so."""
+    for kind in reversed(kinds):
         options = ["--ignore-not-found", "--cascade=foreground", "--timeout=100s", *namespace]
-        call("kubectl", "delete", one, name, *options)
+        call("kubectl", "delete", kind.lower(), name, *options)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import ASKS_FOR_A_RESTART, PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, State
-from emulate.launch.tool import call, check_installed
+from emulate.launch.tool import call, check_installed, uninterrupted
 
+_EXIT_CODE = "exit-code"
 _NOTICE = 120
 """Seconds before the time limit at which a job that may be restarted gets SIGTERM, to save and leave."""
 _WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -74,7 +75,7 @@ class Slurm:
                 f"{srun} --output={log_file(folder, '%t')} bash {folder}/host.sh",
                 "code=$?",
                 *([f'if {again}; then exec scontrol requeue "$SLURM_JOB_ID"; fi'] if job.restarts else []),
-                'exit "$code"',
+                f'echo "$code" > {folder}/{_EXIT_CODE}; exit "$code"',
                 "",
             ]
         )
@@ -118,24 +119,19 @@ class Slurm:
         folder = self.job.folder
         (folder / "host.sh").write_text(self.host_script, encoding="utf-8")
         (folder / "batch.sh").write_text(self.batch_script, encoding="utf-8")
-        self.number = call("sbatch", "--parsable", f"{folder}/batch.sh").strip().partition(";")[0]
+        with uninterrupted():
+            self.number = call("sbatch", "--parsable", f"{folder}/batch.sh").strip().partition(";")[0]
         return {"target": "slurm", "number": self.number, "label": f"Slurm job {self.number}"}
 
     def state(self) -> State:
         """Ask the controller."""
-        return state_of(self.number, self._errors())
+        return state_of(self.number, self.job.folder)
 
-    def _errors(self) -> str:
-        """Return what srun says about tasks that failed."""
-        with contextlib.suppress(OSError):
-            lines = (self.job.folder / "batch.log").read_text(encoding="utf-8", errors="replace").splitlines()
-            return "; ".join(line for line in lines if line.startswith(("srun: error", "slurmstepd: error")))[:500]
-        return ""
-
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """End the job."""
         if self.number:
             cancel(self.number)
+        return bool(self.number)
 
     def finish(self) -> None:
         """Do nothing: this process started nothing."""
@@ -153,12 +149,12 @@ class Slurm:
         ]
 
 
-def state_of(number: str, errors: str = "") -> State:
+def state_of(number: str, folder: Path) -> State:
     """Return how far a Slurm job is.
 
     Args:
         number: Its number.
-        errors: What srun said.
+        folder: Its folder.
 
     Returns:
         Its state.
@@ -168,7 +164,7 @@ def state_of(number: str, errors: str = "") -> State:
     except Unavailable as error:
         if "Invalid job id" not in str(error):
             raise
-        return State(FAILED, f"Slurm has forgotten job {number}")
+        return _forgotten(folder)
     state = fields.get("JobState", "")
     if state in _RUNNING:
         return State("running", f"on {fields.get('NodeList')}")
@@ -178,7 +174,20 @@ def state_of(number: str, errors: str = "") -> State:
     if state in _ENDS:
         return State(_ENDS[state], "" if state == "COMPLETED" else f"Slurm says {state}")
     code = fields.get("ExitCode", "").partition(":")[0]
-    return State(FAILED, f"Slurm says {state}, exit code {code}{f' ({errors})' if errors else ''}")
+    errors = "; ".join(line for line in _read(folder / "batch.log").splitlines() if line.startswith("srun: error"))
+    return State(FAILED, f"Slurm says {state}, exit code {code}{f' ({errors[:500]})' if errors else ''}")
+
+
+def _forgotten(folder: Path) -> State:
+    """Return the end of a job that Slurm does not know any more, minutes after its end."""
+    code = _read(folder / _EXIT_CODE).strip()
+    if code == "0":
+        return State(SUCCEEDED)
+    return State(FAILED, f"exit code {code}" if code else "Slurm has forgotten the job, which has left no exit code")
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
 
 def cancel(number: str) -> None:

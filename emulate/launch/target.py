@@ -79,8 +79,8 @@ class Target(Protocol):
     def state(self) -> State:
         """Return how far the job is."""
 
-    def cancel(self) -> None:
-        """End the job, whatever its state."""
+    def cancel(self) -> bool:
+        """End the job, whatever its state. Return False if it was not submitted."""
 
     def finish(self) -> None:
         """Stop all that this process started."""
@@ -162,7 +162,8 @@ def _watch(target: Target, logs: Logs, say: Callable[[str], None]) -> State:
 def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
     """End a job, and say so if it may still run."""
     try:
-        target.cancel()
+        if not target.cancel():
+            return
         until = time.monotonic() + _END_PATIENCE
         while not target.state().is_over:
             if time.monotonic() > until:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from emulate.errors import Unavailable
 
@@ -46,3 +48,13 @@ def check_installed(programs: Sequence[str]) -> None:
                 f"This target needs {program}. Received: {program} is not on PATH. "
                 "Run gpudist launch where it is installed, or use --dry-run."
             )
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold Ctrl-C back within: a job that was just submitted must be known before it can be ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -28,7 +28,7 @@ with (place / "calls").open("a") as calls:
     calls.write(" ".join(args) + "\\n")
 if args[0] == "create":
     found = list(yaml.safe_load_all(sys.stdin))
-    if (place / "refuses").exists():
+    if (place / "refuses").exists() and (place / "refuses").read_text() in ("", found[0]["kind"]):
         sys.exit('error: resource mapping not found: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"')
     with (place / "created").open("a") as created:
         created.writelines(json.dumps(manifest) + "\\n" for manifest in found)
@@ -173,6 +173,16 @@ def test_what_the_cluster_refuses_is_said_in_its_own_words(place: Place) -> None
         out = process.communicate(timeout=60)[0]
     assert process.returncode == 5
     assert 'kubectl must accept the job. Received: error: resource mapping not found: no matches for kind "JobSet"' in out
+
+
+@pytest.mark.parametrize(("refused", "deleted"), [("TrainingRuntime", []), ("TrainJob", ["trainingruntime"])])
+def test_only_what_was_created_is_deleted_where_the_cluster_refuses(refused: str, deleted: list[str], place: Place) -> None:
+    (place.folder / "refuses").write_text(refused)
+    with place.launch("trainjob") as process:
+        process.communicate(timeout=60)
+    assert process.returncode == 5
+    calls = (place.folder / "calls").read_text().splitlines()
+    assert [call.split()[1] for call in calls if call.startswith("delete")] == deleted
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "--cancel"])

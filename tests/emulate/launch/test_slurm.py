@@ -64,6 +64,19 @@ def test_a_job_that_leaves_with_75_is_queued_again(slurm: SlurmCluster, folder: 
     assert (process.returncode, out.count("told"), out.count("done")) == (0, 4, 2), out
 
 
+def test_a_detached_job_goes_on_and_its_end_is_known_after_slurm_has_forgotten_it(slurm: SlurmCluster, folder: Path) -> None:
+    done = slurm.gpudist(*LAUNCH, "--detach", cwd=folder)
+    assert done.returncode == 0, done.stdout
+    slurm.wait_for("done", 2, folder / JOB)
+    slurm.wait_until_idle()
+    assert slurm.gpudist("launch", "--status", JOB, cwd=folder).stdout.strip() == "succeeded"
+    about = json.loads((folder / JOB / "job.json").read_text())
+    (folder / JOB / "job.json").write_text(json.dumps({**about, "number": "999999"}))
+    assert slurm.gpudist("launch", "--status", JOB, cwd=folder).stdout.strip() == "succeeded"
+    (folder / JOB / "exit-code").unlink()
+    assert "has left no exit code" in slurm.gpudist("launch", "--status", JOB, cwd=folder).stdout
+
+
 def test_what_slurm_refuses_is_said_in_its_own_words(slurm: SlurmCluster, folder: Path) -> None:
     done = slurm.gpudist(*LAUNCH, "--partition", "nothing", cwd=folder)
     assert done.returncode == 5
