@@ -16,8 +16,8 @@ JOB_FILE = "job.json"
 SUCCEEDED, FAILED, TIMED_OUT, CANCELLED = "succeeded", "failed", "timed-out", "cancelled"
 _EXIT_CODES = {SUCCEEDED: 0, TIMED_OUT: 4}
 _PROGRAM_FAILED = 3
-_FAILURES_IN_A_ROW = 10
-"""So often a scheduler may not answer before gpudist gives up: controllers restart, networks fail for a while."""
+_SILENCE = 300.0
+"""Seconds after which a scheduler that does not answer is given up: controllers restart, networks fail for a while."""
 _END_PATIENCE = 120.0
 
 
@@ -120,36 +120,38 @@ def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detac
     Raises:
         Unavailable: If the scheduler refuses the job or stops answering.
     """
-    logs = Logs(folder)
-    state = State("waiting")
+    logs, is_submitted = Logs(folder), False
     try:
         about = target.submit()
+        is_submitted = True
         _write(folder, about)
         say(f"Submitted {about['label']}. Its folder is {folder}")
         if is_detached:
-            return state
+            return State("waiting")
         state = _watch(target, logs, say)
-        target.finish()
-        if state.phase == SUCCEEDED:
-            target.collect()
-    except BaseException:  # Ctrl-C, and a scheduler that does not answer any more
-        _end(target, folder, say)
-        logs.relay(is_last=True)
+        _write_end(folder, state)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not is_submitted:
+            _end(target, folder, say)
+        else:  # a scheduler that does not answer is no reason to end a training
+            say(f"The job may still run. gpudist launch --status {folder} shows its state, --cancel ends it.")
         raise
-    logs.relay(is_last=True)
-    _write_end(folder, state)
+    finally:
+        target.finish()
+        logs.relay(is_last=True)
+    if state.phase == SUCCEEDED:
+        target.collect()
     return state
 
 
 def _watch(target: Target, logs: Logs, say: Callable[[str], None]) -> State:
-    state, failures = State(""), 0
+    state, answered = State("waiting", "not known yet"), time.monotonic()
     while True:
         before = state
         try:
-            state, failures = target.state(), 0
+            state, answered = target.state(), time.monotonic()
         except Unavailable:
-            failures += 1
-            if failures == _FAILURES_IN_A_ROW:
+            if time.monotonic() - answered > _SILENCE:
                 raise
         logs.relay()
         if state != before and not state.is_over:
@@ -167,13 +169,11 @@ def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
         until = time.monotonic() + _END_PATIENCE
         while not target.state().is_over:
             if time.monotonic() > until:
-                raise Unavailable(f"it did not end within {_END_PATIENCE:g} s")
+                raise Unavailable(f"It did not end within {_END_PATIENCE:g} s.")
             time.sleep(target.poll)
         _write_end(folder, State(CANCELLED, "by gpudist"))
     except Unavailable as error:
-        say(f"The job may still run: {error} Try again with gpudist launch --cancel {folder}")
-    finally:
-        target.finish()
+        say(f"The job may still run: {error} Try again: gpudist launch --cancel {folder}")
 
 
 def _write(folder: Path, about: dict[str, Any]) -> None:

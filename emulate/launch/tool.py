@@ -36,7 +36,7 @@ def call(*command: str, text: str | None = None) -> str:
         raise Unavailable(f"{command[0]} must answer. Received: no answer in {_PATIENCE} s from {' '.join(command)}.") from None
     if done.returncode:
         said = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-        raise Unavailable(f"{command[0]} must accept the job. Received: {said} (from {' '.join(command[:4])}).")
+        raise Unavailable(f"{command[0]} must succeed. Received: {said} (from {' '.join(command[:4])}).")
     return done.stdout
 
 

@@ -32,6 +32,8 @@ if args[0] == "create":
         sys.exit('error: resource mapping not found: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"')
     with (place / "created").open("a") as created:
         created.writelines(json.dumps(manifest) + "\\n" for manifest in found)
+elif args[0] == "get" and (place / "silent").exists():
+    sys.exit("Unable to connect to the server: dial tcp: i/o timeout")
 elif args[:2] == ["get", "pods"]:
     print((place / "pods.json").read_text())
 elif args[0] == "get":
@@ -172,7 +174,22 @@ def test_what_the_cluster_refuses_is_said_in_its_own_words(place: Place) -> None
     with place.launch("jobset") as process:
         out = process.communicate(timeout=60)[0]
     assert process.returncode == 5
-    assert 'kubectl must accept the job. Received: error: resource mapping not found: no matches for kind "JobSet"' in out
+    assert 'kubectl must succeed. Received: error: resource mapping not found: no matches for kind "JobSet"' in out
+
+
+def test_a_job_goes_on_while_the_cluster_does_not_answer(place: Place) -> None:
+    place.pods("Running")
+    with place.launch("jobset") as process:
+        place.wait_for_logs()
+        (place.folder / "silent").touch()
+        time.sleep(5)
+        assert process.poll() is None
+        assert "Unable to connect to the server" in place.looks("--status")
+        (place.folder / "silent").unlink()
+        place.end("Completed")
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "delete" not in (place.folder / "calls").read_text()
 
 
 @pytest.mark.parametrize(("refused", "deleted"), [("TrainingRuntime", []), ("TrainJob", ["trainingruntime"])])

@@ -80,7 +80,7 @@ def test_a_detached_job_goes_on_and_its_end_is_known_after_slurm_has_forgotten_i
 def test_what_slurm_refuses_is_said_in_its_own_words(slurm: SlurmCluster, folder: Path) -> None:
     done = slurm.gpudist(*LAUNCH, "--partition", "nothing", cwd=folder)
     assert done.returncode == 5
-    assert "sbatch must accept the job. Received: sbatch: error: invalid partition specified: nothing" in done.stdout
+    assert "sbatch must succeed. Received: sbatch: error: invalid partition specified: nothing" in done.stdout
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "--cancel", "scancel"])
