@@ -39,8 +39,7 @@ class RealHost:
     def send(self, event: Mapping[str, Any]) -> None:
         """Do what a supervisor does with an event: end the run at its last step, and show notes and failures."""
         if event["event"] == "reached":
-            self._meet()
-            self._end(0)
+            self._end(0 if self._meet() else 1)
         elif event["event"] == "fault":
             print(f"gpudist could not record: {event['text']}", file=sys.stderr)
             self._end(GpudistError.exit_code)
@@ -63,14 +62,20 @@ class RealHost:
         """Return True: only this run writes here."""
         return True
 
-    def _meet(self) -> None:
+    def _meet(self) -> bool:
         """Wait until each host has its last step on disk. TensorFlow's complaints about hosts that leave are not shown."""
         sys.stderr.flush()
+        errors = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         (self.trace / f"{_REACHED}{self.host}").touch()
         until = time.monotonic() + _PATIENCE
-        while len(list(self.trace.glob(f"{_REACHED}*"))) < self.topology.num_hosts and time.monotonic() < until:
+        while len(list(self.trace.glob(f"{_REACHED}*"))) < self.topology.num_hosts:
+            if time.monotonic() > until:
+                text = f"gpudist: not every host made its last step within {_PATIENCE:g} s, or {self.trace} is not shared.\n"
+                os.write(errors, text.encode())
+                return False
             time.sleep(0.1)
+        return True
 
     def _end(self, code: int) -> None:
         sys.stdout.flush()
