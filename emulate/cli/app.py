@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, plan, run, verify
+from emulate.cli import INTERRUPTED, causes, compare, demo, devices, faults, interruption, launch, plan, run, verify
 from emulate.cli.command import OWN_FAULT, ProgramCommand, complain
 from emulate.cli.usage import Command, did_you_mean, in_our_words, is_usage_error
 from emulate.errors import GpudistError, Unavailable, UsageError
@@ -60,6 +60,7 @@ app = typer.Typer(
 app.command(cls=ProgramCommand, epilog=verify.EXAMPLES, no_args_is_help=True)(verify.verify)
 app.command(cls=ProgramCommand, epilog=run.EXAMPLES, no_args_is_help=True)(run.run)
 app.command(cls=ProgramCommand, epilog=plan.EXAMPLES, no_args_is_help=True)(plan.plan)
+app.command(cls=ProgramCommand, epilog=launch.EXAMPLES, no_args_is_help=True)(launch.launch)
 app.command(cls=Command, epilog=compare.EXAMPLES, no_args_is_help=True)(compare.compare)
 app.command(cls=Command, epilog=devices.EXAMPLES)(devices.devices)
 app.command(cls=Command, epilog=causes.EXAMPLES)(causes.causes)

@@ -10,6 +10,7 @@ from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe, note_no_route
 from emulate.cluster.isolation import describe_isolation
 from emulate.cluster.lives import Standstill, asks_to_go_on, is_for_ever, next_life
+from emulate.cluster.names import take_names
 from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
@@ -51,5 +52,6 @@ __all__ = [
     "patience_after",
     "remove_tree",
     "roles_of",
+    "take_names",
     "waits_for",
 ]

@@ -1,0 +1,236 @@
+"""Define `gpudist launch`: start a program on a real cluster, watch it, end it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from emulate.cli import options
+from emulate.cli.command import complain, exits_properly, program_args
+from emulate.errors import UsageError
+
+if TYPE_CHECKING:
+    from emulate.launch import Job, State, Target
+    from emulate.program import Program
+
+EXAMPLES = """Examples:
+
+gpudist launch train.py --slurm --topology 2x4 --partition gpu --time-limit 2h
+
+gpudist launch train.py --jobset --topology 2x8 --image registry.example/train:1 --dry-run
+
+gpudist launch train.py --hosts hosts.txt --topology 2x1 --device cpu --record 5
+
+gpudist launch --status gpudist-jobs/train-0131-235959"""
+_JOBS = "gpudist-jobs"
+_MOUNT = Path("/gpudist")
+_FOR = {
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "image": ("jobset", "trainjob"),
+    "namespace": ("jobset", "trainjob"),
+    "claim": ("jobset", "trainjob"),
+    "queue": ("jobset", "trainjob"),
+    "gpu_resource": ("jobset", "trainjob"),
+    "cpus": ("slurm", "jobset", "trainjob"),
+    "memory": ("slurm", "jobset", "trainjob"),
+    "port": ("hosts",),
+}
+"""By option the targets that it is for."""
+_JOB = "JOB is its folder."
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, show_default=False, help=text)
+
+
+@exits_properly
+def launch(
+    context: typer.Context,
+    program: options.ProgramArgument = None,
+    module: options.ModuleOption = None,
+    slurm: Annotated[bool, typer.Option("--slurm", help="Launch on Slurm, with sbatch.")] = False,
+    jobset: Annotated[bool, typer.Option("--jobset", help="Launch on Kubernetes as a JobSet, with kubectl.")] = False,
+    trainjob: Annotated[
+        bool, typer.Option("--trainjob", help="Launch on Kubernetes as a TrainJob of Kubeflow Trainer, with kubectl.")
+    ] = False,
+    hosts: Annotated[Path | None, _option("--hosts", "FILE", "Launch by ssh on the hosts in FILE, one on each line.")] = None,
+    topology: Annotated[
+        str | None, _option("--topology", "HxD", "Number of hosts x GPUs on each host. Default for --hosts: 1 GPU each.")
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option("--device", metavar="[gpu|cpu]", autocompletion=options.completes("gpu", "cpu"), help="Device type."),
+    ] = "gpu",
+    name: Annotated[str | None, _option("--name", "NAME", "Name of the job. Default: program and time.")] = None,
+    folder: Annotated[
+        Path | None,
+        _option("--folder", "DIR", f"Folder of the job, which all hosts see: scripts, logs, trace. Default: {_JOBS}/NAME."),
+    ] = None,
+    workdir: Annotated[
+        Path | None, _option("--workdir", "DIR", "Working directory on the hosts. Default: this one; of an image: its own.")
+    ] = None,
+    python: Annotated[
+        str | None, _option("--python", "PATH", "Interpreter on the hosts. Default: this one; in an image: python3.")
+    ] = None,
+    image: Annotated[str | None, _option("--image", "IMAGE", "Container image with the program, for Kubernetes.")] = None,
+    namespace: Annotated[str | None, _option("--namespace", "NAME", "Kubernetes namespace. Default: kubectl's.")] = None,
+    claim: Annotated[
+        str | None, _option("--claim", "NAME", f"PersistentVolumeClaim that all pods can write, mounted at {_MOUNT}.")
+    ] = None,
+    queue: Annotated[str | None, _option("--queue", "NAME", "Queue of Kueue.")] = None,
+    gpu_resource: Annotated[
+        str | None, _option("--gpu-resource", "NAME", "Kubernetes resource of a GPU. Default: nvidia.com/gpu.")
+    ] = None,
+    partition: Annotated[str | None, _option("--partition", "NAME", "Slurm partition.")] = None,
+    account: Annotated[str | None, _option("--account", "NAME", "Slurm account.")] = None,
+    port: Annotated[str | None, _option("--port", "N", "Port of the first host, with --hosts. Default: 2222.")] = None,
+    cpus: Annotated[str | None, _option("--cpus", "N", "CPU cores of each host.")] = None,
+    memory: Annotated[str | None, _option("--memory", "SIZE", "Memory of each host, such as 64G.")] = None,
+    time_limit: Annotated[str | None, _option("--time-limit", "TIME", "Time limit, such as 90m, 12h or 2d.")] = None,
+    restarts: Annotated[
+        str, typer.Option("--restarts", metavar="N", help="Restarts after exit code 75 (gd.Checkpoints) or a preemption.")
+    ] = "0",
+    record: Annotated[
+        str | None, _option("--record", "N", "Record the first N steps, then end. 'gpudist compare' compares the trace.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be submitted, and end.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run what the hosts would run on emulated hosts under their names, verify it, and end."
+        ),
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the end of the job.")] = False,
+    status: Annotated[Path | None, _option("--status", "JOB", f"Print the state of a job, and end. {_JOB}")] = None,
+    logs: Annotated[Path | None, _option("--logs", "JOB", f"Print the logs of a job, and end. {_JOB}")] = None,
+    cancel: Annotated[Path | None, _option("--cancel", "JOB", f"Cancel a job, and end. {_JOB}")] = None,
+) -> int:
+    """Launch PROGRAM on Slurm, on Kubernetes or on hosts with ssh. Ctrl-C ends the job."""
+    if (code := _look_at(status, logs, cancel)) is not None:
+        return code
+    given = {name: value for name, value in locals().items() if name in _FOR}
+    kind = _kind(slurm=slurm, jobset=jobset, trainjob=trainjob, hosts=hosts is not None)
+    _check_options(kind, given, is_recorded=record is not None and not rehearse)
+    from emulate.launch import Job, default_name, follow, make_folder, number_of_seconds, program_of, read_hosts
+    from emulate.program import Program
+    from emulate.topology import Topology
+
+    if device not in ("gpu", "cpu"):
+        raise UsageError(f"--device must be gpu or cpu. Received: --device {device!r}.")
+    addresses = read_hosts(hosts) if hosts is not None else []
+    if topology is None and not addresses:
+        raise UsageError(f"--{kind} needs a topology. Received: none. Write --topology 2x4 for two hosts with four GPUs each.")
+    target = options.program_target(program, module)
+    found = Program.find(target, program_args(context))
+    steps = _number("--record", record, lowest=1)
+    in_image = kind in ("jobset", "trainjob")
+    name = name or default_name(target, time.strftime("%m%d-%H%M%S"))
+    here = (folder or Path(_JOBS) / name).absolute()
+    job = Job(
+        name=name,
+        topology=Topology.parse(topology or f"{len(addresses)}x1"),
+        program=program_of(found, target, is_recorded=steps is not None),
+        args=program_args(context),
+        folder=_MOUNT / name if in_image else here,
+        workdir=workdir or (None if in_image else Path.cwd()),
+        device=device,
+        cpus=_number("--cpus", cpus, lowest=1),
+        memory=memory,
+        seconds=None if time_limit is None else number_of_seconds(time_limit),
+        restarts=_number("--restarts", restarts) or 0,
+        steps=steps,
+        **({"python": python or "python3"} if in_image or python else {}),
+    )
+    made = _target(kind, job, here, addresses, given)
+    if dry_run:
+        print(made.text, end="")
+        return 0
+    if rehearse:
+        return _rehearse(found, job, lambda other: _target(kind, other, here, addresses, given))
+    if detach and kind == "hosts":
+        raise UsageError("gpudist itself holds the connections to plain hosts. Received: --hosts --detach. Leave --detach out.")
+    make_folder(here)
+    state = follow(made, here, complain, is_detached=detach)
+    if not detach:
+        _report(job, here, state)
+    return 0 if detach else state.exit_code
+
+
+def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) -> int:
+    from emulate.launch.rehearsal import rehearse
+    from emulate.report import show
+
+    verdict = rehearse(program, job, target_of, complain)
+    show(verdict, sys.stdout)
+    return verdict.exit_code
+
+
+def _report(job: Job, folder: Path, state: State) -> None:
+    complain(f"{state}. Logs: {folder}/host-*.log")
+    if job.steps is not None and state.exit_code == 0:
+        complain(f"Compare it: gpudist compare TRACES/reference {folder / job.trace.name}, where TRACES is of verify --traces.")
+
+
+def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int | None:
+    """Do what `--status`, `--logs` or `--cancel` asks for. Return the exit code; None without them."""
+    from emulate import launch
+    from emulate.launch.target import read
+
+    if logs is not None:
+        read(logs)
+        launch.Logs(logs).relay(is_last=True)
+    elif status is not None:
+        print(launch.status(status))
+    elif cancel is not None:
+        print(launch.cancel(cancel))
+    else:
+        return None
+    return 0
+
+
+def _kind(**chosen: bool) -> str:
+    kinds = [kind for kind, is_chosen in chosen.items() if is_chosen]
+    if len(kinds) != 1:
+        received = " ".join(f"--{kind}" for kind in kinds) or "none"
+        raise UsageError(f"One target must be given: --slurm, --jobset, --trainjob or --hosts FILE. Received: {received}.")
+    return kinds[0]
+
+
+def _check_options(kind: str, given: dict[str, Any], *, is_recorded: bool) -> None:
+    for name, value in given.items():
+        if value is not None and kind not in _FOR[name]:
+            targets = " and ".join(f"--{target}" for target in _FOR[name])
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} goes with {targets}. Received: --{kind} {option} {value!r}. Leave {option} out.")
+    if kind in _FOR["image"] and given["image"] is None:
+        raise UsageError(f"--{kind} needs a container image with the program. Received: none. Write --image IMAGE.")
+    if kind in _FOR["claim"] and given["claim"] is None and is_recorded:
+        raise UsageError(
+            "The pods of a recorded job need a shared volume for the trace. Received: --record without --claim. "
+            "Name a PersistentVolumeClaim that all pods can write: --claim NAME."
+        )
+
+
+def _number(option: str, text: str | None, *, lowest: int = 0) -> int | None:
+    if text is None or (text.isdecimal() and int(text) >= lowest):
+        return None if text is None else int(text)
+    raise UsageError(f"{option} must be a whole number >= {lowest}. Received: {option} {text!r}.")
+
+
+def _target(kind: str, job: Job, folder: Path, addresses: list[str], given: dict[str, Any]) -> Target:
+    from emulate.launch import FIRST_PORT, Cluster, Hosts, Kubernetes, Slurm, load_yaml
+
+    if kind == "slurm":
+        return Slurm(job, {name: given[name] for name in ("partition", "account") if given[name] is not None})
+    if kind == "hosts":
+        port = _number("--port", given["port"], lowest=1)
+        return Hosts(job, addresses, port or FIRST_PORT)
+    load_yaml()
+    named = {name: given[name] for name in ("image", "namespace", "claim", "queue", "gpu_resource")}
+    return Kubernetes(job, Cluster(**{name: value for name, value in named.items() if value is not None}), kind, folder)

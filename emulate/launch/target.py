@@ -1,0 +1,196 @@
+"""Define what each scheduler can do for a job, and follow the job to its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from emulate.errors import Unavailable, UsageError
+from emulate.launch.logs import Logs
+
+JOB_FILE = "job.json"
+SUCCEEDED, FAILED, TIMED_OUT, CANCELLED = "succeeded", "failed", "timed-out", "cancelled"
+_EXIT_CODES = {SUCCEEDED: 0, TIMED_OUT: 4}
+_PROGRAM_FAILED = 3
+_SILENCE = 300.0
+"""Seconds after which a scheduler that does not answer is given up: controllers restart, networks fail for a while."""
+_END_PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class State:
+    """Describe how far a job is.
+
+    Attributes:
+        phase: `waiting`, `running`, `succeeded`, `failed`, `timed-out` or `cancelled`.
+        text: What the scheduler says about it.
+    """
+
+    phase: str
+    text: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing of the job runs."""
+        return self.phase not in ("waiting", "running")
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of the command for this end."""
+        return _EXIT_CODES.get(self.phase, _PROGRAM_FAILED)
+
+    def __str__(self) -> str:
+        return f"{self.phase}: {self.text}" if self.text else self.phase
+
+
+@dataclass(frozen=True)
+class HostCommand:
+    """Describe what one host runs, for a rehearsal.
+
+    Attributes:
+        names: The names under which the other hosts reach it.
+        argv: The command.
+        environment: What the scheduler sets.
+        programs: Scripts for programs that only the scheduler's hosts have, by name.
+    """
+
+    names: tuple[str, ...]
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, str] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """Define what a scheduler can do for one job."""
+
+    poll: float
+
+    @property
+    def text(self) -> str:
+        """Return what is submitted, for `--dry-run`."""
+
+    def submit(self) -> dict[str, Any]:
+        """Submit the job. Return what finds it again."""
+
+    def state(self) -> State:
+        """Return how far the job is."""
+
+    def cancel(self) -> bool:
+        """End the job, whatever its state. Return False if it was not submitted."""
+
+    def finish(self) -> None:
+        """Stop all that this process started."""
+
+    def collect(self) -> None:
+        """Copy the trace of a recorded job to this machine, if it is not there."""
+
+    def host_commands(self) -> list[HostCommand]:
+        """Return what each host runs."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make the job's folder. Raise UsageError if it has contents."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_full = any(folder.iterdir())
+    except OSError as error:
+        raise UsageError(
+            f"--folder must be a folder that can be written. Received: --folder {str(folder)!r} ({error.strerror})."
+        ) from None
+    if is_full:
+        raise UsageError(f"--folder must be a new or empty folder. Received: --folder {str(folder)!r}, which has contents.")
+
+
+def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detached: bool = False) -> State:
+    """Submit a job, show its logs, and wait for its end. An interruption ends the job.
+
+    Args:
+        target: The scheduler with the job.
+        folder: The job's folder.
+        say: Called with what the user should know.
+        is_detached: Whether to return as soon as the job is submitted.
+
+    Returns:
+        The last state.
+
+    Raises:
+        Unavailable: If the scheduler refuses the job or stops answering.
+    """
+    logs, is_submitted = Logs(folder), False
+    try:
+        about = target.submit()
+        is_submitted = True
+        _write(folder, about)
+        say(f"Submitted {about['label']}. Its folder is {folder}")
+        if is_detached:
+            return State("waiting")
+        state = _watch(target, logs, say)
+        _write_end(folder, state)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or not is_submitted:
+            _end(target, folder, say)
+        else:  # a scheduler that does not answer is no reason to end a training
+            say(f"The job may still run. gpudist launch --status {folder} shows its state, --cancel ends it.")
+        raise
+    finally:
+        target.finish()
+        logs.relay(is_last=True)
+    if state.phase == SUCCEEDED:
+        target.collect()
+    return state
+
+
+def _watch(target: Target, logs: Logs, say: Callable[[str], None]) -> State:
+    state, answered = State("waiting", "not known yet"), time.monotonic()
+    while True:
+        before = state
+        try:
+            state, answered = target.state(), time.monotonic()
+        except Unavailable:
+            if time.monotonic() - answered > _SILENCE:
+                raise
+        logs.relay()
+        if state != before and not state.is_over:
+            say(str(state))
+        if state.is_over:
+            return state
+        time.sleep(target.poll)
+
+
+def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
+    """End a job, and say so if it may still run."""
+    try:
+        if not target.cancel():
+            return
+        until = time.monotonic() + _END_PATIENCE
+        while not target.state().is_over:
+            if time.monotonic() > until:
+                raise Unavailable(f"It did not end within {_END_PATIENCE:g} s.")
+            time.sleep(target.poll)
+        _write_end(folder, State(CANCELLED, "by gpudist"))
+    except Unavailable as error:
+        say(f"The job may still run: {error} Try again: gpudist launch --cancel {folder}")
+
+
+def _write(folder: Path, about: dict[str, Any]) -> None:
+    (folder / JOB_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_end(folder: Path, state: State) -> None:
+    if (folder / JOB_FILE).exists():
+        _write(folder, read(folder) | {"ended": asdict(state)})
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return what finds a job again. Raise UsageError if the folder has no job."""
+    try:
+        about: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UsageError(
+            f"JOB must be the folder of a job of gpudist launch, with a {JOB_FILE}. Received: {str(folder)!r}."
+        ) from None
+    return about

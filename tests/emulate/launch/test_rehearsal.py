@@ -1,0 +1,105 @@
+"""A rehearsal runs what the hosts would run: on emulated hosts, under their names, with the environment that they would get."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from emulate.cli import main
+from emulate.errors import Hung, ProgramFailed
+from emulate.launch import Cluster, Hosts, Job, Kubernetes, Slurm, Target
+from emulate.launch.rehearsal import run_commands
+from emulate.topology import Topology
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import json, os, pathlib, socket, sys, time
+
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+if sys.argv[1:] == ["fails"] and index == 1:
+    sys.exit(4)
+if sys.argv[1:] == ["stays"]:
+    time.sleep(600)
+places = [worker.split(":") for worker in config["cluster"]["worker"]]
+server = socket.create_server(("0.0.0.0", int(places[index][1])))
+for name, port in places:  # each host reaches each host by its name
+    for _ in range(300):
+        try:
+            socket.create_connection((name, int(port)), 5).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    else:
+        sys.exit(9)
+pathlib.Path(f"told-{index}").write_text(f"{socket.gethostname()} {[name for name, port in places]} {os.getcwd()}")
+time.sleep(2)
+"""
+
+
+def job(folder: Path, *args: str) -> Job:
+    (folder / "train.py").write_text(PROGRAM)
+    return Job("train", Topology(2, 1), ("train.py",), args, folder / "job", workdir=folder, python="python3", device="cpu")
+
+
+TARGETS: dict[str, tuple[Callable[[Job], Target], list[str], list[str]]] = {
+    "slurm": (Slurm, ["node0", "node1"], ["node0", "node1"]),
+    "hosts": (lambda job: Hosts(job, ["me@a", "b.example"]), ["a", "b.example"], ["a", "b.example"]),
+    "jobset": (
+        lambda job: Kubernetes(job, Cluster("a"), "jobset", job.folder),
+        ["train-worker-0-0", "train-worker-0-1"],
+        ["train-worker-0-0.train", "train-worker-0-1.train"],
+    ),
+    "trainjob": (
+        lambda job: Kubernetes(job, Cluster("a"), "trainjob", job.folder),
+        ["train-node-0-0", "train-node-0-1"],
+        ["train-node-0-0.train", "train-node-0-1.train"],
+    ),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hosts_have_their_names_reach_each_other_by_them_and_this_machine_keeps_its_own(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, own, addressed = TARGETS[target]
+    before = (socket.gethostname(), Path("/etc/hosts").read_text())
+    run_commands(Topology(2, 1), make(job(tmp_path)).host_commands(), 100)
+    told = [(tmp_path / f"told-{index}").read_text() for index in (0, 1)]
+    assert told == [f"{name} {addressed} {tmp_path}" for name in own]
+    assert (socket.gethostname(), Path("/etc/hosts").read_text()) == before
+
+
+def test_a_command_that_fails_names_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = TARGETS["jobset"][0](job(tmp_path, "fails")).host_commands()
+    with pytest.raises(ProgramFailed, match=r"The command of train-worker-0-1\.train must succeed\. Received: exit code 4\."):
+        run_commands(Topology(2, 1), commands, 100)
+
+
+def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = TARGETS["hosts"][0](job(tmp_path, "stays")).host_commands()
+    with pytest.raises(Hung, match="no end in 4 s"):
+        run_commands(Topology(2, 1), commands, 4)
+
+
+def test_a_manifest_is_rehearsed_and_its_run_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT / "fixtures" / "programs")
+    before = sorted(os.listdir())
+    code = main(
+        ["launch", "multiworker_loop.py", "--jobset", "--topology", "2x2", "--image", "a/b", "--name", "train", "--rehearse"]
+    )
+    out, err = capsys.readouterr()
+    assert code == 0, out + err
+    assert "Rehearsing train on emulated hosts: train-worker-0-0.train, train-worker-0-1.train" in err
+    assert "2x2  equivalent in the first 5 steps" in out
+    assert "[host 1] worker 1 of 2, 4 replicas in all" in out
+    assert sorted(os.listdir()) == before
