@@ -89,6 +89,7 @@ def test_commands_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.
         run_commands(Topology(2, 1), commands, 4)
 
 
+@pytest.mark.slow
 def test_a_manifest_is_rehearsed_and_its_run_is_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_node_that_dies_ends_the_job(slurm: SlurmCluster, folder: Path) -> Non
     assert slurm.job_processes() == []
 
 
+@pytest.mark.slow  # the rest of a record is seen in test_record.py
 def test_a_program_that_is_equivalent_here_is_so_on_the_cluster(
     slurm: SlurmCluster, tmp_path: Path, preload: Preload, capsys: pytest.CaptureFixture[str]
 ) -> None:
