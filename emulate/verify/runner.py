@@ -394,6 +394,7 @@ class Runner:
         settings = self._settings
         about = {
             "topology": str(result.topology),
+            **({"virtual": True} if result.topology.is_virtual else {}),
             "program": settings.program.name,
             "role": "reference" if reference else "topology",
             "label": result.label,
