@@ -234,7 +234,7 @@ class _Keeper:
             environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(*self._of_virtual_hosts(places), number),
+            tf_config=roles.tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             emulated=plan.emulated,

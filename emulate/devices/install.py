@@ -60,7 +60,7 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
         choice.refused.install()
         defer_past_control_flow(choice.refused.say_in_a_branch)
     if plan.is_virtual:
-        install_virtual(plan)
+        install_virtual(plan, note)
     elif plan.all_reduce == "ring":
         sum_in_one_order()
 

@@ -86,7 +86,7 @@ def test_the_command_finds_what_is_wrong_with_many_virtual_replicas_and_says_wha
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--topology", "2x2"], "Virtual replicas are those of one host. Received: --virtual with topology='2x2'. Ask for 1x4"),
+        (["--topology", "2x1+1ps"], "Virtual replicas have no parameter servers. Received: --virtual with topology='2x1+1ps'"),
         (["--topology", "1x2", "--device", "gpu"], "Virtual replicas run on the CPU. Received: --virtual with --device gpu."),
         (["--topology", "1x2", "--all-reduce", "one-device"], "Virtual replicas are summed in the order of the ring."),
         (["--topology", "1x2", "--fault", "kill:host=0,step=1"], "Faults need real hosts. Received: --virtual with 1 faults"),
@@ -97,3 +97,33 @@ def test_what_virtual_replicas_cannot_stand_for_is_refused(options: list[str], m
     told = _command(str(LOOP), "--virtual", *options)
     assert told.returncode == 2
     assert message in " ".join(told.stderr.split())
+
+
+OF_HOSTS = (FIXTURES / "programs" / "multiworker_loop.py").read_text()
+SHARDED = OF_HOSTS.replace(".shuffle(1440, seed=3)", ".shard(num_workers, task['index']).shuffle(1440, seed=3)")
+
+
+def _of_hosts(text: str, folder: Path) -> Path:
+    program = folder / "train.py"
+    program.write_text(text.replace("Path(__file__).resolve().parents[1]", f"Path({str(FIXTURES)!r})"))
+    return program
+
+
+def test_virtual_hosts_have_the_bits_of_real_ones(tmp_path: Path, preload: Preload) -> None:
+    program = _of_hosts(OF_HOSTS, tmp_path)
+    kept = {}
+    for virtual in (False, True):
+        folder = tmp_path / f"virtual-{virtual}"
+        how = {"all_reduce": "ring"} if not virtual else {"virtual": True}
+        verdict = emulate.verify(program, "2x2", steps=4, traces=folder, preload=preload, **how)  # type: ignore[arg-type]
+        assert verdict.is_equivalent, render(verdict)
+        kept[virtual] = Trace(folder / "2x2")
+    assert _state(kept[True]) == _state(kept[False])
+    assert any("as host 0 and as host 1: it trains the same" in note for note in verdict.runs[0].notes), render(verdict)
+
+
+def test_a_program_whose_data_depend_on_the_number_of_its_host_is_refused(tmp_path: Path) -> None:
+    assert SHARDED != OF_HOSTS
+    told = _command(str(_of_hosts(SHARDED, tmp_path)), "--virtual", "--topology", "3x2", "--steps", "2")
+    assert told.returncode == 2, told.stdout + told.stderr
+    assert "as host 2 of 3x2 differs in the choice or contents of the examples" in " ".join(told.stderr.split())

@@ -8,20 +8,19 @@ from typing import Any
 
 from emulate.devices import upstream
 from emulate.devices.caller import calling_module, is_program
-from emulate.errors import UsageError
+from emulate.devices.plan import Note
 
-_NUMBER = (
-    "Virtual hosts share one run of the program, which must not ask for the number of its host. Received: a program that reads "
-    "{what}. Let the strategy shard the data, or verify it without --virtual."
-)
+ASKED_FOR_HOST = "asks-for-host"
+"""Code of the note that the program asks for the number of its host."""
 
 
-def stand_for_hosts(num_hosts: int, num_devices: int) -> None:
+def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
     """Change MultiWorkerMirroredStrategy; call once in a process.
 
     Args:
         num_hosts: How many virtual hosts there are.
         num_devices: How many devices each has.
+        note: Told when the program asks for the number of its host.
     """
     cls, mirrored = upstream.collective_extended(), upstream.mirrored_extended()
 
@@ -40,7 +39,7 @@ def stand_for_hosts(num_hosts: int, num_devices: int) -> None:
     cls._distribute_datasets_from_function = mirrored._distribute_datasets_from_function
     if num_hosts > 1:
         _wait_for_partial_batches()
-        _keep_the_number_from_programs()
+        _see_who_asks_for_the_number(note)
 
 
 def _wait_for_partial_batches() -> None:
@@ -56,8 +55,8 @@ def _wait_for_partial_batches() -> None:
     lib._enable_get_next_as_optional = enable_get_next_as_optional
 
 
-def _keep_the_number_from_programs() -> None:
-    """Refuse a program that asks which host it is."""
+def _see_who_asks_for_the_number(note: Note) -> None:
+    """Note when the program asks which host it is."""
     base: Any = type(os.environ)
 
     class Environment(base):
@@ -65,20 +64,20 @@ def _keep_the_number_from_programs() -> None:
 
         def __getitem__(self, name: Any) -> Any:
             if name == "TF_CONFIG" and _is_asked_by_program():
-                raise UsageError(_NUMBER.format(what="TF_CONFIG"))
+                note(ASKED_FOR_HOST, "TF_CONFIG")
             return super().__getitem__(name)
 
     os.environ.__class__ = Environment
     cls = upstream.config_resolver()
     for name in ("task_id", "task_type"):
-        setattr(cls, name, _refusing(getattr(cls, name), name))
+        setattr(cls, name, _seen(getattr(cls, name), name, note))
 
 
-def _refusing(original: Any, name: str) -> Any:
+def _seen(original: Any, name: str, note: Note) -> Any:
     @functools.wraps(original.fget)
     def read(self: Any) -> Any:
         if is_program(1):
-            raise UsageError(_NUMBER.format(what=f"cluster_resolver.{name}"))
+            note(ASKED_FOR_HOST, f"cluster_resolver.{name}")
         return original.fget(self)
 
     return property(read, original.fset)

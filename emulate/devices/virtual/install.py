@@ -6,17 +6,18 @@ import functools
 from typing import Any
 
 from emulate.devices import upstream
-from emulate.devices.plan import DevicePlan
+from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.hosts import stand_for_hosts
 from emulate.devices.virtual.iterators import deal_from_one_iterator
 from emulate.devices.virtual.replicas import Replicas
 
 
-def install_virtual(plan: DevicePlan) -> None:
+def install_virtual(plan: DevicePlan, note: Note) -> None:
     """Trace a function given to `Strategy.run` once for all replicas, and deal their batches from one iterator.
 
     Args:
         plan: The hosts and devices that the process stands for.
+        note: Told what the report should mention.
     """
     run = upstream.mirrored_run()
     real = run._call_for_each_replica
@@ -32,7 +33,7 @@ def install_virtual(plan: DevicePlan) -> None:
     run._call_for_each_replica = call_for_each_replica
     _number_replicas()
     deal_from_one_iterator()
-    stand_for_hosts(plan.num_hosts, plan.num_devices)
+    stand_for_hosts(plan.num_hosts, plan.num_devices, note)
 
 
 def _number_replicas() -> None:
