@@ -85,8 +85,8 @@ def verify(
             step=5)`. The verdict tells whether the program continues to its end with the same result.
         restarts: How often all hosts are restarted in that run, if a fault ends them or they exit with code 75.
         reference_args: The program's arguments in the reference run. Default: `args`.
-        virtual: Let all replicas of a topology with one host take turns in one process, each with its own examples, and sum
-            their gradients by arithmetic. For topologies of up to 4096 devices, such as `1x1024`.
+        virtual: Let all replicas take turns in one process, each with its own examples, and sum their gradients by arithmetic.
+            For topologies of up to 4096 replicas, such as `1x1024` or `128x8`.
         traces: An empty folder for what every run records. Default: nothing is kept.
         progress: An object that is told about every run and step.
         preload: A running pre-loaded parent, for several verifications one after the other.
