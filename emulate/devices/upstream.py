@@ -317,6 +317,13 @@ def input_lib() -> Any:
     return module
 
 
+def data_distribution() -> Any:
+    """Return the module that copies datasets for several devices."""
+    from tensorflow.python.data.experimental.ops import distribute
+
+    return distribute
+
+
 def config_resolver() -> Any:
     """Return the class that reads a cluster from TF_CONFIG."""
     from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver

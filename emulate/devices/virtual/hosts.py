@@ -38,8 +38,44 @@ def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
     cls._experimental_distribute_dataset = mirrored._experimental_distribute_dataset
     cls._distribute_datasets_from_function = mirrored._distribute_datasets_from_function
     if num_hosts > 1:
+        upstream.data_distribution().replicate = lambda dataset, devices: _Clones(dataset)
         _wait_for_partial_batches()
         _see_who_asks_for_the_number(note)
+
+
+_STATE_OF = {
+    "ShuffleDatasetV3": "DummySeedGenerator",
+    "ShuffleAndRepeatDatasetV2": "DummySeedGenerator",
+    "CacheDatasetV2": "DummyMemoryCache",
+}
+"""Operations of a dataset that refer to a state, and what in its place lets a copy of the dataset make its own (TF 2.21)."""
+
+
+class _Clones:
+    """Give each host a copy of a dataset, with its own order of shuffles and its own cache: real hosts share none.
+
+    Args:
+        dataset: What the program distributes.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        import tensorflow as tf
+
+        self._dataset = dataset
+        definition = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(strip_device_assignment=True).numpy())
+        nodes = {node.name: node for node in definition.node}
+        for node in definition.node:
+            state = nodes.get(node.input[-1].partition(":")[0]) if node.op in _STATE_OF else None
+            if state is not None and state.op == "Const":
+                state.op = _STATE_OF[node.op]
+                state.attr.clear()
+        self._definition = definition.SerializeToString()
+
+    def __getitem__(self, device: str) -> Any:
+        import tensorflow as tf
+
+        made = upstream.data_distribution()._RemoteDataset(tf.constant(self._definition), device, self._dataset.element_spec)
+        return made.with_options(self._dataset.options())
 
 
 def _wait_for_partial_batches() -> None:
