@@ -87,11 +87,11 @@ class Recorder:
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
         keys, dtypes = tuple(key for key, _ in tensors), tuple(value.dtype for value in values)
-        number = self._place(Site(kind, about, keys, dtypes, needed))
+        site = Site(kind, about, keys, dtypes, needed)
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
         with graph_functions.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
-            return queue.enqueue([number, packed])
+            return queue.enqueue([self._place(site), packed])
 
     def _place(self, site: Site) -> Any:
         """Return the number of a site: in a graph that serves virtual replicas that of the replica which runs it."""
