@@ -93,3 +93,22 @@ def do_not_convert(function: Callable[..., Any]) -> Callable[..., Any]:
 def collective_launcher() -> Any:
     """Return the class that starts every collective between replicas (TF 2.21)."""
     return load("tensorflow.python.distribute.cross_device_utils").CollectiveReplicaLauncher
+
+
+_REPLICAS = "_gpudist_virtual_replicas"
+
+
+def mark_virtual(graph: Any, number: Any, count: int) -> None:
+    """Note that one graph serves several replicas, and which tensor of it holds the replica's number."""
+    setattr(graph, _REPLICAS, (number, count))
+
+
+def virtual_replicas() -> tuple[Any, int] | None:
+    """Return, where the graph under construction serves several replicas, the tensor with the number and their count."""
+    import tensorflow as tf
+
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and not hasattr(graph, _REPLICAS):
+        graph = getattr(graph, "outer_graph", None)
+    found: tuple[Any, int] | None = getattr(graph, _REPLICAS, None)
+    return found

@@ -10,6 +10,8 @@ from emulate.errors import UsageError
 _FORM = re.compile(r"(?P<hosts>[0-9]+)x(?P<devices>[0-9]+)(?:\+(?P<ps>[0-9]+)ps)?")
 MAX_HOSTS = 64
 MAX_DEVICES_PER_HOST = 256
+MAX_VIRTUAL = 4096
+"""Replicas of a topology that take turns in one process."""
 _EXAMPLES = "Write it as HxD (hosts x devices each), '1x4' or '2x2', or HxD+Pps with parameter servers, '3x1+2ps'."
 
 
@@ -21,6 +23,7 @@ class Topology:
         num_hosts: Number of hosts that train, at least 1.
         num_devices: Number of devices of each host, at least 1.
         num_ps: Number of parameter servers, 0 for none.
+        is_virtual: Whether the replicas take turns in one process.
 
     Raises:
         UsageError: If a number is out of range.
@@ -35,10 +38,14 @@ class Topology:
     num_hosts: int
     num_devices: int
     num_ps: int = 0
+    is_virtual: bool = False
 
     def __post_init__(self) -> None:
-        self._check("hosts", self.num_hosts, 1, MAX_HOSTS)
-        self._check("devices per host", self.num_devices, 1, MAX_DEVICES_PER_HOST)
+        hosts, devices = (MAX_VIRTUAL,) * 2 if self.is_virtual else (MAX_HOSTS, MAX_DEVICES_PER_HOST)
+        self._check("hosts", self.num_hosts, 1, hosts)
+        self._check("devices per host", self.num_devices, 1, devices)
+        if self.is_virtual:
+            self._check("virtual replicas", self.num_replicas, 1, MAX_VIRTUAL)
         self._check("parameter servers", self.num_ps, 0, MAX_HOSTS)
 
     def _check(self, what: str, number: int, lowest: int, highest: int) -> None:
@@ -48,11 +55,12 @@ class Topology:
             )
 
     @classmethod
-    def parse(cls, text: str | Topology) -> Topology:
+    def parse(cls, text: str | Topology, *, is_virtual: bool = False) -> Topology:
         """Parse `HxD` or `HxD+Pps`.
 
         Args:
             text: The text. A Topology is returned unchanged.
+            is_virtual: Whether the replicas take turns in one process.
 
         Returns:
             The topology.
@@ -65,7 +73,7 @@ class Topology:
         match = _FORM.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise UsageError(f"A topology has the form HxD or HxD+Pps. Received: topology={text!r}. {_EXAMPLES}")
-        return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0))
+        return cls(int(match["hosts"]), int(match["devices"]), int(match["ps"] or 0), is_virtual)
 
     @property
     def num_replicas(self) -> int:
@@ -79,8 +87,11 @@ class Topology:
 
     @property
     def num_stepping_hosts(self) -> int:
-        """Return how many hosts (the first ones) make the program's steps: with parameter servers only the chief."""
-        return 1 if self.num_ps else self.num_hosts
+        """Return how many hosts (the first ones) make the program's steps: with parameter servers only the chief.
+
+        Virtual hosts are one process.
+        """
+        return 1 if self.num_ps or self.is_virtual else self.num_hosts
 
     def __str__(self) -> str:
         return f"{self.num_hosts}x{self.num_devices}" + (f"+{self.num_ps}ps" if self.num_ps else "")

@@ -76,6 +76,13 @@ StrictOption = Annotated[
     bool,
     typer.Option("--strict/--no-strict", help="Also return exit code 1 for the verdict by-design."),
 ]
+VirtualOption = Annotated[
+    bool,
+    typer.Option(
+        "--virtual",
+        help="Let all replicas take turns in one process, and add up their gradients by arithmetic: for 1x1024 and the like.",
+    ),
+]
 NetworkOption = Annotated[
     str,
     typer.Option(
@@ -125,9 +132,9 @@ def program_target(program: str | None, module: str | None) -> str:
     return program if program is not None else f"-m {module}"
 
 
-def topologies(texts: Sequence[str]) -> list[Topology]:
+def topologies(texts: Sequence[str], *, is_virtual: bool = False) -> list[Topology]:
     """Return the requested topologies, each once, in order. Default: `1x4`. Raise UsageError for an invalid one."""
-    return list(dict.fromkeys(Topology.parse(text) for text in texts or [DEFAULT_TOPOLOGY]))
+    return list(dict.fromkeys(Topology.parse(text, is_virtual=is_virtual) for text in texts or [DEFAULT_TOPOLOGY]))
 
 
 def number_of_steps(text: str) -> int | Literal["auto"] | None:

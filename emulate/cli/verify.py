@@ -73,6 +73,7 @@ def verify(
             "--reference-arg", metavar="X", help="Argument of the program in the reference run, instead of ARGS. Repeatable."
         ),
     ] = [],  # noqa: B006
+    virtual: options.VirtualOption = False,
     json: outputs.JsonOption = None,
     html: outputs.HtmlOption = None,
     sarif: outputs.SarifOption = None,
@@ -86,7 +87,7 @@ def verify(
     from emulate.report import progress_on
 
     chosen, from_file = settings.fill(context, topology=topology, steps=steps, allow=allow, strict=strict, timeout=timeout)
-    wanted, allow = options.topologies(chosen["topology"]), chosen["allow"]
+    wanted, allow = options.topologies(chosen["topology"], is_virtual=virtual), chosen["allow"]
     count, seconds = options.number_of_steps(chosen["steps"]), options.number_of_seconds(chosen["timeout"])
     number = options.number_of_seed(seed)
     again = options.number_of_restarts(restarts, fault)
@@ -115,6 +116,7 @@ def verify(
             faults=tuple(fault),
             restarts=again,
             reference_args=tuple(reference_arg) or None,
+            virtual=virtual,
             traces=traces,
             progress=progress,
         )

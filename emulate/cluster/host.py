@@ -256,10 +256,12 @@ def _run_entry(settings: HostSettings, context: HostContext) -> int:
 def _install_devices(settings: HostSettings, context: HostContext) -> None:
     from emulate.devices import DevicePlan, install
 
-    if settings.topology.has_several_hosts:
+    if settings.topology.has_several_hosts and not settings.topology.is_virtual:
         when_imported("tensorflow.python.eager.context", wait_for_leader)
-    num_devices = settings.topology.num_devices if context.role == "worker" else 1
-    plan = DevicePlan(num_devices, settings.topology.num_hosts, settings.all_reduce, settings.reference, settings.gpus)
+    topology = settings.topology
+    num_devices = topology.num_devices if context.role == "worker" else 1
+    is_virtual = topology.is_virtual and not settings.reference
+    plan = DevicePlan(num_devices, topology.num_hosts, settings.all_reduce, settings.reference, settings.gpus, is_virtual)
     try:
         install(plan, context.note)
     except Unavailable as error:

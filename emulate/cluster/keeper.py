@@ -161,7 +161,8 @@ class _Keeper:
         return self._channel.receive_fds(len(self._roles) * (3 if self._plan.echo else 1))
 
     def _isolate(self, capability: Capability) -> None:
-        network = self._plan.network if self._plan.topology.has_several_hosts else None
+        topology = self._plan.topology
+        network = self._plan.network if topology.has_several_hosts and not topology.is_virtual else None
         self._isolation = isolate(capability, network=network, folders=self._plan.views, directory=self._plan.directory)
         if any(isinstance(fault, FillDisk) for fault in self._plan.faults):
             check_disk()
@@ -233,13 +234,20 @@ class _Keeper:
             environment={**plan.environment, **self._gpu_environment(number), "TMPDIR": str(self._home / "tmp")},
             search_path=self._order.search_path,
             cwd=self._order.cwd,
-            tf_config=roles.tf_config(self._roles, places, number),
+            tf_config=roles.tf_config(*self._of_virtual_hosts(places), plan.virtual_host or number),
             sets_tf_config=self._plan.sets_tf_config,
             is_preloaded=is_preloaded,
             emulated=plan.emulated,
             waits_for_others=len(self._roles) > 1,
             faults=HostFaults(number, plan.faults_to_come, board),
         )
+
+    def _of_virtual_hosts(self, places: list[str]) -> tuple[Sequence[str], Sequence[str]]:
+        """Return roles and places, those of virtual hosts too, which nobody reaches."""
+        topology = self._plan.topology
+        if not topology.is_virtual:
+            return self._roles, places
+        return ("worker",) * topology.num_hosts, [f"127.0.0.1:{roles.FIRST_PORT + host}" for host in range(topology.num_hosts)]
 
     def _gpus_of(self, number: int) -> GpuShare | None:
         """Return the GPUs of a host that trains; None for a chief and for parameter servers."""

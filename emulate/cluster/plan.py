@@ -36,6 +36,7 @@ class ClusterPlan:
         emulated: False leaves devices, environment and network calls as they are on this machine: the plain program.
         own_hashes: Every host after the first is an interpreter of its own, which hashes strings in its own way, as on real
             hosts, and imports TensorFlow itself; without faults alone.
+        virtual_host: Of virtual hosts the number that the program finds in TF_CONFIG.
         echo: Pass output through instead of capturing it.
         start_timeout: Seconds until every host must have started, the pre-loaded parent's imports included.
         shutdown_timeout: Seconds a host gets to leave by itself once all are over.
@@ -56,6 +57,7 @@ class ClusterPlan:
     environment: Mapping[str, str] = field(default_factory=dict)
     emulated: bool = True
     own_hashes: bool = False
+    virtual_host: int = 0
     echo: bool = False
     start_timeout: float = 60
     shutdown_timeout: float = 5

@@ -27,7 +27,7 @@ def roles_of(topology: Topology) -> tuple[str, ...]:
         >>> roles_of(Topology.parse("1x1+2ps"))
         ('chief', 'worker', 'ps', 'ps')
     """
-    workers = ("worker",) * topology.num_hosts
+    workers = ("worker",) * (1 if topology.is_virtual else topology.num_hosts)
     return ("chief", *workers, *("ps",) * topology.num_ps) if topology.num_ps else workers
 
 

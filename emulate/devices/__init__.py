@@ -11,9 +11,11 @@ from emulate.devices.machine import describe_machine
 from emulate.devices.plan import ALL_REDUCE, DevicePlan, Note
 from emulate.devices.released import PATIENCE, ask_until
 from emulate.devices.sharing import Allotment, GpuShare, is_short, share_out
+from emulate.devices.virtual import ASKED_FOR_HOST
 
 __all__ = [
     "ALL_REDUCE",
+    "ASKED_FOR_HOST",
     "DEVICES",
     "PATIENCE",
     "Allotment",

@@ -16,12 +16,14 @@ from emulate.devices import upstream
 from emulate.devices.caller import calling_module
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.refused_on_gpus import RefusedOnGpus
+from emulate.devices.virtual import in_ring_order
 
 _KEYS_APART = 10_000  # more than the collective groups that one strategy makes
 _ASKS_BY_DEFAULT = "tensorflow.python.distribute.mirrored_strategy"  # whatever the program asked for
 _NAMES = {
     "ReductionToOneDevice": "one-device",
     "HierarchicalCopyAllReduce": "hierarchical",
+    "InRingOrder": "ring",
     "NcclAllReduce": "nccl",
 }
 _in_use = "none"
@@ -49,7 +51,8 @@ class AllReduceChoice:
     """
 
     def __init__(self, plan: DevicePlan, note: Note) -> None:
-        self._wish = plan.all_reduce
+        self._wish = "ring" if plan.is_virtual else plan.all_reduce
+        self._is_virtual = plan.is_virtual
         self._is_nccl_possible = plan.gpus is not None and not plan.gpus.may_share_gpus
         self._why_not = _why_not(plan)
         self._note = note
@@ -111,7 +114,7 @@ class AllReduceChoice:
         NCCL, or else the ring.
         """
         chosen = self._chosen(asked, num_devices)
-        return chosen if chosen is None or chosen is asked else _ending_walks(chosen)
+        return chosen if chosen is None or chosen is asked or self._is_virtual else _ending_walks(chosen)
 
     def _chosen(self, asked: Any, num_devices: int) -> Any:
         ops = upstream.cross_device_ops()
@@ -125,11 +128,16 @@ class AllReduceChoice:
                 return ops.ReductionToOneDevice()
             return asked or self.refused.see_reduction(ops.ReductionToOneDevice())
         if asked is not None and not getattr(asked, "chosen_automatically", False):
-            self._say(f"the program asks for {type(asked).__name__}: --all-reduce {self._wish} is used instead")
+            used = (
+                "virtual replicas are summed in the ring's order" if self._is_virtual else f"--all-reduce {self._wish} is used"
+            )
+            self._say(f"the program asks for {type(asked).__name__}: {used} instead")
         if self._wish == "hierarchical" and num_devices % 2:
             # TensorFlow 2.21 makes two groups of half the devices, rounded down.
             self._say(f"HierarchicalCopyAllReduce loses one of {num_devices} devices: ReductionToOneDevice is used instead")
             return ops.ReductionToOneDevice()
+        if self._is_virtual:
+            return in_ring_order()
         return {"ring": lambda: None, "hierarchical": ops.HierarchicalCopyAllReduce}.get(self._wish, ops.ReductionToOneDevice)()
 
     def _say(self, text: str) -> None:

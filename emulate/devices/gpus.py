@@ -93,8 +93,8 @@ class EmulatedGpus:
 
     @property
     def num_cpus(self) -> int:
-        """Return the number of logical devices into which the CPU must be split."""
-        return max(self.plan.num_devices, self.num_logical)
+        """Return the number of logical CPUs that there are, or that virtual replicas stand on."""
+        return max(self.plan.num_in_process, self.num_logical)
 
     @property
     def num_for_strategies(self) -> int:
@@ -116,6 +116,8 @@ class EmulatedGpus:
         import tensorflow as tf
 
         names = [cpu.name for cpu in real("CPU") if int(cpu.name.rsplit(":", 1)[1]) < self.num_logical]
+        if self.plan.is_virtual:
+            names = [f"{names[0].rpartition(':')[0]}:{number}" for number in range(self.num_logical)]
         return self._listed([tf.config.LogicalDevice(name.replace("CPU", "GPU"), "GPU") for name in names])
 
     def details(self, real: Callable[[Any], dict[str, Any]], device: Any) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class EmulatedGpus:
     def split_cpu(self) -> None:
         """Have TensorFlow split the CPU anew after a change, which is possible until its runtime is up."""
         self.version += 1
-        split_cpu(self.num_cpus)
+        split_cpu(1 if self.plan.is_virtual else self.num_cpus)
 
     def split_cpu_as_program(self, parts: list[Any]) -> None:
         """Replace the program's own split of the CPU by the topology's number of devices, with a note."""

@@ -17,6 +17,7 @@ from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.servers import give_servers_their_gpus
 from emulate.devices.strategies import use_emulated_devices
 from emulate.devices.untuned import leave_datasets_untuned
+from emulate.devices.virtual import install_virtual
 from emulate.errors import UsageError
 from emulate.imports import when_imported
 
@@ -58,7 +59,9 @@ def _install(plan: DevicePlan, note: Note, shown: str | None) -> None:
         choice.without_nccl()
         choice.refused.install()
         defer_past_control_flow(choice.refused.say_in_a_branch)
-    if plan.all_reduce == "ring":
+    if plan.is_virtual:
+        install_virtual(plan, note)
+    elif plan.all_reduce == "ring":
         sum_in_one_order()
 
 
@@ -67,7 +70,7 @@ def _gpus(plan: DevicePlan, note: Note, shown: str | None) -> EmulatedGpus:
         return PhysicalGpus(plan, note)
     hide_gpus()
     gpus = EmulatedGpus(plan, note, shown)
-    split_cpu(plan.num_devices)
+    split_cpu(plan.num_cpus)
     return gpus
 
 

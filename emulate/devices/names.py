@@ -62,10 +62,10 @@ class DeviceNames:
         self._check_number(named)
         return [self.real(device) for device in named]
 
-    def all_for_strategy(self, prefix: str = "") -> list[str]:
-        """Return the devices of a strategy without named devices."""
+    def all_for_strategy(self, prefix: str = "", hosts: int = 1) -> list[str]:
+        """Return the devices of a strategy without named devices: those of one host, or of so many virtual ones."""
         kind = self._gpus.kind if self._gpus.num_logical else "CPU"
-        return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies)]
+        return [f"{prefix}/device:{kind}:{i}" for i in range(self._gpus.num_for_strategies * hosts)]
 
     def _translate(self, text: str) -> str:
         import tensorflow as tf

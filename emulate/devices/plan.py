@@ -24,6 +24,7 @@ class DevicePlan:
         reference: Whether this is the run on one device that others are compared with. There, a device that does not exist
             is folded onto the first, so that the same program runs.
         gpus: The physical GPUs that the devices are, or are slices of; None where they are made of the CPU.
+        is_virtual: Whether the replicas take turns, all on one logical device.
 
     Raises:
         UsageError: When a number is below 1 or the all-reduce is unknown.
@@ -34,6 +35,20 @@ class DevicePlan:
     all_reduce: str = "auto"
     reference: bool = False
     gpus: GpuShare | None = None
+    is_virtual: bool = False
+
+    @property
+    def num_cpus(self) -> int:
+        """Return into how many logical devices the CPU is split.
+
+        Virtual replicas are all on CPU:0, where TensorFlow places what names a device that is not there.
+        """
+        return 1 if self.is_virtual else self.num_devices
+
+    @property
+    def num_in_process(self) -> int:
+        """Return how many devices the strategies of this process have: those of all virtual hosts."""
+        return self.num_devices * (self.num_hosts if self.is_virtual else 1)
 
     def __post_init__(self) -> None:
         if self.num_devices < 1:

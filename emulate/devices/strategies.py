@@ -9,6 +9,13 @@ from emulate.devices import upstream
 from emulate.devices.all_reduce import AllReduceChoice
 from emulate.devices.gpus import EmulatedGpus
 from emulate.devices.names import DeviceNames
+from emulate.devices.plan import DevicePlan
+from emulate.errors import UsageError
+
+OF_SEVERAL_HOSTS = (
+    "Virtual replicas are those of MirroredStrategy on one host, or of MultiWorkerMirroredStrategy. Received: a program with "
+    "{name}. Verify it without --virtual."
+)
 
 
 def use_emulated_devices(gpus: EmulatedGpus, names: DeviceNames, choice: AllReduceChoice) -> None:
@@ -19,17 +26,19 @@ def use_emulated_devices(gpus: EmulatedGpus, names: DeviceNames, choice: AllRedu
         names: Translates what programs call them.
         choice: How replicas are summed.
     """
-    _mirrored(names, choice)
-    _multi_worker(names, choice)
-    _central_storage(names)
+    _mirrored(gpus.plan, names, choice)
+    _multi_worker(gpus.plan, names, choice)
+    _central_storage(gpus.plan, names)
 
 
-def _mirrored(names: DeviceNames, choice: AllReduceChoice) -> None:
+def _mirrored(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
     cls = upstream.mirrored_extended()
     real = cls.__init__
 
     @functools.wraps(real)
     def init(self: Any, container_strategy: Any, devices: Any = None, cross_device_ops: Any = None) -> None:
+        if plan.is_virtual and plan.num_hosts > 1:
+            raise UsageError(OF_SEVERAL_HOSTS.format(name=type(container_strategy).__name__))
         devices = names.of_strategy(devices) if devices else names.all_for_strategy()
         choice.new_keys(container_strategy)
         real(self, container_strategy, devices=devices, cross_device_ops=choice.on_one_host(cross_device_ops, len(devices)))
@@ -38,13 +47,13 @@ def _mirrored(names: DeviceNames, choice: AllReduceChoice) -> None:
     cls.__init__ = init
 
 
-def _multi_worker(names: DeviceNames, choice: AllReduceChoice) -> None:
+def _multi_worker(plan: DevicePlan, names: DeviceNames, choice: AllReduceChoice) -> None:
     cls = upstream.collective_extended()
     real_init, real_local = cls.__init__, cls._initialize_local
 
     def devices_of(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         # TensorFlow 2.21 takes one CPU however many there are.
-        devices = tuple(names.all_for_strategy(worker_device))
+        devices = tuple(names.all_for_strategy(worker_device, plan.num_hosts if plan.is_virtual else 1))
         return devices, "GPU" if "GPU" in devices[0] else "CPU"
 
     @functools.wraps(real_local)
@@ -62,12 +71,14 @@ def _multi_worker(names: DeviceNames, choice: AllReduceChoice) -> None:
     cls.__init__ = init
 
 
-def _central_storage(names: DeviceNames) -> None:
+def _central_storage(plan: DevicePlan, names: DeviceNames) -> None:
     cls = upstream.central_extended()
     real = cls._initialize_local
 
     @functools.wraps(real)
     def local(self: Any, compute_devices: Any, parameter_device: Any, cluster_resolver: Any = None) -> None:
+        if plan.is_virtual:
+            raise UsageError(OF_SEVERAL_HOSTS.format(name="CentralStorageStrategy"))
         devices = names.of_strategy(compute_devices) if compute_devices else names.all_for_strategy()
         real(self, devices, names.real(parameter_device), cluster_resolver=cluster_resolver)
 

@@ -173,3 +173,159 @@ def defining_modules() -> list[Any]:
     from tensorflow.python.platform import test
 
     return [config, test_util, test, device_lib()]
+
+
+def distributed_values() -> Any:
+    """Return the module with `PerReplica` and `Mirrored`."""
+    from tensorflow.python.distribute import values
+
+    return values
+
+
+def distribute_utils() -> Any:
+    """Return the module that deals values out to replicas and puts theirs together."""
+    from tensorflow.python.distribute import distribute_utils as module
+
+    return module
+
+
+def multi_device_iterator() -> Any:
+    """Return the iterator that deals a dataset's elements out to several devices."""
+    from tensorflow.python.data.ops import multi_device_iterator_ops
+
+    return multi_device_iterator_ops.OwnedMultiDeviceIterator
+
+
+def mirrored_run() -> Any:
+    """Return the module behind `MirroredStrategy.run`."""
+    from tensorflow.python.distribute import mirrored_run as module
+
+    return module
+
+
+def replica_thread(strategy: Any, fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the thread in which TensorFlow calls the first replica's function, and what ends it."""
+    from tensorflow.python.distribute import shared_variable_creator
+    from tensorflow.python.training import coordinator
+
+    run = mirrored_run()
+    stops = coordinator.Coordinator(clean_stop_exception_types=(run._RequestedStop,))
+    thread = run._MirroredReplicaThread(
+        strategy,
+        stops,
+        0,
+        strategy.extended.worker_devices,
+        shared_variable_creator.make_fn({}, 0),
+        fn,
+        distribute_utils().caching_scope_local,
+        args,
+        kwargs,
+        run._get_thread_local_configuration_callable(),
+    )
+    return stops, thread
+
+
+def eager_mode() -> Any:
+    """Return the context in which operations run at once."""
+    from tensorflow.python.eager import context as module
+
+    return module.eager_mode()
+
+
+def function_graph(name: str) -> Any:
+    """Return an empty graph of a function that is called in the graph under construction."""
+    return function_graph_class()(name)
+
+
+def automatic_control_dependencies() -> Any:
+    """Return what lets the operations of a function's graph run in the program's order."""
+    from tensorflow.python.framework import auto_control_deps
+
+    return auto_control_deps.AutomaticControlDependencies()
+
+
+def copy_handle_data(source: Any, target: Any) -> None:
+    """Let a tensor refer to what another one refers to, as far as its shape is concerned."""
+    from tensorflow.python.ops import handle_data_util
+
+    handle_data_util.copy_handle_data(source, target)
+
+
+def read_unread(value: Any) -> Any:
+    """Return the value of a variable that an assignment has returned; anything else as it is."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import resource_variable_ops
+
+    return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops._UnreadVariable) else value
+
+
+def read_copy(value: Any) -> Any:
+    """Return the value of a plain variable; anything else, also a variable of several replicas, as it is."""
+    from tensorflow.python.framework import ops
+    from tensorflow.python.ops import resource_variable_ops
+
+    return ops.convert_to_tensor(value) if isinstance(value, resource_variable_ops.BaseResourceVariable) else value
+
+
+def take_functions(graph: Any, other: Any) -> None:
+    """Let a graph call the functions that another one calls."""
+    for function in other._functions.values():
+        graph._add_function_recursive(function)
+
+
+def add_function(outer: Any, graph: Any, *, keeps_apart: bool = False) -> Any:
+    """Make a function of a graph, and let another graph call it.
+
+    Args:
+        outer: The graph that calls it.
+        graph: What it does, with inputs, outputs and control outputs.
+        keeps_apart: Whether it stays one function, compiled once, however often it is called.
+
+    Returns:
+        The function.
+    """
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+    from tensorflow.python.framework import ops
+
+    attributes = {"_noinline": True} if keeps_apart else {}
+    function = atomic_function.from_func_graph(f"{graph.name}_{ops.uid()}", graph, attributes)
+    outer._add_function_recursive(function)
+    return function
+
+
+def call_function(function: Any, given: list[Any], like: list[Any]) -> tuple[Any, list[Any]]:
+    """Call a function in the graph under construction; return the operation, and its results with dtypes and shapes."""
+    from tensorflow.python.eager.polymorphic_function import atomic_function
+
+    dtypes = [one.dtype.as_datatype_enum for one in like]
+    operation = atomic_function.partitioned_call_op(function.name, given, True, dtypes)
+    for made, other in zip(operation.outputs, like, strict=True):
+        made.set_shape(other.shape)
+        copy_handle_data(other, made)
+    return operation, list(operation.outputs)
+
+
+def input_workers(devices: Any) -> Any:
+    """Return the devices of each host, for what deals out its data."""
+    return input_lib().InputWorkers(devices)
+
+
+def input_lib() -> Any:
+    """Return the module that deals out data."""
+    from tensorflow.python.distribute import input_lib as module
+
+    return module
+
+
+def data_distribution() -> Any:
+    """Return the module that copies datasets for several devices."""
+    from tensorflow.python.data.experimental.ops import distribute
+
+    return distribute
+
+
+def config_resolver() -> Any:
+    """Return the class that reads a cluster from TF_CONFIG."""
+    from tensorflow.python.distribute.cluster_resolver import tfconfig_cluster_resolver
+
+    return tfconfig_cluster_resolver.TFConfigClusterResolver

@@ -98,6 +98,12 @@ class Body:
         _current.body = self._outer
 
     @property
+    def number(self) -> Any:
+        """Return the replica's number: a tensor in a graph that serves virtual replicas, where `replica` is the first one."""
+        virtual = graph_functions.virtual_replicas()
+        return self.replica if virtual is None else virtual[0]
+
+    @property
     def kept_by(self) -> str | None:
         """Return the program's function if it stores something in its own variables, or None."""
         return self.label if self.keeps else None

@@ -73,7 +73,7 @@ def _wrap(probe: Probe, module: Any, name: str, distribution: str) -> None:
         if body.is_here():  # the program's own, also where others take their place: two runs must make the same
             # A few whole numbers may be the same on replicas by chance, and what is drawn for a weight is to be.
             may_be_same = distribution in distributions.WHOLE or not template.dtype.is_floating or is_of_weight
-            body.draws.append(_sample(template, body.replica if may_be_same else None))
+            body.draws.append(_sample(template, body.number if may_be_same else None))
         _count_rows(probe, body, template, place)
         if probe.plan.own_draws:
             return template
@@ -102,7 +102,7 @@ def _wrap_whole(probe: Probe, module: Any, name: str, replace: Callable[..., Any
         place = body.num_draws
         body.num_draws += 1
         if body.is_here():  # that there was a draw; whether replicas drew the same says nothing of their rows
-            body.draws.append(tf.constant([body.replica], tf.int64))
+            body.draws.append(tf.cast(tf.reshape(body.number, [1]), tf.int64))
         if probe.plan.own_draws:
             return original(*args, **kwargs)
         return replace(probe, body, place, original, signature.bind(*args, **kwargs).arguments)
@@ -186,7 +186,7 @@ def _is_in_turn(body: bodies.Body, value: Any, place: int) -> bool:
     return turn < len(variables) and tuple(variables[turn].shape) == tuple(value.shape)
 
 
-def _sample(value: Any, owner: int | None) -> Any:
+def _sample(value: Any, owner: Any) -> Any:
     """Return a sample of what was drawn. With an owner it differs between replicas."""
     import tensorflow as tf
 
@@ -194,7 +194,7 @@ def _sample(value: Any, owner: int | None) -> Any:
     if owner is None:
         return sample
     dtype = value.dtype if value.dtype.is_floating else tf.int64
-    return tf.concat([tf.cast([owner], dtype), tf.cast(sample, dtype)], 0)
+    return tf.concat([tf.cast(tf.reshape(owner, [1]), dtype), tf.cast(sample, dtype)], 0)
 
 
 def key_rows(probe: Probe, body: bodies.Body, inputs: list[tuple[tuple[Any, ...], Any]]) -> None:
@@ -266,7 +266,7 @@ def _salt(probe: Probe, place: Any) -> Any:
     return tf.cast(tf.math.floormod(first + tf.cast(place, tf.int64) * 0x85EBCA77, 1 << 32), tf.uint32)
 
 
-def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
+def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> Any:
     """Return which part of the replicas' common draw belongs to this replica; the first if each draws all."""
     import tensorflow as tf
 
@@ -274,4 +274,4 @@ def _part(probe: Probe, body: bodies.Body, template: Any, place: int) -> int:
     context = tf.distribute.get_replica_context()
     if rows is None or context is None or not template.shape.rank or template.shape[0] is None:
         return 0
-    return body.replica if int(template.shape[0]) * int(context.num_replicas_in_sync) == rows else 0
+    return body.number if int(template.shape[0]) * int(context.num_replicas_in_sync) == rows else 0

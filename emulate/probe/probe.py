@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from emulate import graph_functions
 from emulate.imports import when_imported
 from emulate.probe import (
     assignments,
@@ -303,17 +304,29 @@ class Probe:
 
     def _state_left(self, body: Body) -> None:
         """Record what the step has assigned itself, at its end."""
+        import tensorflow as tf
+
         known = self._assigned.setdefault(body.label, {})
         known |= body.assigned  # a function inside that is not traced again assigns them all the same
         self._by_hand |= body.by_hand
         # What a layer assigns is recorded with the weights, before the step's own assignments.
         others = self._trained | ({id(upstream.tf_variable(one)) for one in self.untrained(body)} - self._by_hand)
-        state = [variable for key, variable in known.items() if key not in others and self._is_left_by(body, variable)]
-        self._note_shared(state)
-        if state and body.is_here():
-            tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
-            about = {"replica": body.replica}
-            self.recorder.hand_over("state", about | self.functions.see("state", about, tensors), tensors)
+        state = [variable for key, variable in known.items() if key not in others]
+        own = [variable for variable in state if self._is_left_by(body, variable)]
+        self._note_shared(own)
+        if own and body.is_here():
+            self._hand_over_state(body, own)
+        virtual = graph_functions.virtual_replicas()
+        if virtual is not None and len(own) < len(state) and body.is_here():
+            shared = [variable for variable in state if all(variable is not one for one in own)]
+            self._note_shared(shared)
+            is_last = tf.equal(virtual[0], virtual[1] - 1)
+            tf.cond(is_last, lambda: self._hand_over_state(body, shared), tf.no_op)
+
+    def _hand_over_state(self, body: Body, state: list[Any]) -> Any:
+        tensors = [(("variable", self.names.of(variable), False), read_local(variable)) for variable in state]
+        about = {"replica": body.replica}
+        return self.recorder.hand_over("state", about | self.functions.see("state", about, tensors), tensors)
 
     def assigned_between_steps(self, variable: Any) -> None:
         """Record what the program makes of a variable that a kept function reads."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,7 @@ class Recorder:
         self._queue: Any = None
         self._credits: Any = None
         self._gates: dict[tuple[str, int], Any] = {}
+        self._turns: dict[tuple[str, int], int] = {}
         self._eager_steps: dict[tuple[str, int], int] = {}
         self._one_more: set[tuple[str, int]] = set()
         self.made_before: dict[str, int] = {}
@@ -86,11 +87,22 @@ class Recorder:
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
         keys, dtypes = tuple(key for key, _ in tensors), tuple(value.dtype for value in values)
-        number = self._number(Site(kind, about, keys, dtypes, needed))
+        site = Site(kind, about, keys, dtypes, needed)
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
         with graph_functions.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
-            return queue.enqueue([tf.constant(number, tf.int64), packed])
+            return queue.enqueue([self._place(site), packed])
+
+    def _place(self, site: Site) -> Any:
+        """Return the number of a site: in a graph that serves virtual replicas that of the replica which runs it."""
+        import tensorflow as tf
+
+        virtual = graph_functions.virtual_replicas()
+        if virtual is None or "replica" not in site.about:
+            return tf.constant(self._number(site), tf.int64)
+        replica, count = virtual
+        sites = [replace(site, about=site.about | {"replica": number}) for number in range(count)]
+        return tf.gather(tf.constant([self._number(one) for one in sites], tf.int64), replica)
 
     def _credit(self, number: int) -> Any:
         """Wait until what is on its way leaves room for a large record."""
@@ -166,7 +178,8 @@ class Recorder:
         if tf.executing_eagerly():
             self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(optimizer, 0)) + 1
             return
-        permits = self._permits(optimizer, replica)
+        virtual = graph_functions.virtual_replicas()
+        permits = self._permits(optimizer, replica, 1 if virtual is None else virtual[1])
         with graph_functions.device("CPU:0"), tf.control_dependencies([after]):
             permits.dequeue()
 
@@ -176,11 +189,14 @@ class Recorder:
 
         self._one_more.add(key)
         self._eager_steps[key] = self._eager_steps.get(key, self.made_before.get(key[0], 0)) - 1
-        permits = self._permits(*key)
+        virtual = graph_functions.virtual_replicas()
+        count = 1 if virtual is None else virtual[1]
+        permits = self._permits(*key, count)
         with tf.init_scope(), graph_functions.device("CPU:0"):
-            permits.enqueue(tf.constant(0))
+            permits.enqueue_many([tf.zeros([count], tf.int32)])
 
-    def _permits(self, optimizer: str, replica: int) -> Any:
+    def _permits(self, optimizer: str, replica: int, count: int = 1) -> Any:
+        """Return what each of so many replicas takes a permit from in each step: the last one finds none in the last."""
         import tensorflow as tf
 
         with self._lock:
@@ -189,10 +205,11 @@ class Recorder:
             permits = self._gates.get((optimizer, replica))
             if permits is None:
                 with tf.init_scope(), graph_functions.device("CPU:0"):
-                    permits = tf.queue.FIFOQueue(left + MOST_MORE, [tf.int32], shapes=[[]])
-                    if left > 1:
-                        permits.enqueue_many([tf.zeros([left - 1], tf.int32)])
+                    permits = tf.queue.FIFOQueue((left + MOST_MORE) * count, [tf.int32], shapes=[[]])
+                    if left * count > 1:
+                        permits.enqueue_many([tf.zeros([left * count - 1], tf.int32)])
                 self._gates[(optimizer, replica)] = permits
+                self._turns[(optimizer, replica)] = count
             return permits
 
     def hold_if_reached(self) -> None:
@@ -212,8 +229,8 @@ class Recorder:
         with self._lock, self._moved:
             more, self._steps = steps - self._steps, steps
             with tf.init_scope(), graph_functions.device("CPU:0"):
-                for permits in self._gates.values() if more else ():
-                    permits.enqueue_many([tf.zeros([more], tf.int32)])
+                for key, permits in self._gates.items() if more else ():
+                    permits.enqueue_many([tf.zeros([more * self._turns[key]], tf.int32)])
             self._moved.notify_all()
 
     def finish(self) -> None:

@@ -232,7 +232,7 @@ class Trace:
             raise ValueError(f"A trace.json is a JSON object. Received: {directory} with {self.about!r}.")
         if self.about.get("format") != FORMAT:
             raise ValueError(f"A trace has the format {FORMAT}. Received: {directory} with {self.about.get('format')!r}.")
-        self.topology = Topology.parse(self.about["topology"])
+        self.topology = Topology.parse(self.about["topology"], is_virtual=bool(self.about.get("virtual")))
         self.num_hosts = len(list(directory.glob("host-*")))
         self._files: dict[int, Path] = {}
 

@@ -28,6 +28,7 @@ from emulate.verify.settings import Settings
 from emulate.verify.started_runs import StartedRuns
 from emulate.verify.step_limit import AUTO, Steps
 from emulate.verify.verdict import OF_REFERENCE, Reference, Run, Verdict
+from emulate.verify.virtual import NOT_SEEN, check_virtual
 from gpudist_core.installed import installed_version, own_version
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def verify(
     faults: str | Fault | Iterable[str | Fault] = (),
     restarts: int = 3,
     reference_args: Sequence[str] | None = None,
+    virtual: bool = False,
     traces: Path | None = None,
     progress: Progress | None = None,
     preload: Preload | None = None,
@@ -83,6 +85,8 @@ def verify(
             step=5)`. The verdict tells whether the program continues to its end with the same result.
         restarts: How often all hosts are restarted in that run, if a fault ends them or they exit with code 75.
         reference_args: The program's arguments in the reference run. Default: `args`.
+        virtual: Let all replicas take turns in one process, each with its own examples, and sum their gradients by arithmetic.
+            For topologies of up to 4096 replicas, such as `1x1024` or `128x8`.
         traces: An empty folder for what every run records. Default: nothing is kept.
         progress: An object that is told about every run and step.
         preload: A running pre-loaded parent, for several verifications one after the other.
@@ -101,10 +105,12 @@ def verify(
     """
     from emulate.progress import Silent
 
-    topologies = _topologies(topology)
+    topologies = _topologies(topology, is_virtual=virtual)
     _check(steps, timeout)
     wanted_faults = _faults(faults, restarts, topologies)
-    choice = choose_device(device, topologies)
+    if virtual:
+        check_virtual(topologies, wanted_faults, device, all_reduce)
+    choice = choose_device("cpu" if virtual else device, topologies)
     found = program if isinstance(program, Program) else Program.find(program, args)
     lacking = {**lack_of_memory(topologies), **choice.lacking}
     fitting = [one for one in topologies if one not in lacking]
@@ -127,6 +133,7 @@ def verify(
     with Runner(settings, traces.absolute() if traces else None, progress or Silent(), preload=preload) as runner:
         reference, runs, notes = _judge_all(runner, found.name, seed, allow, fitting)
         notes += [
+            *([NOT_SEEN] if virtual else []),
             *found.notes,
             *filter(None, [choice.why]),
             *runner.notes(),
@@ -261,9 +268,10 @@ def versions() -> dict[str, str]:
     return {"gpudist": own_version(), **{name: str(installed_version(name)) for name in ("tensorflow", "keras")}}
 
 
-def _topologies(wanted: str | Topology | Sequence[str | Topology]) -> list[Topology]:
+def _topologies(wanted: str | Topology | Sequence[str | Topology], *, is_virtual: bool) -> list[Topology]:
     several = [wanted] if isinstance(wanted, (str, Topology)) else list(wanted)
-    return list(dict.fromkeys(Topology.parse(one) for one in several or [DEFAULT_TOPOLOGY]))
+    parsed = (Topology.parse(one, is_virtual=is_virtual) for one in several or [DEFAULT_TOPOLOGY])
+    return list(dict.fromkeys(replace(one, is_virtual=is_virtual) for one in parsed))
 
 
 def _check(steps: Steps, timeout: float) -> None:

@@ -28,6 +28,7 @@ class RunResult:
         cut: Hosts whose process ended before what they had recorded was written.
         hides: How the program hides GPUs from itself.
         is_evaluated: Whether it was evaluated from another run's functions: the program was not started for it.
+        asks_for_host: Whether a program on virtual hosts asks for the number of its host.
         xla: Whether a step compiled by XLA was recorded without it.
     """
 
@@ -52,4 +53,5 @@ class RunResult:
     hides: str | None = None
     xla: bool = False
     is_evaluated: bool = False
+    asks_for_host: bool = False
     seconds: float = 0.0

@@ -82,6 +82,8 @@ def trace_budget(folder: Path, topologies: Sequence[Topology]) -> int:
 
 def num_processes(topology: Topology) -> int:
     """Return the number of processes of a topology: its hosts, plus with parameter servers these and the chief."""
+    if topology.is_virtual:
+        return 1
     return topology.num_hosts + (topology.num_ps + 1 if topology.num_ps else 0)
 
 

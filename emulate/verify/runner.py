@@ -25,6 +25,7 @@ from emulate.verify.result import RunResult
 from emulate.verify.settings import Settings
 from emulate.verify.started_runs import StartedRuns
 from emulate.verify.step_limit import StepLimit
+from emulate.verify.virtual import check_same_hosts
 from emulate.verify.watch import Watch
 
 if TYPE_CHECKING:
@@ -315,6 +316,8 @@ class Runner:
                 result = RunResult(label, topology, None)
                 self._attempt(result, plan.trace, plan, reference=reference, seconds=self._settings.timeout)
             result.trace = Trace(plan.trace)
+            if result.asks_for_host and result.status == "ok" and plan.is_untouched:
+                self._check_last_host(result, plan)
             if left := {host for host, status in result.statuses.items() if status == "exited"}:
                 result.cut = left - {host for host, _ in result.trace.of("end")}
             outcome = result.status
@@ -324,20 +327,41 @@ class Runner:
             self._progress.run_ended(label, outcome)
         return result
 
-    def _attempt(self, result: RunResult, folder: Path, plan: ProbePlan | None, *, reference: bool, seconds: float) -> None:
+    def _check_last_host(self, result: RunResult, plan: ProbePlan) -> None:
+        """Run a program that asks for the number of its host with another number, and see that it trains the same."""
+        last = result.topology.num_hosts - 1
+        other = RunResult(f"{result.label} as host {last}", result.topology, None)
+        self._progress.run_started(other.label, plan.steps)
+        plan = replace(plan, trace=self._folder_of(other.label), asks=False, steps=self.limit.decided or plan.steps)
+        self._attempt(other, plan.trace, plan, reference=False, seconds=self._settings.timeout, virtual_host=last)
+        self._progress.run_ended(other.label, other.status)
+        other.trace = Trace(plan.trace)
+        check_same_hosts(result, other)
+
+    def _attempt(
+        self,
+        result: RunResult,
+        folder: Path,
+        plan: ProbePlan | None,
+        *,
+        reference: bool,
+        seconds: float,
+        virtual_host: int = 0,
+    ) -> None:
         if plan is not None:
             self._describe(result, plan, reference)
         entry = self._entry(plan, reference)
         preload = self._parents.current
         own_hashes = plan is not None and plan.own_hashes
         cluster_plan = self._cluster_plan(result.topology, folder, entry, reference, own_hashes=own_hashes)
+        cluster_plan = replace(cluster_plan, virtual_host=virtual_host)
         watch = self._follow(result, preload, cluster_plan, seconds)
         if watch.late_setting is not None and preload.imports:
             self._parents.replace(preload, *watch.late_setting)
             result.notes.clear()
             result.written.clear()
             result.read.clear()
-            self._attempt(result, folder, plan, reference=reference, seconds=seconds)
+            self._attempt(result, folder, plan, reference=reference, seconds=seconds, virtual_host=virtual_host)
             return
         self.started.note_meetings(result)
 
@@ -394,6 +418,7 @@ class Runner:
         settings = self._settings
         about = {
             "topology": str(result.topology),
+            **({"virtual": True} if result.topology.is_virtual else {}),
             "program": settings.program.name,
             "role": "reference" if reference else "topology",
             "label": result.label,

@@ -21,6 +21,7 @@ from emulate.cluster import (
     leaves_in_order,
     patience_after,
 )
+from emulate.devices import ASKED_FOR_HOST
 from emulate.errors import GpudistError, Unavailable, UsageError
 from emulate.verify.causes.endings import NO_THREAD
 from emulate.verify.result import RunResult
@@ -180,6 +181,9 @@ class Watch:
         read[path] = is_own and read.get(path, True)
 
     def _note(self, event: Mapping[str, Any]) -> None:
+        if event["code"] == ASKED_FOR_HOST:
+            self._result.asks_for_host = True
+            return
         self._result.xla = self._result.xla or event["code"] == "xla-off"
         self._result.hides = event["text"] if event["code"] == "gpus-hidden" else self._result.hides
         if event["text"] not in self._result.notes:

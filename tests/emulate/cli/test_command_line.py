@@ -118,7 +118,7 @@ def test_the_library_is_called_with_the_defaults_of_the_contract(verified, folde
         "topology": [Topology(1, 4)], "device": "auto", "seed": 0, "steps": "auto", "strict": False,
         "timeout": 300.0, "network": "own",
         "all_reduce": "auto", "precision": "float32", "allow": (), "reference_args": None, "traces": None,
-        "faults": (), "restarts": 3,
+        "faults": (), "restarts": 3, "virtual": False,
     }  # fmt: skip
 
 
@@ -135,8 +135,16 @@ def test_every_option_reaches_the_library(verified, folder):
         "network": "host",
         "all_reduce": "ring", "precision": "float64", "allow": ("loss-scaling", "loss-scaling"), "reference_args": ("-b", "4"),
         "traces": Path("kept"), "faults": ("kill:host=1,step=5",), "restarts": 1, "strict": True,
+        "virtual": False,
     }  # fmt: skip
     assert (folder / "kept").is_dir()
+
+
+def test_virtual_replicas_may_be_more_than_a_machine_has_devices(verified):
+    done, (_, options) = verified("train.py", "--topology", "128x8", "--topology", "1x1024", "--virtual")
+    assert done.exit_code == 0
+    assert options["virtual"] is True
+    assert [(str(one), one.num_stepping_hosts) for one in options["topology"]] == [("128x8", 1), ("1x1024", 1)]
 
 
 def test_a_module_is_named_with_its_option(verified):

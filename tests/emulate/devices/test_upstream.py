@@ -50,6 +50,22 @@ def signature_of(expression: str) -> list[str]:
         ("upstream.context().set_visible_devices", ["devices", "device_type"]),
         ("upstream.context().set_memory_growth", ["dev", "enable"]),
         ("upstream.context().ensure_initialized", []),
+        ("upstream.mirrored_run()._call_for_each_replica", ["distribution", "fn", "args", "kwargs"]),
+        ("upstream.mirrored_extended()._get_local_replica_id", ["self", "replica_id_in_sync_group"]),
+        ("upstream.collective_extended()._initialize_strategy", ["self", "cluster_resolver", "devices"]),
+        ("upstream.collective_extended()._input_workers_with_options", ["self", "options"]),
+        ("upstream.mirrored_extended()._experimental_distribute_dataset", ["self", "dataset", "options"]),
+        ("upstream.mirrored_extended()._distribute_datasets_from_function", ["self", "dataset_fn", "options"]),
+        ("upstream.input_lib()._enable_get_next_as_optional", ["strategy", "dataset", "cardinality"]),
+        ("upstream.multi_device_iterator().get_next", ["self", "device"]),
+        ("upstream.multi_device_iterator().get_next_as_optional", ["self"]),
+        (
+            "upstream.multi_device_iterator().__init__",
+            [
+                *("self", "dataset", "devices", "max_buffer_size", "prefetch_buffer_size", "source_device"),
+                *("components", "element_spec"),
+            ],
+        ),
     ],
 )
 def test_a_function_we_replace_or_call_has_the_parameters_we_know(run: Hosts, expression: str, expected: list[str]) -> None:

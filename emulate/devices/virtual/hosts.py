@@ -1,0 +1,127 @@
+"""Let one process stand for several hosts: one strategy has the devices of all, and each host has its own input pipeline."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+from emulate.devices import upstream
+from emulate.devices.caller import calling_module, is_program
+from emulate.devices.plan import Note
+
+ASKED_FOR_HOST = "asks-for-host"
+"""Code of the note that the program asks for the number of its host."""
+
+
+def stand_for_hosts(num_hosts: int, num_devices: int, note: Note) -> None:
+    """Change MultiWorkerMirroredStrategy; call once in a process.
+
+    Args:
+        num_hosts: How many virtual hosts there are.
+        num_devices: How many devices each has.
+        note: Told when the program asks for the number of its host.
+    """
+    cls, mirrored = upstream.collective_extended(), upstream.mirrored_extended()
+
+    def initialize(self: Any, cluster_resolver: Any, devices: Any) -> None:
+        self._initialize_local(cluster_resolver, devices=devices)
+
+    def workers(self: Any, options: Any = None) -> Any:
+        host = upstream.device_util().get_host_for_device(self._worker_device)
+        fetches = not options or options.experimental_fetch_to_device
+        own = [self.worker_devices[first : first + num_devices] for first in range(0, len(self.worker_devices), num_devices)]
+        return upstream.input_workers([(host, tuple(devices) if fetches else (host,) * len(devices)) for devices in own])
+
+    cls._initialize_strategy = initialize
+    cls._input_workers_with_options = workers
+    cls._experimental_distribute_dataset = mirrored._experimental_distribute_dataset
+    cls._distribute_datasets_from_function = mirrored._distribute_datasets_from_function
+    if num_hosts > 1:
+        upstream.data_distribution().replicate = lambda dataset, devices: _Clones(dataset)
+        _wait_for_partial_batches()
+        _see_who_asks_for_the_number(note)
+
+
+_STATE_OF = {
+    "ShuffleDatasetV3": "DummySeedGenerator",
+    "ShuffleAndRepeatDatasetV2": "DummySeedGenerator",
+    "CacheDatasetV2": "DummyMemoryCache",
+}
+"""Operations of a dataset that refer to a state, and what in its place lets a copy of the dataset make its own (TF 2.21)."""
+
+
+class _Clones:
+    """Give each host a copy of a dataset, with its own order of shuffles and its own cache: real hosts share none.
+
+    Args:
+        dataset: What the program distributes.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        import tensorflow as tf
+
+        self._dataset = dataset
+        definition = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph(strip_device_assignment=True).numpy())
+        nodes = {node.name: node for node in definition.node}
+        for node in definition.node:
+            state = nodes.get(node.input[-1].partition(":")[0]) if node.op in _STATE_OF else None
+            if state is not None and state.op == "Const":
+                state.op = _STATE_OF[node.op]
+                state.attr.clear()
+        self._definition = definition.SerializeToString()
+
+    def __getitem__(self, device: str) -> Any:
+        import tensorflow as tf
+
+        made = upstream.data_distribution()._RemoteDataset(tf.constant(self._definition), device, self._dataset.element_spec)
+        return made.with_options(self._dataset.options())
+
+
+def _wait_for_partial_batches() -> None:
+    """Let a replica without examples get none, as TensorFlow does wherever there are several hosts."""
+    lib = upstream.input_lib()
+
+    def enable_get_next_as_optional(strategy: Any, dataset: Any, cardinality: Any) -> bool:
+        import tensorflow as tf
+
+        is_enabled = getattr(strategy.extended, "experimental_enable_get_next_as_optional", False)
+        return bool(is_enabled and cardinality != tf.data.INFINITE_CARDINALITY)
+
+    lib._enable_get_next_as_optional = enable_get_next_as_optional
+
+
+def _see_who_asks_for_the_number(note: Note) -> None:
+    """Note when the program asks which host it is."""
+    base: Any = type(os.environ)
+
+    class Environment(base):
+        __slots__ = ()  # else Python refuses to change the class of os.environ
+
+        def __getitem__(self, name: Any) -> Any:
+            if name == "TF_CONFIG" and _is_asked_by_program():
+                note(ASKED_FOR_HOST, "TF_CONFIG")
+            return super().__getitem__(name)
+
+    os.environ.__class__ = Environment
+    cls = upstream.config_resolver()
+    for name in ("task_id", "task_type"):
+        setattr(cls, name, _seen(getattr(cls, name), name, note))
+
+
+def _seen(original: Any, name: str, note: Note) -> Any:
+    @functools.wraps(original.fget)
+    def read(self: Any) -> Any:
+        if is_program(1):
+            note(ASKED_FOR_HOST, f"cluster_resolver.{name}")
+        return original.fget(self)
+
+    return property(read, original.fset)
+
+
+def _is_asked_by_program() -> bool:
+    """Return whether the program reads the environment, also through Python's own modules."""
+    depth = 2
+    while calling_module(depth) in ("os", "collections.abc", "_collections_abc"):
+        depth += 1
+    return is_program(depth)

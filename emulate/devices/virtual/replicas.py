@@ -1,0 +1,329 @@
+"""Run a replica's function for all replicas: trace it once, and call what was traced for one replica after the other.
+
+A replica's function may hand over to all replicas in between (`merge_call`: an optimizer's sum, a variable's aggregation). What
+it does up to there, and from there on, are functions of their own, which each replica calls; what all replicas do together is
+traced with the values of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate import graph_functions
+from emulate.devices import upstream
+from emulate.devices.virtual.stages import Stage, cut
+from emulate.errors import UsageError
+
+_NOT_OF_ALL = (
+    "A function of virtual replicas takes values of each replica as its arguments. Received: a program whose function takes "
+    "{what} from elsewhere. Verify it without --virtual."
+)
+
+
+@dataclass
+class _Meeting:
+    """Hold what all replicas do together at one place.
+
+    Attributes:
+        made: How many operations a replica has made before.
+        graph: What they do.
+        given: By position of the graph's inputs: the replica's tensor, and the replica.
+        returned: A replica's tensors that stand for what comes back, with the output's number for each replica.
+    """
+
+    made: int
+    graph: Any
+    given: list[tuple[Any, int]] = field(default_factory=list)
+    returned: list[tuple[Any, list[int]]] = field(default_factory=list)
+
+
+class Replicas:
+    """Call a function for all replicas of a strategy, in the graph under construction.
+
+    Args:
+        strategy: A MirroredStrategy.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        import tensorflow as tf
+
+        self._strategy = strategy
+        self._number = len(strategy.extended.worker_devices)
+        self._outer = tf.compat.v1.get_default_graph()
+        self._columns: dict[str, list[Any]] = {}
+        self._meetings: list[_Meeting] = []
+        self._placeholders: list[Any] = []
+        self._last: Any = None
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Trace the function, call it for each replica, and return its results as TensorFlow returns those of replicas.
+
+        Args:
+            fn: The replica's function.
+            args: Its arguments; values of each replica, or one for all.
+            kwargs: Its keyword arguments.
+
+        Returns:
+            The results of all replicas.
+
+        Raises:
+            UsageError: Where the program does what one trace cannot serve all replicas for.
+        """
+        import tensorflow as tf
+
+        self._graph = graph = upstream.function_graph("virtual_replica")
+        dependencies = upstream.automatic_control_dependencies()
+        with graph.as_default(), dependencies as marks:
+            number = self._placeholder(tf.int32, tf.TensorShape([]))
+            self._columns[number.name] = self._constants()
+            graph_functions.mark_virtual(graph, number, self._number)
+            args, kwargs = self._inputs((args, kwargs))
+            result = self._traced(fn, args, kwargs, number)
+            result = _packed(result, [_ended(leaf, marks) for leaf in _flat(result)])
+        return self._called(result, {operation.name for operation in dependencies.ops_which_must_run})
+
+    def _constants(self) -> list[Any]:
+        import tensorflow as tf
+
+        with self._outer.as_default():
+            return [tf.constant(replica, tf.int32) for replica in range(self._number)]
+
+    def _placeholder(self, dtype: Any, shape: Any) -> Any:
+        import tensorflow as tf
+
+        found = tf.compat.v1.placeholder(dtype, shape, "virtual_input")
+        self._placeholders.append(found)
+        return found
+
+    def _inputs(self, structure: Any) -> Any:
+        """Return a replica's arguments: placeholders where each replica has another tensor."""
+        import tensorflow as tf
+
+        lib = upstream.distribute_utils()
+        every = [_flat(lib.select_replica(replica, structure)) for replica in range(self._number)]
+        own = []
+        for values in zip(*every, strict=True):
+            if all(value is values[0] for value in values) or not isinstance(values[0], tf.Tensor):
+                own.append(values[0])
+                continue
+            own.append(self._placeholder(values[0].dtype, _common_shape([value.shape for value in values])))
+            upstream.copy_handle_data(values[0], own[-1])
+            self._columns[own[-1].name] = list(values)
+        return _packed(lib.select_replica(0, structure), own)
+
+    def _traced(self, fn: Callable[..., Any], args: Any, kwargs: Any, number: Any) -> Any:
+        """Trace the function in a thread, as TensorFlow does it for each replica (mirrored_run.py, TF 2.21)."""
+        coordinator, thread = upstream.replica_thread(self._strategy, fn, args, kwargs)
+        thread.replica_id_in_sync_group = number
+        self._graph.switch_to_thread_local()
+        thread.start()
+        try:
+            with coordinator.stop_on_exception():
+                while self._goes_on(coordinator, thread):
+                    thread.merge_result = self._meet(thread)
+        finally:
+            thread.should_run.set()
+            coordinator.join([thread])
+        return thread.main_result
+
+    @staticmethod
+    def _goes_on(coordinator: Any, thread: Any) -> bool:
+        """Let the replica run up to where it meets the others; False at its end."""
+        thread.should_run.set()
+        thread.has_paused.wait()
+        thread.has_paused.clear()
+        return not (coordinator.should_stop() or thread.done)
+
+    def _meet(self, thread: Any) -> Any:
+        """Trace what all replicas do together, and return what a replica gets of it."""
+        import tensorflow as tf
+
+        lib = upstream.distribute_utils()
+        structure = (thread.merge_args, thread.merge_kwargs)
+        if thread.merge_call_entered_in_eager:
+            with upstream.eager_mode():
+                return lib.select_replica(0, thread.merge_fn(self._strategy, *thread.merge_args, **thread.merge_kwargs))
+        made = len(self._graph.get_operations())
+        with self._outer.as_default():
+            meeting = _Meeting(made, upstream.function_graph("virtual_meeting"))
+            dependencies = upstream.automatic_control_dependencies()
+            with meeting.graph.as_default(), dependencies as marks:
+                args, kwargs = lib.regroup(tuple(self._given(meeting, structure)))
+                inputs = list(meeting.graph.inputs)
+                with tf.name_scope(thread.captured_name_scope or "meeting"):
+                    result = thread.merge_fn(self._strategy, *args, **kwargs)
+                every = [_flat(lib.select_replica(replica, result)) for replica in range(self._number)]
+                own, outputs = self._back(meeting, every, marks)
+            meeting.graph.inputs = [*inputs, *meeting.graph.internal_captures]
+            meeting.graph.outputs = outputs
+            meeting.graph.control_outputs = list(dependencies.ops_which_must_run)
+        self._meetings.append(meeting)
+        with self._graph.as_default():
+            for place, like, numbers in own:
+                stand_in = self._placeholder(like.dtype, like.shape)
+                meeting.returned.append((stand_in, numbers))
+                every[0][place] = stand_in
+            every[0] = [tf.no_op() if isinstance(one, tf.Operation) else one for one in every[0]]
+        return _packed(lib.select_replica(0, result), every[0])
+
+    def _given(self, meeting: _Meeting, structure: Any) -> list[Any]:
+        """Return what each replica brings, as inputs of the meeting's graph."""
+        import tensorflow as tf
+
+        flat = _flat(structure)
+        devices = self._strategy.extended.worker_devices
+        every = []
+        for replica in range(self._number):
+            own = []
+            for leaf in flat:
+                if _is_of(leaf, self._graph):
+                    with tf.device(devices[replica]):
+                        own.append(tf.compat.v1.placeholder(leaf.dtype, leaf.shape))
+                    upstream.copy_handle_data(leaf, own[-1])
+                    meeting.graph.inputs.append(own[-1])
+                    meeting.given.append((leaf, replica))
+                else:
+                    own.append(leaf)
+            every.append(_packed(structure, own))
+        return every
+
+    def _back(
+        self, meeting: _Meeting, every: list[list[Any]], marks: Any
+    ) -> tuple[list[tuple[int, Any, list[int]]], list[Any]]:
+        """Return what comes back to a replica, by its place, with the number of the output for each; and the outputs."""
+        own: list[tuple[int, Any, list[int]]] = []
+        outputs: list[Any] = []
+        for place, values in enumerate(zip(*every, strict=True)):
+            if not _is_of(values[0], meeting.graph):
+                continue
+            known: dict[str, int] = {}
+            for value in values:
+                if value.name not in known:
+                    known[value.name] = len(outputs)
+                    outputs.append(marks.mark_as_return(value))
+            own.append((place, values[0], [known[value.name] for value in values]))
+        return own, outputs
+
+    def _called(self, result: Any, must_run: set[str]) -> Any:
+        """Call each part for each replica, in their order, and return the results."""
+        flat = _flat(result)
+        ends = [leaf for leaf in flat if _is_of(leaf, self._graph)]
+        stages = cut(
+            self._graph,
+            [meeting.made for meeting in self._meetings],
+            [leaf for meeting in self._meetings for leaf, _ in meeting.given],
+            [*self._placeholders, *(inner for _, inner in self._graph.captures)],
+            ends,
+            must_run,
+        )
+        for outer, inner in self._graph.captures:
+            self._columns[inner.name] = self._captured(outer)
+        for place, stage in enumerate(stages):
+            if stage is not None:
+                self._call_stage(stage)
+            if place < len(self._meetings):
+                self._call_meeting(self._meetings[place])
+        every = [_packed(result, [self._value(leaf, replica) for leaf in flat]) for replica in range(self._number)]
+        self._outer._gpudist_keeps = [*getattr(self._outer, "_gpudist_keeps", ()), self._graph]  # with its Python functions
+        return upstream.distribute_utils().regroup(tuple(every))
+
+    def _captured(self, outer: Any) -> list[Any]:
+        """Return what each replica captures: its own copy of a variable."""
+        container = getattr(outer, "_distributed_container", lambda: None)()
+        if container is None:
+            return [outer] * self._number
+        copies = container.values
+        if len(copies) != self._number:
+            raise UsageError(_NOT_OF_ALL.format(what="a variable of another strategy"))
+        return [copy.handle for copy in copies]
+
+    def _value(self, leaf: Any, replica: int) -> Any:
+        import tensorflow as tf
+
+        if isinstance(leaf, tf.Operation):
+            return self._last
+        return self._columns[leaf.name][replica] if _is_of(leaf, self._graph) else leaf
+
+    def _call_stage(self, stage: Stage) -> None:
+        columns: list[list[Any]] = [[] for _ in stage.outputs]
+        for replica in range(self._number):
+            made = self._call(stage.function, [self._columns[one.name][replica] for one in stage.inputs], stage.outputs)
+            for column, tensor in zip(columns, made, strict=True):
+                column.append(tensor)
+        self._columns |= {one.name: column for one, column in zip(stage.outputs, columns, strict=True)}
+
+    def _call_meeting(self, meeting: _Meeting) -> None:
+        graph = meeting.graph
+        given = [self._columns[leaf.name][replica] for leaf, replica in meeting.given]
+        function = upstream.add_function(self._outer, graph)
+        made = self._call(function, [*given, *graph.external_captures], graph.outputs)
+        for stand_in, numbers in meeting.returned:
+            self._columns[stand_in.name] = [made[number] for number in numbers]
+
+    def _call(self, function: Any, given: list[Any], like: list[Any]) -> list[Any]:
+        """Call a function after the last one that was called."""
+        import tensorflow as tf
+
+        with tf.control_dependencies([] if self._last is None else [self._last]):
+            self._last, made = upstream.call_function(function, given, like)
+        return made
+
+
+def _is_of(leaf: Any, graph: Any) -> bool:
+    """Return whether a leaf is a tensor of a graph."""
+    import tensorflow as tf
+
+    return isinstance(leaf, tf.Tensor) and getattr(leaf, "graph", None) is graph
+
+
+def _ended(leaf: Any, marks: Any) -> Any:
+    """Return a result as a function returns it: a tensor after all that the function does."""
+    import tensorflow as tf
+
+    value = upstream.read_copy(leaf)
+    return marks.mark_as_return(value) if isinstance(value, tf.Tensor) else value
+
+
+def _common_shape(shapes: Sequence[Any]) -> Any:
+    """Return the shape that all have, as far as they have one: the last batch may give replicas fewer examples."""
+    import tensorflow as tf
+
+    if any(shape.rank != shapes[0].rank or shape.rank is None for shape in shapes):
+        return tf.TensorShape(None)
+    dims = zip(*(shape.as_list() for shape in shapes), strict=True)
+    return tf.TensorShape([sizes[0] if len(set(sizes)) == 1 else None for sizes in dims])
+
+
+def _parts(leaf: Any) -> list[Any] | None:
+    """Return the tensors of a composite tensor that is no variable; None for anything else."""
+    import tensorflow as tf
+
+    kinds = (tf.IndexedSlices, tf.RaggedTensor, tf.SparseTensor)
+    return list(tf.nest.flatten(leaf, expand_composites=True)) if isinstance(leaf, kinds) else None
+
+
+def _flat(structure: Any) -> list[Any]:
+    """Return the leaves of a structure, composite tensors as their parts."""
+    import tensorflow as tf
+
+    found: list[Any] = []
+    for leaf in tf.nest.flatten(structure):
+        parts = _parts(leaf)
+        found += [leaf] if parts is None else parts
+    return [upstream.read_unread(one) for one in found]
+
+
+def _packed(structure: Any, flat: Sequence[Any]) -> Any:
+    """Return the structure with other leaves."""
+    import tensorflow as tf
+
+    left, leaves = list(flat), []
+    for leaf in tf.nest.flatten(structure):
+        parts = _parts(leaf)
+        if parts is None:
+            leaves.append(left.pop(0))
+        else:
+            leaves.append(tf.nest.pack_sequence_as(leaf, [left.pop(0) for _ in parts], expand_composites=True))
+    return tf.nest.pack_sequence_as(structure, leaves)
