@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import patches
 
 _current = threading.local()
 
@@ -100,13 +101,14 @@ class Share:
 
 @contextlib.contextmanager
 def sharing(share: Share) -> Iterator[Share]:
-    """Set the share that the code traced by this thread uses."""
+    """Set the share that the code traced by this thread uses. Meanwhile `patches.of_step` are installed."""
     outer = current()
-    _current.share = share
-    try:
-        yield share
-    finally:
-        _current.share = outer
+    with patches.of_step:
+        _current.share = share
+        try:
+            yield share
+        finally:
+            _current.share = outer
 
 
 @contextlib.contextmanager

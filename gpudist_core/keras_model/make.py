@@ -7,7 +7,7 @@ from typing import TypeVar
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.strategies.made import warn_of_one_device
-from gpudist_core.upstream import batch_norm, classes, coordination, models, trainer
+from gpudist_core.upstream import batch_norm, classes, coordination, models, patches
 
 DRAWS = ("replica", "row")
 Model = TypeVar("Model")
@@ -55,7 +55,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     if draws not in DRAWS:
         raise UsageError("draws must be 'replica' or 'row'", draws=draws)
     warn_of_one_device(model, model.distribute_strategy)
-    trainer.install()
+    patches.of_step.prepare()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
     classes.mix_in(model, _kind_of(model), **settings)
     if synchronize_batch_norm:

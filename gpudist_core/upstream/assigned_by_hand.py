@@ -16,23 +16,31 @@ from gpudist_core import share as shares
 from gpudist_core.gradients import reduction
 from gpudist_core.upstream import layer_state, strategies
 from gpudist_core.upstream.parts import Parts
+from gpudist_core.upstream.patches import Replacements
 
 Current = Callable[[], tuple[Parts, shares.Share] | None]
 
 
-def install(current: Current) -> None:
-    """Patch Keras's variables.
+def replacements(current: Current) -> Replacements:
+    """Return what lets Keras's variables and collectives know gradients.
 
     Args:
-        current: As for `clipping_by_hand.install`.
+        current: As for `clipping_by_hand.replacements`.
     """
     import tensorflow as tf
     from keras.src import backend
 
-    assign = backend.Variable._direct_assign
+    yield backend.Variable, "_direct_assign", functools.partial(_assigning, current)
+    for name in ("all_reduce", "all_gather", "merge_call"):
+        yield tf.distribute.ReplicaContext, name, functools.partial(_meeting, current)
+    yield strategies, "all_reduce", functools.partial(_meeting, current)
 
+
+def _assigning(current: Current, assign: Any) -> Any:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
+        import tensorflow as tf
+
         now = current()
         if now is not None and not reduction.is_sharded(self):
             value = tf.convert_to_tensor(value)
@@ -40,10 +48,7 @@ def install(current: Current) -> None:
             _look_for_rows(now[0], self, value)
         return assign(self, value)
 
-    backend.Variable._direct_assign = direct_assign
-    for name in ("all_reduce", "all_gather", "merge_call"):
-        setattr(tf.distribute.ReplicaContext, name, _meeting(current, getattr(tf.distribute.ReplicaContext, name)))
-    strategies.all_reduce = _meeting(current, strategies.all_reduce)
+    return direct_assign
 
 
 def _meeting(current: Current, original: Any) -> Any:

@@ -15,12 +15,13 @@ from typing import Any
 from gpudist_core import share as shares
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.upstream.parts import Parts
+from gpudist_core.upstream.patches import Replacements
 
 Current = Callable[[], tuple[Parts, shares.Share] | None]
 
 
-def install(current: Current) -> None:
-    """Patch TensorFlow's functions.
+def replacements(current: Current) -> Replacements:
+    """Return replacements of TensorFlow's functions.
 
     Args:
         current: A function that returns the parts and the share of the custom step that this thread traces on several replicas,
@@ -28,9 +29,16 @@ def install(current: Current) -> None:
     """
     import tensorflow as tf
 
-    by_global_norm, by_norm, by_value = tf.clip_by_global_norm, tf.clip_by_norm, tf.clip_by_value
-    global_norm = tf.linalg.global_norm
+    for owner, name, wrap in (
+        (tf, "clip_by_global_norm", _by_global_norm),
+        (tf, "clip_by_norm", _by_norm),
+        (tf, "clip_by_value", _by_value),
+        (tf.linalg, "global_norm", _global_norm),
+    ):
+        yield owner, name, functools.partial(wrap, current)
 
+
+def _by_global_norm(current: Current, by_global_norm: Any) -> Any:
     @functools.wraps(by_global_norm)
     def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: Any = None) -> Any:
         whole = _Whole.of(current, t_list)
@@ -40,6 +48,10 @@ def install(current: Current) -> None:
         clipped, norm = by_global_norm(whole.gradients, clip_norm, norm, name)
         return whole.parts_of(clipped), norm
 
+    return clip_by_global_norm
+
+
+def _by_norm(current: Current, by_norm: Any) -> Any:
     @functools.wraps(by_norm)
     def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: Any = None) -> Any:
         whole = _Whole.of(current, [t])
@@ -49,6 +61,10 @@ def install(current: Current) -> None:
             return whole.parts_of([clipping.to_norm(whole.gradients[0], whole.norm(), clip_norm)])[0]
         return whole.parts_of([by_norm(whole.gradients[0], clip_norm, axes, name)])[0]
 
+    return clip_by_norm
+
+
+def _by_value(current: Current, by_value: Any) -> Any:
     @functools.wraps(by_value)
     def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: Any = None) -> Any:
         whole = _Whole.of(current, [t])
@@ -56,13 +72,16 @@ def install(current: Current) -> None:
             return by_value(t, clip_value_min, clip_value_max, name)
         return whole.parts_of([by_value(whole.gradients[0], clip_value_min, clip_value_max, name)])[0]
 
+    return clip_by_value
+
+
+def _global_norm(current: Current, global_norm: Any) -> Any:
     @functools.wraps(global_norm)
     def norm_of_all(t_list: Any, name: Any = None) -> Any:
         whole = _Whole.of(current, t_list)
         return global_norm(t_list, name) if whole is None else whole.norm()
 
-    tf.clip_by_global_norm, tf.clip_by_norm, tf.clip_by_value = clip_by_global_norm, clip_by_norm, clip_by_value
-    tf.linalg.global_norm = norm_of_all
+    return norm_of_all
 
 
 class _Whole:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, metric_functions
 from gpudist_core.upstream.parts import Parts
+from gpudist_core.upstream.patches import Replacements
 
 _means = threading.local()
 
@@ -56,22 +57,23 @@ def _current() -> tuple[_Means, shares.Share] | None:
     return None if means is None or share is None else (means, share)
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras. Outside of `counting` nothing changes."""
-    losses.install()
-    _install_losses()
-    _install_mean()
-    _install_tape()
-    clipping_by_hand.install(_current_parts)
-    assigned_by_hand.install(_current_parts)
-
-
-def _install_losses() -> None:
+def replacements() -> Replacements:
+    """Return what lets losses, metrics and tapes know shares inside of `counting`."""
+    import tensorflow as tf
     from keras.src.losses import loss
+    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
 
-    of_share, unscaled = loss.reduce_weighted_values, loss.unscale_loss_for_distribution
+    yield loss, "reduce_weighted_values", _reducing
+    yield loss, "unscale_loss_for_distribution", _unscaling
+    yield Mean, "update_state", _counting_rows
+    yield MeanMetricWrapper, "update_state", _naming_outputs
+    yield tf.GradientTape, "gradient", _of_shares
+    yield from clipping_by_hand.replacements(_current_parts)
+    yield from assigned_by_hand.replacements(_current_parts)
 
+
+def _reducing(of_share: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(of_share)
     def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
         current = _current()
         if current is None:
@@ -81,6 +83,11 @@ def _install_losses() -> None:
         value = of_share(values, *args, **kwargs)
         return value if value.shape.rank != 0 else _over(value, current[1].fraction)
 
+    return reduce_weighted_values
+
+
+def _unscaling(unscaled: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(unscaled)
     def unscale(value: Any) -> Any:
         current = _current()
         if current is None:
@@ -89,8 +96,7 @@ def _install_losses() -> None:
         current[0].of_rows[id(value)] = value
         return value
 
-    loss.reduce_weighted_values = reduce_weighted_values
-    loss.unscale_loss_for_distribution = unscale
+    return unscale
 
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
@@ -152,11 +158,7 @@ def of_log(value: Any) -> Any:
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
 
 
-def _install_mean() -> None:
-    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
-
-    original, of_function = Mean.update_state, MeanMetricWrapper.update_state
-
+def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         import tensorflow as tf
@@ -173,6 +175,10 @@ def _install_mean() -> None:
             sample_weight = share.fraction
         return original(self, present(values), sample_weight)
 
+    return update_state
+
+
+def _naming_outputs(of_function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_function)
     def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         current = _current()
@@ -184,16 +190,14 @@ def _install_mean() -> None:
         finally:
             current[0].outputs = None
 
-    Mean.update_state, MeanMetricWrapper.update_state = update_state, update_by_function
+    return update_by_function
 
 
-def _install_tape() -> None:
-    import tensorflow as tf
-
-    original = tf.GradientTape.gradient
-
+def _of_shares(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
         current = _current()
         if current is None or not current[0].tapes or current[1].num_replicas == 1 or not _variables(sources):
             return original(self, target, sources, output_gradients, **kwargs)
@@ -206,7 +210,7 @@ def _install_tape() -> None:
         current[0].parts.remember(tf.nest.flatten(grads), tf.nest.flatten(sources))
         return grads
 
-    tf.GradientTape.gradient = gradient
+    return gradient
 
 
 def _current_parts() -> tuple[Parts, shares.Share] | None:
