@@ -26,14 +26,19 @@ def replacements(current: Current) -> Replacements:
 
     Args:
         current: As for `clipping_by_hand.replacements`.
+
+    Returns:
+        Owners, names and replacements.
     """
     import tensorflow as tf
     from keras.src import backend
 
-    yield backend.Variable, "_direct_assign", functools.partial(_assigning, current)
-    for name in ("all_reduce", "all_gather", "merge_call"):
-        yield tf.distribute.ReplicaContext, name, functools.partial(_meeting, current)
-    yield strategies, "all_reduce", functools.partial(_meeting, current)
+    meeting, context = functools.partial(_meeting, current), tf.distribute.ReplicaContext
+    return [
+        (backend.Variable, "_direct_assign", functools.partial(_assigning, current)),
+        *((context, name, meeting) for name in ("all_reduce", "all_gather", "merge_call")),
+        (strategies, "all_reduce", meeting),
+    ]
 
 
 def _assigning(current: Current, assign: Any) -> Any:

@@ -26,16 +26,18 @@ def replacements(current: Current) -> Replacements:
     Args:
         current: A function that returns the parts and the share of the custom step that this thread traces on several replicas,
             or None.
+
+    Returns:
+        Owners, names and replacements.
     """
     import tensorflow as tf
 
-    for owner, name, wrap in (
-        (tf, "clip_by_global_norm", _by_global_norm),
-        (tf, "clip_by_norm", _by_norm),
-        (tf, "clip_by_value", _by_value),
-        (tf.linalg, "global_norm", _global_norm),
-    ):
-        yield owner, name, functools.partial(wrap, current)
+    return [
+        (tf, "clip_by_global_norm", functools.partial(_by_global_norm, current)),
+        (tf, "clip_by_norm", functools.partial(_by_norm, current)),
+        (tf, "clip_by_value", functools.partial(_by_value, current)),
+        (tf.linalg, "global_norm", functools.partial(_global_norm, current)),
+    ]
 
 
 def _by_global_norm(current: Current, by_global_norm: Any) -> Any:

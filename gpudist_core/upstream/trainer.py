@@ -7,7 +7,6 @@ averages each replica's value of a metric. `row_means` defines how a replica's n
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -17,22 +16,39 @@ from typing import Any
 from gpudist_core.errors import UsageError
 from gpudist_core.upstream import datasets, losses, models, patches, row_losses, run_state
 
-_maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
+_next: contextvars.ContextVar[NextIterator | None] = contextvars.ContextVar("gpudist_iterator", default=None)
 
 
-@contextlib.contextmanager
-def iterating(make: Callable[..., Any]) -> Iterator[None]:
-    """Replace `TFEpochIterator` while fit, evaluate or predict runs.
+class NextIterator:
+    """Make the iterator that Keras's fit, evaluate or predict makes next. At the end of a `with` block nothing more is made.
 
     Args:
-        make: A function of its arguments, by name, that returns an iterator like `keras_model.epochs.Epochs`.
+        make: A function of the arguments of `TFEpochIterator`, by name, that returns an iterator like
+            `keras_model.epochs.Epochs`.
     """
-    with _iterators:
-        token = _maker.set(make)
-        try:
-            yield
-        finally:
-            _maker.reset(token)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._token: contextvars.Token[NextIterator | None] | None = None
+
+    def expect(self) -> None:
+        """Replace `TFEpochIterator` until Keras makes one."""
+        if self._token is None:
+            _iterators.__enter__()
+            self._token = _next.set(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.__exit__()
+        return self._make(*args, **kwargs)
+
+    def __enter__(self) -> None:
+        self.expect()
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _next.reset(self._token)
+            self._token = None
+            _iterators.__exit__()
 
 
 def _replacements() -> patches.Replacements:
@@ -43,7 +59,7 @@ def _replacements() -> patches.Replacements:
 
 def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        make = _maker.get()
+        make = _next.get()
         return original(*args, **kwargs) if make is None else make(*args, **kwargs)
 
     return epoch_iterator
