@@ -15,7 +15,7 @@ from typing import Any
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.state import OfOptimizer, of_optimizer
-from gpudist_core.upstream import classes, saved_sums
+from gpudist_core.upstream import classes, custom_step, saved_sums
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
@@ -244,7 +244,9 @@ def _overrides(optimizer: Any, name: str) -> bool:
 def is_summed(optimizer: Any) -> bool:
     """Return whether the optimizer's gradients are already summed over all replicas."""
     kept = of_optimizer.known(optimizer)
-    return kept is not None and (kept.is_reduced or id(optimizer) in getattr(_summed, "optimizers", ()))
+    if kept is None or not (kept.is_exact or kept.is_reduced):
+        return False
+    return kept.is_reduced or id(optimizer) in getattr(_summed, "optimizers", ()) or custom_step.are_gradients_summed()
 
 
 @contextlib.contextmanager
@@ -327,7 +329,8 @@ class _LossScaling(_Base):
         variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
         if (accumulation := accumulation_of(self)) is not None:
             accumulation.check_none_was_skipped()
-        grads = _gradients_of_all(self, grads, variables)
+        if not is_summed(self):
+            grads = _gradients_of_all(self, grads, variables)
         of_optimizer.of(me.inner_optimizer).clip = of_optimizer.of(self).clip
         super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 

@@ -101,7 +101,17 @@ class _Place:
             setattr(self._owner, self._name, self._own)
 
 
-_MODULES = ("added_losses", "empty_batches", "layer_state", "losses", "batch_norm", "randomness", "coordination", "row_means")
+_MODULES = (
+    "added_losses",
+    "empty_batches",
+    "layer_state",
+    "losses",
+    "batch_norm",
+    "randomness",
+    "coordination",
+    "row_means",
+    "custom_step",
+)
 
 
 def _of_step() -> Replacements:
