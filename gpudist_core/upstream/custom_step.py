@@ -205,7 +205,7 @@ def _refusing_sums(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_own and any(map(trace.is_of_gradients, tf.nest.flatten(value, expand_composites=True))):
             raise UsageError(
                 "The gradients in a custom step are those of all replicas, and must not be summed again",
-                "Leave the all_reduce out.",
+                "Leave the all_reduce out, and a division of its result by the number of replicas.",
                 reduce_op="SUM",
                 replicas=self.num_replicas_in_sync,
             )
