@@ -62,9 +62,13 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
 
     class Mixing(keras.Sequential):
         def train_step(self, data: Any) -> Any:
-            inside = tf.function(lambda: _gradients(self, data), autograph=False)()
-            outside = _gradients(self, data)
-            self.optimizer.apply([one + other for one, other in zip(inside, outside, strict=True)], self.trainable_variables)
+            def gradients() -> Any:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(self(data[0])))
+                return tape.gradient(loss, self.trainable_variables)
+
+            both = zip(tf.function(gradients, autograph=False)(), gradients(), strict=True)
+            self.optimizer.apply([inside + outside for inside, outside in both], self.trainable_variables)
 
     def made(**compiled: Any) -> Any:
         return run.sequential(**compiled)
