@@ -46,9 +46,12 @@ class Share:
         """Return the number of examples in the global batch: a float32 scalar."""
         import tensorflow as tf
 
-        if self._total is None:
-            self._total = tf.reduce_sum(self._counts) if self._counts is not None else all_reduce(self._own())
-        return self._total
+        if self._total is not None:
+            return self._total
+        total = tf.reduce_sum(self._counts) if self._counts is not None else all_reduce(self._own())
+        if self.can_meet():  # a tensor of an inner function is not one of the step
+            self._total = total
+        return total
 
     @property
     def fraction(self) -> Any:

@@ -108,7 +108,9 @@ def updated_by_hand(run: Run) -> dict[str, Any]:
                 kept = self.kept[variable.path]
                 kept.assign(0.9 * kept + gradient)
                 variable.assign_sub(0.01 * kept)
-                tf.cond(loss > 0.0, lambda v=variable, g=gradient: v.assign_sub(0.01 * g), lambda v=variable: v.value)
+                tf.cond(
+                    tf.norm(gradient) > 0.0, lambda v=variable, g=gradient: v.assign_sub(0.01 * g), lambda v=variable: v.value
+                )
             return {"loss": loss}
 
         def build(self, *args: Any) -> None:
