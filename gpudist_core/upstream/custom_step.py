@@ -201,8 +201,8 @@ def _refusing_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
         trace, caller = _current(), str(sys._getframe(1).f_globals.get("__name__"))
         sums = str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
-        is_own = trace is None or not sums or caller.startswith("gpudist_core.")
-        if not is_own and any(map(trace.is_of_gradients, tf.nest.flatten(value, expand_composites=True))):
+        parts = [] if caller.startswith("gpudist_core.") or not sums else tf.nest.flatten(value, expand_composites=True)
+        if trace is not None and any(map(trace.is_of_gradients, parts)):
             raise UsageError(
                 "The gradients in a custom step are those of all replicas, and must not be summed again",
                 "Leave the all_reduce out, and a division of its result by the number of replicas.",
