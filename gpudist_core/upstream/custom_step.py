@@ -137,7 +137,8 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         trace, share = _current(), shares.current()
-        variables = [(place, one) for place, one in enumerate(tf.nest.flatten(sources)) if _is_variable(one)]
+        flat = [] if trace is None else tf.nest.flatten(sources)
+        variables = [(place, one) for place, one in enumerate(flat) if _is_variable(one)]
         if trace is None or share is None or not variables:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
@@ -228,16 +229,16 @@ def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
     """Refuse a norm of a replica's slice of a sharded table, which would be another one on each replica."""
 
     @functools.wraps(original)
-    def norm(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+    def norm(*args: Any, **kwargs: Any) -> Any:
         trace = _current()
-        given = gradients if isinstance(gradients, (list, tuple)) else [gradients]
+        given = [one for value in (*args, *kwargs.values()) for one in (value if isinstance(value, (list, tuple)) else [value])]
         if trace is not None and any(id(one) in trace.slices for one in given):
             raise UsageError(
                 "A custom step must not compute the norm of a sharded table's gradient, of which each replica has a slice",
                 "Use clipnorm or global_clipnorm of the optimizer.",
                 function=original.__name__,
             )
-        return original(gradients, *args, **kwargs)
+        return original(*args, **kwargs)
 
     return norm
 
@@ -248,8 +249,7 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         trace = _current()
-        is_shared = layer_state.is_of_rows(self) and not layer_state.in_call_of_a_layer()
-        if trace is not None and is_shared and trace.is_of_rows(value):
+        if trace is not None and _is_for_all(self) and trace.is_of_rows(value):
             warnings.warn(
                 "A custom step must assign the same value to a variable on all replicas. Received: "
                 f"variable={self.path!r}, computed from each replica's own examples. From now on each replica has another "
@@ -260,6 +260,10 @@ def _looking_for_rows(assign: Callable[..., Any]) -> Callable[..., Any]:
         return assign(self, value)
 
     return direct_assign
+
+
+def _is_for_all(variable: Any) -> bool:
+    return layer_state.is_of_rows(variable) and not layer_state.in_call_of_a_layer()
 
 
 def _key(value: Any) -> Key:
