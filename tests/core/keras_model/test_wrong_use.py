@@ -71,9 +71,6 @@ EXPECTED = {
     "gradients that are summed again": "UsageError: The gradients in a custom step are those of all replicas, and must not "
     "be summed again. Received: reduce_op='SUM', replicas=2. Leave the all_reduce out, and a division of its "
     "result by the number of replicas.",
-    "tapes inside and outside of a function": "UsageError: All tapes of a custom step must be used either outside of its "
-    "branches, loops and functions, or inside. Received: outside=True, inside=True. Call tape.gradient outside of "
-    "tf.function, tf.cond and tf.while_loop.",
     "a loss that is one number, with weights": "UsageError: A loss must return one value for each example if examples have "
     "weights or a mask. Received: shape=(), sample_weight_shape=(6,). Remove the mean from the loss.",
     "fewer rows than replicas": "UsageError: A global batch must have at least one example for each replica (the last batch "

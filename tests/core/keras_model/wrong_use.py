@@ -60,16 +60,6 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
             gradients = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
             self.optimizer.apply(gradients, self.trainable_variables)
 
-    class Mixing(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            def gradients() -> Any:
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(tf.square(self(data[0])))
-                return tape.gradient(loss, self.trainable_variables)
-
-            both = zip(tf.function(gradients, autograph=False)(), gradients(), strict=True)
-            self.optimizer.apply([inside + outside for inside, outside in both], self.trainable_variables)
-
     def made(**compiled: Any) -> Any:
         return run.sequential(**compiled)
 
@@ -111,7 +101,6 @@ def _of_models(where: Any) -> dict[str, Callable[[], Any]]:
             x, y, verbose=0
         ),
         "gradients that are summed again": lambda: run.sequential(kind=Summing).fit(x, y, verbose=0),
-        "tapes inside and outside of a function": lambda: run.sequential(kind=Mixing).fit(x, y, verbose=0),
         "a loss that is one number, with weights": lambda: made(loss=lambda y, p: tf.reduce_mean(p)).fit(
             x, y, sample_weight=np.ones(12), verbose=0
         ),
