@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.upstream import patches
 
 _current = threading.local()
 
@@ -45,9 +46,12 @@ class Share:
         """Return the number of examples in the global batch: a float32 scalar."""
         import tensorflow as tf
 
-        if self._total is None:
-            self._total = tf.reduce_sum(self._counts) if self._counts is not None else all_reduce(self._own())
-        return self._total
+        if self._total is not None:
+            return self._total
+        total = tf.reduce_sum(self._counts) if self._counts is not None else all_reduce(self._own())
+        if self.can_meet():  # a tensor of an inner function is not one of the step
+            self._total = total
+        return total
 
     @property
     def fraction(self) -> Any:
@@ -100,13 +104,14 @@ class Share:
 
 @contextlib.contextmanager
 def sharing(share: Share) -> Iterator[Share]:
-    """Set the share that the code traced by this thread uses."""
+    """Set the share that the code traced by this thread uses. Meanwhile `patches.of_step` are installed."""
     outer = current()
-    _current.share = share
-    try:
-        yield share
-    finally:
-        _current.share = outer
+    with patches.of_step:
+        _current.share = share
+        try:
+            yield share
+        finally:
+            _current.share = outer
 
 
 @contextlib.contextmanager

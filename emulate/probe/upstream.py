@@ -244,7 +244,7 @@ def replicas_summed(optimizer: Any) -> int:
 
     ours = sys.modules.get("gpudist_core.upstream.optimizers")
     context = tf.distribute.get_replica_context()
-    if ours is None or context is None or not hasattr(optimizer, "_gpudist_reduced") or not ours.is_summed(optimizer):
+    if ours is None or context is None or not ours.is_summed(optimizer):
         return 1
     return int(context.num_replicas_in_sync)
 

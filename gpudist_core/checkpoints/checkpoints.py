@@ -296,9 +296,6 @@ class Checkpoints(CallbackMethods):
         self.close()
 
     def set_model(self, model: Any) -> None:
-        from gpudist_core.upstream import callbacks
-
-        callbacks.install()
         self._fit = Fit(self, self._run, model)
 
     def set_params(self, params: Any) -> None:
@@ -306,15 +303,11 @@ class Checkpoints(CallbackMethods):
             self._fit.batches, self._fit.epochs = (params or {}).get("steps"), (params or {}).get("epochs")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._in_fit().begin()
+        from gpudist_core.upstream import callbacks
 
-    def all_begun(self, callbacks: list[Any]) -> None:
-        """Receive the list of callbacks after each has had its `on_train_begin`.
-
-        Args:
-            callbacks: All callbacks, including this one.
-        """
-        self._in_fit().all_begun(callbacks)
+        fit = self._in_fit()
+        fit.begin()
+        callbacks.after_all_begin(self, fit.all_begun)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._in_fit().begin_epoch(epoch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from gpudist_core import state
 from gpudist_core.checkpoints import again
 from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
@@ -82,7 +83,7 @@ class Fit:
         kept = opened.state("fit")
         epoch = int(kept["epoch"])
         self._read = int(kept.get("epochs_read", epoch))
-        epochs = getattr(self._model, "_gpudist_epochs", None)
+        epochs = state.of_model.of(self._model).epochs
         if self._run.pipeline is not None or epoch == 0:
             return
         if epochs is None:
@@ -111,7 +112,7 @@ class Fit:
                 f"checkpoint={opened.path.name!r}, epoch={self._epoch - 1}. Callbacks do not get its validation and its logs.",
                 stacklevel=2,
             )
-        epochs = getattr(self._model, "_gpudist_epochs", None)
+        epochs = state.of_model.of(self._model).epochs
         if epochs is not None and epochs.steps_per_epoch is not None:  # else the pipeline's position says it
             epochs.first_step = int(kept.get("batch", 0))
 
@@ -121,8 +122,9 @@ class Fit:
         run, model = self._run, self._model
         run.take("model", model)
         run.take("optimizer", getattr(model, "optimizer", None))
-        run.take("pipeline", getattr(model, "_gpudist_pipeline", None))
-        run.take("step", getattr(model, "_gpudist_step", None))
+        kept = state.of_model.of(model)
+        run.take("pipeline", kept.pipeline)
+        run.take("step", kept.accumulations)
         known = [run.optimizer, *run.extra.values()]
         run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
         for one in run.others:

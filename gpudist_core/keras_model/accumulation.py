@@ -10,6 +10,7 @@ loss scale each batch waits for the previous one.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,11 +38,15 @@ class Accumulation:
         self._most = 1  # applications that a step was seen to have
         self._applied: dict[int, int] = {}  # by each replica in the step that was traced last
         self._graphs: dict[int, Any] = {}  # that each replica's step is traced into
-        self._optimizer = optimizer
+        self._to_optimizer = weakref.ref(optimizer)  # which keeps this object
         self._replicas = int(strategy.num_replicas_in_sync)
         self._sums = Accumulators(strategy)
         self._several_hosts = replicas_of(strategy).num_hosts > 1
         optimizers.accumulate_by(optimizer, self)
+
+    @property
+    def _optimizer(self) -> Any:
+        return self._to_optimizer()
 
     @property
     def pending(self) -> int:

@@ -11,8 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.keras_model import batches
+from gpudist_core.keras_model.functions import CountingFunction
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.parameter_servers.training import CoordinatedTraining
@@ -25,22 +27,19 @@ _BY_HAND = "Write the loop with gd.CoordinatedTraining."
 class CoordinatedModel(DistributedModel):
     """Extend the class of a model under `ParameterServerStrategy`. `distributed` applies it."""
 
-    _gpudist_coordinator: Any = None
-    _gpudist_training: Any = None
-
     @property
     def _gpudist_place(self) -> Any:
         """Return the strategy that makes and evaluates batches: on the coordinator's CPU."""
-        if self._gpudist_coordinator is None:
+        kept = state.of_model.of(self)
+        if kept.place is None:
             with tf.device("CPU:0"):
-                object.__setattr__(self, "_gpudist_coordinator", tf.distribute.OneDeviceStrategy(tf.zeros([]).device))
-        return self._gpudist_coordinator
+                kept.place = tf.distribute.OneDeviceStrategy(tf.zeros([]).device)
+        return kept.place
 
     def _gpudist_exact(self) -> None:
         me: Any = self
         if me.jit_compile:
             raise Unavailable("XLA cannot compile a step that workers run. Received: jit_compile=True. Leave jit_compile out.")
-        object.__setattr__(self, "_gpudist_results", None)
         optimizers.exact_optimizer(me.optimizer, me.distribute_strategy)
         _check(self)
         training = CoordinatedTraining(
@@ -51,7 +50,7 @@ class CoordinatedModel(DistributedModel):
             draws=self._gpudist_draws,
             metrics=[_Metrics(self)] if trainer.has_metrics(self) else [],
         )
-        object.__setattr__(self, "_gpudist_training", training)
+        me.train_function = TrainFunction(self, training)
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         me: Any = self
@@ -63,18 +62,18 @@ class CoordinatedModel(DistributedModel):
         with me.distribute_strategy.scope():
             models.build(self, lambda value: (value,), x)
             if not me.optimizer.built:
-                me.optimizer.build(self._gpudist_training.trained_variables)  # in their parts: Keras knows whole ones alone
+                me.optimizer.build(me.train_function.training.trained_variables)  # in their parts: Keras knows whole ones alone
             trainer.build(self, spec)
 
     def make_train_function(self, force: bool = False) -> Any:
         """Compile the training step."""
         me: Any = self
-        if me.train_function is None or force:
-            me.train_function = TrainFunction(self, self._gpudist_training)
+        if force:
+            me.train_function = TrainFunction(self, me.train_function.training)
         return me.train_function
 
 
-class TrainFunction:
+class TrainFunction(CountingFunction):
     """Train on the next batches of an iterator, one after the other, each on all workers.
 
     Args:
@@ -83,7 +82,8 @@ class TrainFunction:
     """
 
     def __init__(self, model: Any, training: CoordinatedTraining) -> None:
-        self._model, self._training = model, training
+        super().__init__(model)
+        self.training = training
         self._names: list[str] | None = None
 
     def __call__(self, iterator: Iterator[Any]) -> Logs:
@@ -103,7 +103,7 @@ class TrainFunction:
         place, trained = self._model._gpudist_place, False
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batches.distributed(place, batch))
-            loss = self._training((x, (y,) if weight is None else (y, weight)))
+            loss = self.training((x, (y,) if weight is None else (y, weight)))
             trainer.track_loss(self._model, loss, tf.shape(tf.nest.flatten(x)[0])[0])
             trained = True
         if not trained:

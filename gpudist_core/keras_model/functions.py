@@ -24,7 +24,26 @@ from gpudist_core.upstream import batch_norm, central_storage, randomness, row_m
 _counts: dict[tuple[int, ...], Any] = {}
 
 
-class StepFunction:
+class CountingFunction:
+    """Count the metrics of a model in steps.
+
+    Args:
+        model: The compiled model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._strategy = model._gpudist_place
+        self._results: Results | None = None
+
+    def results(self) -> Results:
+        """Return the metrics over all replicas."""
+        if self._results is None or not self._results.covers(self._model):
+            self._results = Results(self._model, self._strategy)
+        return self._results
+
+
+class StepFunction(CountingFunction):
     """Train or test on the next batches of an iterator, one after the other, each on all replicas.
 
     Args:
@@ -40,17 +59,15 @@ class StepFunction:
     """
 
     def __init__(self, model: Any, step: Callable[[Any], Any], *, own: bool, draws: str, accumulations: Any = None) -> None:
+        super().__init__(model)
         self.name = str(getattr(step, "func", step).__name__)
-        self._model = model
         self._step = step
         self._own = own
         self._draws = draws
         self.trained: tuple[int, ...] | None = None
         self._accumulations = accumulations
-        self._strategy = model._gpudist_place
         self._several_hosts = replicas_of(self._strategy).num_hosts > 1
         self._compiled: dict[tuple[int, ...], Any] = {}
-        self._results: Results | None = None
         self._plan: dict[str, tuple[Any, Any]] = {}
 
     def __call__(self, iterator: Iterator[Any]) -> dict[str, Any]:
@@ -92,12 +109,6 @@ class StepFunction:
             parts = self._strategy.experimental_local_results(value)
             read[name] = parts[0] if self._several_hosts else _added(name, parts)
         return read
-
-    def results(self) -> Results:
-        """Return the metrics over all replicas."""
-        if self._results is None or not self._results.covers(self._model):
-            self._results = Results(self._model, self._strategy)
-        return self._results
 
     def _function(self, updates: tuple[int, ...]) -> Any:
         """Return the step, traced for the place of each optimizer's next update."""

@@ -7,7 +7,7 @@ from typing import TypeVar
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
 from gpudist_core.strategies.made import warn_of_one_device
-from gpudist_core.upstream import batch_norm, classes, coordination, models, trainer
+from gpudist_core.upstream import batch_norm, classes, coordination, models, patches
 
 DRAWS = ("replica", "row")
 Model = TypeVar("Model")
@@ -23,8 +23,8 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     over this replica's examples, as Keras's losses are. So do not divide a loss by the global batch size. A loss with one value
     for each example is also correct.
 
-    - `tf.clip_by_global_norm`, `tf.clip_by_norm`, `tf.clip_by_value` and `tf.linalg.global_norm` of a tape's gradients use the
-      gradients of all replicas.
+    - A tape gives the gradients of all replicas. So clipping, norms, accumulation and assignments by hand are those of one
+      device. Do not sum the gradients again. In a `tf.function`, branch or loop of the step a tape gives a replica's part.
     - A scalar that a layer passes to `add_loss` is a mean over its examples. Values by example are summed, as in Keras.
     - A value that a layer assigns to a variable in its call is averaged over the replicas, weighted by examples: a running mean
       becomes that of all examples. A running variance, norm or maximum does not. Keep running means of `x` and `x * x` instead,
@@ -55,7 +55,7 @@ def distributed(model: Model, *, draws: str = "replica", synchronize_batch_norm:
     if draws not in DRAWS:
         raise UsageError("draws must be 'replica' or 'row'", draws=draws)
     warn_of_one_device(model, model.distribute_strategy)
-    trainer.install()
+    patches.of_step.prepare()
     settings = {"_gpudist_draws": draws, "_gpudist_synchronizes": synchronize_batch_norm}
     classes.mix_in(model, _kind_of(model), **settings)
     if synchronize_batch_norm:

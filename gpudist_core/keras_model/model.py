@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from gpudist_core import share as shares
+from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
-from gpudist_core.keras_model.functions import PredictFunction, StepFunction, trained_by
+from gpudist_core.keras_model.functions import CountingFunction, PredictFunction, StepFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import metric_variables, models, optimizers, trainer
@@ -28,11 +29,6 @@ class DistributedModel:
 
     _gpudist_draws = "replica"
     _gpudist_synchronizes = True
-    _gpudist_pipeline: Any = None
-    _gpudist_epochs: Any = None
-    _gpudist_step: Any = None
-    _gpudist_fits = 0
-    _gpudist_results: Any = None
 
     @property
     def _gpudist_place(self) -> Any:
@@ -64,8 +60,7 @@ class DistributedModel:
             models.check_scope(strategy, self, optimizer)
             optimizers.exact_optimizer(optimizer, strategy)
         accumulating = [optimizer for optimizer in own if optimizers.accumulates(optimizer)]
-        object.__setattr__(self, "_gpudist_step", Accumulations(accumulating, strategy) if accumulating else None)
-        object.__setattr__(self, "_gpudist_results", None)
+        state.of_model.of(self).accumulations = Accumulations(accumulating, strategy) if accumulating else None
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Train as Keras's fit does. `x` may be a `gd.Pipeline`. The batch size is that of the global batch.
@@ -89,10 +84,14 @@ class DistributedModel:
                 validation_batch_size=asked["validation_batch_size"],
             )
         callbacks = self._gpudist_callbacks(asked, history=True)
-        object.__setattr__(self, "_gpudist_fits", self._gpudist_fits + 1)
-        object.__setattr__(self, "_gpudist_pipeline", None)
-        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=True)), closing_checkpoints(asked.get("callbacks")):
-            return fit(*given.args, **given.kwargs)
+        kept = state.of_model.of(self)
+        kept.fits += 1
+        kept.next_iterator = trainer.NextIterator(self._gpudist_epochs_of(callbacks, training=True))
+        try:
+            with kept.next_iterator, closing_checkpoints(asked.get("callbacks")):
+                return fit(*given.args, **given.kwargs)
+        finally:  # what it holds may refer to the model
+            kept.next_iterator = kept.pipeline = kept.epochs = None
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate as Keras's evaluate does. Every example counts once.
@@ -109,7 +108,9 @@ class DistributedModel:
         given = inspect.signature(evaluate).bind(*args, **kwargs)
         given.apply_defaults()
         callbacks = self._gpudist_callbacks(given.arguments, history=False)
-        with trainer.iterating(self._gpudist_epochs_of(callbacks, training=False)):
+        if given.kwargs.get("_use_cached_eval_dataset"):  # in a fit, which has made its iterator
+            return evaluate(*given.args, **given.kwargs)
+        with trainer.NextIterator(self._gpudist_epochs_of(callbacks, training=False)):
             return evaluate(*given.args, **given.kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +124,7 @@ class DistributedModel:
             Keras's result.
         """
         models.check_current(self)
-        with trainer.iterating(self._gpudist_epochs_of(None, training=False)):
+        with trainer.NextIterator(self._gpudist_epochs_of(None, training=False)):
             return super().predict(*args, **kwargs)  # type: ignore[misc]
 
     def set_weights(self, weights: Any) -> None:
@@ -204,8 +205,8 @@ class DistributedModel:
             source = source_of(self._gpudist_place, data, training=trains, seed=seed)
             epochs = Epochs(source, steps_per_epoch, steps_per_execution)
             if trains:
-                object.__setattr__(self, "_gpudist_pipeline", source.pipeline)
-                object.__setattr__(self, "_gpudist_epochs", epochs)
+                kept = state.of_model.of(self)
+                kept.pipeline, kept.epochs = source.pipeline, epochs
             if not made and callbacks is not None:
                 callbacks.set_params(callbacks.params | {"steps": epochs.num_batches})
             made.append(epochs)
@@ -217,7 +218,15 @@ class DistributedModel:
         """Return the seed for the order of arrays: another one in each fit, the same on all hosts."""
         from gpudist_core.keras_model.seeds import common_seed
 
-        return common_seed(self._gpudist_place, self._gpudist_fits)
+        return common_seed(self._gpudist_place, state.of_model.of(self).fits)
+
+    def _should_eval(self, epoch: int, validation_freq: Any) -> bool:
+        """Return whether Keras's fit validates after an epoch. For its first validation it makes an iterator."""
+        is_due = bool(super()._should_eval(epoch, validation_freq))  # type: ignore[misc]
+        kept = state.of_model.of(self)
+        if is_due and kept.next_iterator is not None and getattr(self, "_eval_epoch_iterator", None) is None:
+            kept.next_iterator.expect()
+        return is_due
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Create all variables before a step is traced, with the shapes of the data and without taking a batch."""
@@ -274,7 +283,8 @@ class DistributedModel:
             metric_variables.make_local(self._gpudist_place, me.metrics)
             own = not trainer.is_default(type(self), "train_step")
             step = me.train_step if own else functools.partial(steps.train_step, self)
-            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=self._gpudist_step)
+            accumulations = state.of_model.of(self).accumulations
+            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
         return me.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -305,7 +315,8 @@ class DistributedModel:
         # In a step, and while Keras builds symbolically, a metric is asked for its form, not for its value.
         if shares.current() is not None or not tf.executing_eagerly():
             return dict(super().get_metrics_result())  # type: ignore[misc]
-        if self._gpudist_results is None or not self._gpudist_results.covers(self):
-            object.__setattr__(self, "_gpudist_results", Results(self, self._gpudist_place))
-        with self._gpudist_results.summed():
+        me: Any = self
+        functions = (one for one in (me.train_function, me.test_function) if isinstance(one, CountingFunction))
+        function = next(functions, None)
+        with (Results(self, self._gpudist_place) if function is None else function.results()).summed():
             return dict(super().get_metrics_result())  # type: ignore[misc]

@@ -20,7 +20,7 @@ from gpudist_core.parameter_servers.workers import Workers, server_lost
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers, row_losses
+from gpudist_core.upstream import coordination, losses, models, optimizers, patches, row_losses
 from gpudist_core.values import is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
@@ -103,8 +103,8 @@ class CoordinatedTraining:
                 "timeout_seconds must be a positive number or None", "None means no limit.", timeout_seconds=timeout_seconds
             )
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
-        losses.install()
-        coordination.install_reading()
+        patches.of_step.prepare()
+        coordination.let_be_read(model)
         self.model, self.metrics, self.schedule = model, arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._loss = losses.per_example_function(per_example_loss)
@@ -307,6 +307,7 @@ class CoordinatedTraining:
             variables = self.trained_variables
             if not self.optimizer.built:
                 self.optimizer.build(variables)
+        coordination.let_be_read(self.model)
         _check_optimizer(self.optimizer, variables)
         scale = optimizers.loss_scaling_of(self.optimizer)
         self._work = Work(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))

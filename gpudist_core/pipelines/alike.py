@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
@@ -263,7 +264,7 @@ def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[s
     meetings = _run_of(strategy).meetings
     if what not in meetings:
         meetings[what] = _Hosts(strategy, what, "start the iteration that all hosts run together")
-    limit = getattr(strategy, "_gpudist_limit", None)  # what is allowed to a step is allowed to a host that is to begin
+    limit = state.limit_of.get(strategy)  # what is allowed to a step is allowed to a host that is to begin
     meetings[what].longest = _LONGEST_SECONDS if limit is None else limit
     return meetings[what].told(mine, are_alike)
 

@@ -24,6 +24,7 @@ from gpudist_core.upstream import (
     metric_variables,
     models,
     optimizers,
+    patches,
     randomness,
     row_losses,
     row_means,
@@ -124,7 +125,7 @@ class TrainStep:
         optimizers.check(optimizer)
         optimizers.check_single_updates(optimizer)
         arguments.check_model(model, variables)
-        losses.install()
+        patches.of_step.prepare()
         self.strategy = strategy if strategy is not None else models.strategy_of(model)
         if strategy is None:
             warn_of_one_device(model, self.strategy)
@@ -135,8 +136,6 @@ class TrainStep:
         self._loss = losses.per_example_function(per_example_loss)
         if self._replicas.total > 1:
             row_losses.check(per_example_loss)
-        if self.metrics:
-            row_means.install()
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
         self._synchronizes = synchronize_batch_norm
         if synchronize_batch_norm:

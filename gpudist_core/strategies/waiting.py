@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from gpudist_core import state
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import key_value
 from gpudist_core.upstream import strategies as upstream
@@ -27,7 +28,7 @@ def set_limit(strategy: Any, seconds: float | None) -> None:
         strategy: The strategy.
         seconds: The limit of one step in seconds; None for no limit.
     """
-    strategy._gpudist_limit = seconds
+    state.limit_of[strategy] = seconds
 
 
 @contextlib.contextmanager
@@ -42,7 +43,7 @@ def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
     """
     import tensorflow as tf
 
-    seconds = getattr(strategy, "_gpudist_limit", None)
+    seconds = state.limit_of.get(strategy)
     if seconds is None or not tf.executing_eagerly():
         yield
         return

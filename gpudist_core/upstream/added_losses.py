@@ -12,20 +12,26 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from gpudist_core import share as shares
+from gpudist_core.upstream.patches import Replacements
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras's layers to know replicas. Outside of a gpudist step nothing changes."""
-    from keras.src import tree
+def replacements() -> Replacements:
+    """Return what lets Keras's layers know replicas."""
     from keras.src.layers.layer import Layer
 
     adds_up_rows = _adds_up_rows()
-    add, own, clear = Layer.add_loss, Layer._get_own_losses, Layer._clear_losses
+    yield Layer, "add_loss", lambda original: _adding(original, adds_up_rows=adds_up_rows)
+    yield Layer, "_get_own_losses", _getting
+    yield Layer, "_clear_losses", _clearing
+
+
+def _adding(add: Callable[..., Any], *, adds_up_rows: bool) -> Callable[..., Any]:
+    from keras.src import tree
 
     @functools.wraps(add)
     def add_loss(self: Any, loss: Any) -> Any:
@@ -39,11 +45,19 @@ def install() -> None:
         kept.setdefault(id(self), []).extend(tree.flatten(loss))
         return None
 
+    return add_loss
+
+
+def _getting(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def get_own_losses(self: Any) -> Any:
         kept = _kept()
         return own(self) if kept is None else list(kept.get(id(self), []))
 
+    return get_own_losses
+
+
+def _clearing(clear: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(clear)
     def clear_losses(self: Any) -> None:
         kept = _kept()
@@ -54,7 +68,7 @@ def install() -> None:
             for layer in self._layers:
                 layer._clear_losses()
 
-    Layer.add_loss, Layer._get_own_losses, Layer._clear_losses = add_loss, get_own_losses, clear_losses
+    return clear_losses
 
 
 def _adds_up_rows() -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream import run_state
+from gpudist_core.upstream.patches import Replacements
 
 _mode = threading.local()
 
@@ -29,7 +30,6 @@ def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
         wanted: Whether to use them. Otherwise each replica uses its own examples, as in Keras.
         compiled: Whether XLA compiles the step, which then cannot wait for the other replicas.
     """
-    install()
     outer = getattr(_mode, "wanted", False), getattr(_mode, "compiled", False)
     _mode.wanted, _mode.compiled = wanted, compiled
     try:
@@ -38,13 +38,14 @@ def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
         _mode.wanted, _mode.compiled = outer
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras's BatchNormalization to know replicas. Outside of a gpudist step nothing changes."""
+def replacements() -> Replacements:
+    """Return what lets Keras's BatchNormalization know replicas."""
     import keras
 
-    original = keras.layers.BatchNormalization._moments
+    yield keras.layers.BatchNormalization, "_moments", _of_all_rows
 
+
+def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
         share = shares.current()
@@ -59,7 +60,7 @@ def install() -> None:
         self.synchronized = True
         return global_moments(share, inputs, mask, list(self._reduction_axes))
 
-    keras.layers.BatchNormalization._moments = moments
+    return moments
 
 
 def mark(model: Any) -> None:

@@ -1,8 +1,10 @@
-"""Find what Keras's callbacks keep from epoch to epoch, and tell `Checkpoints` of the other callbacks."""
+"""Find what Keras's callbacks keep from epoch to epoch, and the callbacks beside one of ours."""
 
 from __future__ import annotations
 
-import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 # By the class's name: Keras 3.12, the last one for Python 3.10, has no OrbaxCheckpoint.
@@ -36,18 +38,35 @@ def attributes_of(callback: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(callback).items() if name not in known}
 
 
-@functools.cache
-def install() -> None:
-    """Patch `CallbackList` to pass the list of callbacks to those with `all_begun`, after all have started the training."""
-    import keras
+class _Last:
+    """Stand at the end of a list of callbacks while they start the training."""
 
-    original = keras.callbacks.CallbackList.on_train_begin
+    def __init__(self, callbacks: list[Any]) -> None:
+        self._callbacks = callbacks
+        self.functions: list[Callable[[list[Any]], None]] = []
 
-    @functools.wraps(original)
-    def on_train_begin(self: Any, logs: Any = None) -> None:
-        original(self, logs)
-        for callback in list(self.callbacks):
-            if hasattr(callback, "all_begun"):
-                callback.all_begun(self.callbacks)
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._callbacks[:] = [one for one in self._callbacks if one is not self]
+        for function in self.functions:
+            function(self._callbacks)
 
-    keras.callbacks.CallbackList.on_train_begin = on_train_begin
+
+def after_all_begin(callback: Any, function: Callable[[list[Any]], None]) -> None:
+    """Call a function with the list of callbacks after all of them have started the training.
+
+    Keras gives a callback no access to the list, so it is found among the callers.
+
+    Args:
+        callback: A callback in its `on_train_begin`. If no list of callbacks has called it, nothing happens.
+        function: A function of the list. It may sort it.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        callbacks = getattr(frame.f_locals.get("self"), "callbacks", None)
+        if isinstance(callbacks, list) and any(one is callback for one in callbacks):
+            if not isinstance(callbacks[-1], _Last):
+                callbacks.append(_Last(callbacks))  # the loop over the list comes to it
+            callbacks[-1].functions.append(function)
+            return
+        frame = frame.f_back

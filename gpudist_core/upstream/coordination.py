@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from gpudist_core.upstream import patches
+from gpudist_core.upstream.models import plain
 
 _current = threading.local()
 CALLS_PER_ITEM = 4096
@@ -51,13 +55,13 @@ def reading_seeds(item: Any) -> Iterator[Seeds]:
     Yields:
         The seeds that were read.
     """
-    _install_seeds()
     outer = getattr(_current, "seeds", None)
-    _current.seeds = Seeds(item)
-    try:
-        yield _current.seeds
-    finally:
-        _current.seeds = outer
+    with patches.of_step:
+        _current.seeds = Seeds(item)
+        try:
+            yield _current.seeds
+        finally:
+            _current.seeds = outer
 
 
 def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -> None:
@@ -75,18 +79,20 @@ def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -
         value.assign(tf.convert_to_tensor(value) + tf.cast([0, step], value.dtype))
 
 
-@functools.cache
-def _install_seeds() -> None:
+def replacements() -> patches.Replacements:
+    """Return what lets Keras's seed generators be read without advancing them."""
     import keras
 
-    original = keras.random.SeedGenerator.next
+    yield keras.random.SeedGenerator, "next", _reading
 
+
+def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def following(self: Any, ordered: bool = True) -> Any:
         seeds = getattr(_current, "seeds", None)
         return original(self, ordered) if seeds is None else seeds.next(self)
 
-    keras.random.SeedGenerator.next = following
+    return following
 
 
 def parts_of(variable: Any) -> list[Any]:
@@ -107,18 +113,24 @@ def parts_of(variable: Any) -> list[Any]:
     return [variable]
 
 
-@functools.cache
-def install_reading() -> None:
-    """Let a Keras variable that is partitioned over servers be read as an array, as `get_weights` and `save_weights` do."""
-    import numpy as np
-    import tensorflow as tf
+def let_be_read(model: Any) -> None:
+    """Let a model's partitioned variables be read as arrays, as `get_weights` and `save_weights` do.
+
+    Args:
+        model: A Keras model. Its variables get the method that TensorFlow's `ShardedVariable` lacks.
+    """
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    def read(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-        return np.asarray(tf.convert_to_tensor(self), dtype)
+    for variable in map(plain, getattr(model, "variables", [])):
+        if isinstance(variable, ShardedVariable) and not hasattr(variable, "__array__"):
+            variable.__array__ = functools.partial(_read, weakref.ref(variable))
 
-    if not hasattr(ShardedVariable, "__array__"):
-        ShardedVariable.__array__ = read
+
+def _read(variable: Any, dtype: Any = None, copy: Any = None) -> Any:
+    import numpy as np
+    import tensorflow as tf
+
+    return np.asarray(tf.convert_to_tensor(variable()), dtype)
 
 
 def is_coordinated(strategy: Any) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudist_core import share as shares
+from gpudist_core.upstream.patches import Replacements
 
 OPERATIONS = {
     "conv2d": "Conv2D",
@@ -31,23 +32,20 @@ OPERATIONS = {
 }
 
 
-@functools.cache
-def install() -> None:
-    """Patch the operations behind every layer and `tf.nn` function, for gpudist steps only."""
+def replacements() -> Replacements:
+    """Return replacements of the operations behind every layer and `tf.nn` function."""
     import tensorflow as tf
     from keras.src.backend.tensorflow import numpy as keras_numpy
     from tensorflow.python.ops import gen_array_ops, gen_nn_ops
-    from tensorflow.python.util.tf_export import kwarg_only
 
     for name, raw in OPERATIONS.items():
-        mended = _with_a_row(getattr(gen_nn_ops, name))
-        setattr(gen_nn_ops, name, mended)
-        setattr(tf.raw_ops, raw, kwarg_only(mended))
-    gen_array_ops.extract_image_patches = _with_a_row(gen_array_ops.extract_image_patches)
-    gen_array_ops.mirror_pad = _beside_rows(gen_array_ops.mirror_pad)
-    tf.nn.ctc_loss = _of_sequences(tf.nn.ctc_loss)
-    tf.raw_ops.CudnnRNNV3 = with_a_sequence(tf.raw_ops.CudnnRNNV3)
-    keras_numpy.add = _without_a_bias(keras_numpy.add)
+        yield gen_nn_ops, name, _with_a_row
+        yield tf.raw_ops, raw, _with_a_row_by_name
+    yield gen_array_ops, "extract_image_patches", _with_a_row
+    yield gen_array_ops, "mirror_pad", _beside_rows
+    yield tf.nn, "ctc_loss", _of_sequences
+    yield tf.raw_ops, "CudnnRNNV3", with_a_sequence
+    yield keras_numpy, "add", _without_a_bias
 
 
 def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,6 +58,16 @@ def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
         rows = tf.shape(input)[0]
         padded = operation(_padded(input, 0, rows), *args, **kwargs)
         return tf.nest.map_structure(lambda one: tf.ensure_shape(one[:rows], [input.shape[0], *one.shape[1:]]), padded)
+
+    return run
+
+
+def _with_a_row_by_name(operation: Callable[..., Any]) -> Callable[..., Any]:
+    with_a_row = _with_a_row(lambda input, **kwargs: operation(input=input, **kwargs))  # noqa: A006
+
+    @functools.wraps(operation)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return operation(*args, **kwargs) if args or "input" not in kwargs else with_a_row(**kwargs)
 
     return run
 

@@ -15,25 +15,30 @@ import contextlib
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.upstream import batch_norm
+from gpudist_core.upstream.patches import Replacements
 
 _here = threading.local()
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras's variables to know replicas. Outside of a gpudist step nothing changes."""
+def replacements() -> Replacements:
+    """Return what lets Keras's variables know replicas."""
     import keras
     from keras.src import backend
 
-    assign, initialize = backend.Variable._direct_assign, backend.Variable._initialize_with_initializer
-    recur, normalize = keras.layers.RNN.call, keras.layers.BatchNormalization.call
+    yield backend.Variable, "_direct_assign", _averaging
+    yield backend.Variable, "_initialize_with_initializer", _drawing_outside
+    yield keras.layers.RNN, "call", lambda original: _leaving_alone(original, lambda: True)
+    # The moments of all examples are the same on all replicas already.
+    yield keras.layers.BatchNormalization, "call", lambda original: _leaving_alone(original, batch_norm.are_of_all)
 
+
+def _averaging(assign: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(assign)
     def direct_assign(self: Any, value: Any) -> Any:
         share = shares.current()
@@ -41,6 +46,10 @@ def install() -> None:
             value = of_all(share, self, value)
         return assign(self, value)
 
+    return direct_assign
+
+
+def _drawing_outside(initialize: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(initialize)
     def initialize_with_initializer(self: Any, initializer: Any) -> Any:
         @functools.wraps(initializer)
@@ -50,20 +59,16 @@ def install() -> None:
 
         return initialize(self, start)
 
-    @functools.wraps(recur)
+    return initialize_with_initializer
+
+
+def _leaving_alone(original: Callable[..., Any], is_wanted: Callable[[], bool]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _left_alone():
-            return recur(self, *args, **kwargs)
+        with _left_alone() if is_wanted() else contextlib.nullcontext():
+            return original(self, *args, **kwargs)
 
-    @functools.wraps(normalize)
-    def call_normalizing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _left_alone() if batch_norm.are_of_all() else contextlib.nullcontext():  # the same on all replicas already
-            return normalize(self, *args, **kwargs)
-
-    backend.Variable._direct_assign = direct_assign
-    backend.Variable._initialize_with_initializer = initialize_with_initializer
-    keras.layers.RNN.call = call
-    keras.layers.BatchNormalization.call = call_normalizing
+    return call
 
 
 @contextlib.contextmanager

@@ -10,40 +10,50 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
-from gpudist_core.upstream import added_losses, empty_batches, layer_state
+from gpudist_core.upstream.patches import Replacements
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras's losses to know shares. Outside of a gpudist step nothing changes."""
+def replacements() -> Replacements:
+    """Return what lets Keras's losses know shares."""
     from keras.src.losses import loss
 
-    added_losses.install()
-    empty_batches.install()
-    layer_state.install()
-    originals = loss.reduce_weighted_values, loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
+    yield loss, "reduce_weighted_values", _reducing
+    yield loss, "scale_loss_for_distribution", _scaling
+    yield loss, "unscale_loss_for_distribution", _unscaling
 
+
+def _reducing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def reduce_weighted_values(values: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
         share = shares.current()
         if share is None:
-            return originals[0](values, sample_weight, mask, **kwargs)
+            return original(values, sample_weight, mask, **kwargs)
         return _share_of_loss(share, values, sample_weight, mask, **kwargs)
 
-    def scale(value: Any) -> Any:
-        return value if shares.current() is not None else originals[1](value)
+    return reduce_weighted_values
 
+
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale(value: Any) -> Any:
+        return value if shares.current() is not None else original(value)
+
+    return scale
+
+
+def _unscaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def unscale(value: Any) -> Any:
         share = shares.current()
-        return originals[2](value) if share is None else value * float(share.num_replicas)
+        return original(value) if share is None else value * float(share.num_replicas)
 
-    loss.reduce_weighted_values = reduce_weighted_values
-    loss.scale_loss_for_distribution = scale
-    loss.unscale_loss_for_distribution = unscale
+    return unscale
 
 
 def mask_of(value: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from gpudist_core import state
 from gpudist_core.upstream import whole_numbers
 
 # Of outputs without columns Keras's other functions take the mean over the rows.
@@ -66,9 +67,9 @@ def _is_mean(function: Any) -> bool:
 
 
 def _warn(metric: Any, shape: Any) -> None:
-    if getattr(metric, "_gpudist_warned", False):
+    if metric in state.warned_metrics:
         return
-    object.__setattr__(metric, "_gpudist_warned", True)
+    state.warned_metrics.add(metric)
     warnings.warn(
         "A metric's function must return one value for each example, so that examples can be counted over all replicas. "
         "Received: "

@@ -14,7 +14,8 @@ from typing import Any
 
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
-from gpudist_core.upstream import classes, saved_sums
+from gpudist_core.state import OfOptimizer, of_optimizer
+from gpudist_core.upstream import classes, custom_step, saved_sums
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
@@ -38,14 +39,12 @@ def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         exact_optimizer(inner, strategy)
-        inner._gpudist_reduced = True
-    if not hasattr(optimizer, "_gpudist_reduced"):
+        of_optimizer.of(inner).is_reduced = True
+    if not of_optimizer.of(optimizer).is_exact:
         if inner is None and optimizer.built:
             saved_sums.take_over(optimizer)
         classes.mix_in(optimizer, _Exact if inner is None else _LossScaling)
-        # The attributes are plain values: Keras must not track them.
-        for name, value in _first_values(optimizer).items():
-            object.__setattr__(optimizer, name, value)
+        _keep_what_waits(optimizer)
     if not optimizer.built:
         optimizer._distribution_strategy = strategy
     return optimizer
@@ -101,20 +100,13 @@ def _looks_at_all(optimizer: Any, variable: Any) -> bool:
     return isinstance(optimizer, (keras.optimizers.Lamb, keras.optimizers.Adafactor))
 
 
-def _first_values(optimizer: Any) -> dict[str, Any]:
-    steps = optimizer.gradient_accumulation_steps
-    frequency = getattr(optimizer, "ema_overwrite_frequency", None)
-    return {
-        "_gpudist_reduced": False,
-        "_gpudist_reduce": None,
-        "_gpudist_clip": None,
-        "_gpudist_accumulate": steps,
-        "_gpudist_accumulation": None,
-        "_gpudist_overwrite": frequency,
-        # Keras would do both inside a `cond`, where replicas cannot meet (`merge_call called while defining a new graph`).
-        "gradient_accumulation_steps": None,
-        "ema_overwrite_frequency": None,
-    }
+def _keep_what_waits(optimizer: Any) -> None:
+    """Take from Keras what it would do inside a `cond`, where replicas cannot meet (`merge_call called while defining ...`)."""
+    kept = of_optimizer.of(optimizer)
+    kept.is_exact, kept.accumulate = True, optimizer.gradient_accumulation_steps
+    kept.overwrite = getattr(optimizer, "ema_overwrite_frequency", None)
+    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        object.__setattr__(optimizer, name, None)
 
 
 @contextlib.contextmanager
@@ -127,18 +119,17 @@ def reducing(optimizer: Any, reduce: Reduce, clip: clipping.Clipping | None = No
             replicas.
         clip: Clipping before the optimizer's own.
     """
-    object.__setattr__(optimizer, "_gpudist_reduce", reduce)
-    object.__setattr__(optimizer, "_gpudist_clip", clip)
+    kept = of_optimizer.of(optimizer)
+    kept.reduce, kept.clip = reduce, clip
     try:
         yield
     finally:
-        object.__setattr__(optimizer, "_gpudist_reduce", None)
-        object.__setattr__(optimizer, "_gpudist_clip", None)
+        kept.reduce = kept.clip = None
 
 
 def accumulates(optimizer: Any) -> int:
     """Return over how many batches the optimizer takes the mean; 0 without accumulation."""
-    return int(getattr(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulate", None) or 0)
+    return int(_kept_inside(optimizer).accumulate or 0)
 
 
 def may_skip(optimizer: Any) -> bool:
@@ -169,7 +160,7 @@ def check_single_updates(optimizer: Any) -> None:
         UsageError: If it has `gradient_accumulation_steps`.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    steps = getattr(inner, "_gpudist_accumulate", None) or inner.gradient_accumulation_steps
+    steps = accumulates(optimizer) or inner.gradient_accumulation_steps
     if steps:
         raise UsageError(
             "An optimizer for a TrainStep must not have gradient_accumulation_steps",
@@ -186,12 +177,16 @@ def num_applied(optimizer: Any) -> int:
 
 def accumulation_of(optimizer: Any) -> Any:
     """Return the object that `accumulate_by` set, or None."""
-    return getattr(optimizer, "inner_optimizer", optimizer)._gpudist_accumulation
+    return _kept_inside(optimizer).accumulation
 
 
 def accumulate_by(optimizer: Any, accumulation: Any) -> None:
     """Let an optimizer ask `accumulation(grads, variables, reduced=...)` what to update with; None for nothing yet."""
-    object.__setattr__(getattr(optimizer, "inner_optimizer", optimizer), "_gpudist_accumulation", accumulation)
+    _kept_inside(optimizer).accumulation = accumulation
+
+
+def _kept_inside(optimizer: Any) -> OfOptimizer:
+    return of_optimizer.of(getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def variables_of(optimizer: Any) -> list[Any]:
@@ -214,7 +209,7 @@ def place_of(optimizer: Any, variable: Any) -> int:
 
 
 def _gradients_of_all(optimizer: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
-    reduce = optimizer._gpudist_reduce or reduction.sum_over_replicas
+    reduce = of_optimizer.of(optimizer).reduce or reduction.sum_over_replicas
     with _meeting():
         return list(reduce(list(grads), list(variables)))
 
@@ -248,7 +243,10 @@ def _overrides(optimizer: Any, name: str) -> bool:
 
 def is_summed(optimizer: Any) -> bool:
     """Return whether the optimizer's gradients are already summed over all replicas."""
-    return optimizer._gpudist_reduced or id(optimizer) in getattr(_summed, "optimizers", ())
+    kept = of_optimizer.known(optimizer)
+    if kept is None or not (kept.is_exact or kept.is_reduced):
+        return False
+    return kept.is_reduced or id(optimizer) in getattr(_summed, "optimizers", ()) or custom_step.are_gradients_summed()
 
 
 @contextlib.contextmanager
@@ -316,8 +314,11 @@ class _Base:
 
     def get_config(self) -> dict[str, Any]:
         config: dict[str, Any] = super().get_config()  # type: ignore[misc]
-        asked = {"gradient_accumulation_steps": "_gpudist_accumulate", "ema_overwrite_frequency": "_gpudist_overwrite"}
-        return config | {name: getattr(self, kept) for name, kept in asked.items() if name in config}
+        kept = of_optimizer.known(self)
+        if kept is None or not kept.is_exact:
+            return config
+        asked = {"gradient_accumulation_steps": kept.accumulate, "ema_overwrite_frequency": kept.overwrite}
+        return config | {name: value for name, value in asked.items() if name in config}
 
 
 class _LossScaling(_Base):
@@ -328,8 +329,9 @@ class _LossScaling(_Base):
         variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
         if (accumulation := accumulation_of(self)) is not None:
             accumulation.check_none_was_skipped()
-        grads = _gradients_of_all(self, grads, variables)
-        me.inner_optimizer._gpudist_clip = me._gpudist_clip
+        if not is_summed(self):
+            grads = _gradients_of_all(self, grads, variables)
+        of_optimizer.of(me.inner_optimizer).clip = of_optimizer.of(self).clip
         super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
@@ -340,7 +342,8 @@ class _Exact(_Base):
     def iterations(self) -> Any:
         """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
         me: Any = self
-        return me._iterations if me._gpudist_accumulation is None else me._iterations // me._gpudist_accumulate
+        kept = of_optimizer.of(self)
+        return me._iterations if kept.accumulation is None else me._iterations // kept.accumulate
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -361,8 +364,8 @@ class _Exact(_Base):
     def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
         me: Any = self
         held: list[Any] | None = grads
-        if me._gpudist_accumulation is not None:
-            held = me._gpudist_accumulation(grads, trainable_variables, reduced=is_summed(self))
+        if (accumulation := accumulation_of(self)) is not None:
+            held = accumulation(grads, trainable_variables, reduced=is_summed(self))
         if held is not None:
             self._gpudist_update(held, trainable_variables)
         if me.use_ema:
@@ -377,8 +380,8 @@ class _Exact(_Base):
         # Keras squares the values of a row of a table that stands in a sparse gradient several times each by itself: as often
         # as it was looked up, which depends on the replicas. Keras 2 added them up, as a dense gradient does.
         grads = [g if g is None else reduction.merge_repeated(g) for g in grads]
-        if me._gpudist_clip is not None:
-            grads = me._gpudist_clip(grads, trainable_variables)
+        if (clip := of_optimizer.of(self).clip) is not None:
+            grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
             grads = me._clip_gradients(grads)
         else:
@@ -394,7 +397,7 @@ def _overwrite(optimizer: Any) -> None:
     """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
     import tensorflow as tf
 
-    every = optimizer._gpudist_overwrite
+    every = of_optimizer.of(optimizer).overwrite
     if not every:
         return
     now = tf.equal((tf.convert_to_tensor(optimizer.iterations) + 1) % every, 0)

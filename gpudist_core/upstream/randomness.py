@@ -16,6 +16,7 @@ import numpy as np
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
+from gpudist_core.upstream.patches import Replacements
 
 _mode = threading.local()
 # What a test harness that watches draws sets: that it gives each row its own, or how it looks away from a draw for all rows.
@@ -29,7 +30,6 @@ MIXING = ("shuffle", "categorical")
 @contextlib.contextmanager
 def drawing(mode: str) -> Iterator[None]:
     """Set, while this thread traces a step, how random numbers are drawn: `replica` or `row`."""
-    install()
     outer = getattr(_mode, "mode", None)
     _mode.mode = mode
     try:
@@ -38,15 +38,33 @@ def drawing(mode: str) -> Iterator[None]:
         _mode.mode = outer
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras's random functions to know replicas and examples. Outside of a gpudist step nothing changes."""
+def replacements() -> Replacements:
+    """Return what lets Keras's random functions know replicas and examples."""
     import keras
     from keras.src.backend.tensorflow import image, random
     from keras.src.layers.regularization import spatial_dropout
 
-    cast_seed = random._cast_seed
+    yield random, "_cast_seed", _folded
+    for name in SHAPED:
+        yield random, name, _by_row
+    for name in WITH_PARAMETERS:
+        yield random, name, functools.partial(_by_row, takes_scalars=True)
+    for name in MIXING:
+        yield random, name, functools.partial(_refused_by_row, name=f"keras.random.{name}")
+    # The one draws besides Keras's functions, the other by Python, once for all steps and for each replica that is traced.
+    for owner, name, layer in (
+        (image, "elastic_transform", "RandomElasticTransform"),
+        (getattr(keras.layers, "AugMix", None), "get_random_transformation", "AugMix"),
+    ):
+        if hasattr(owner, name):  # Keras 3.8 has neither layer
+            yield owner, name, functools.partial(_refused_by_row, name=f"keras.layers.{layer}")
+    yield random, "dropout", _dropout_by_row
+    for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
+        yield kind, "_get_noise_shape", _with_open_rows
 
+
+def _folded(cast_seed: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(cast_seed)
     def folded(seed: Any) -> Any:
         import tensorflow as tf
 
@@ -55,23 +73,7 @@ def install() -> None:
             return seed
         return tf.random.experimental.stateless_fold_in(seed, share.replica)
 
-    random._cast_seed = folded
-    for name in SHAPED:
-        setattr(random, name, _by_row(getattr(random, name)))
-    for name in WITH_PARAMETERS:
-        setattr(random, name, _by_row(getattr(random, name), takes_scalars=True))
-    for name in MIXING:
-        setattr(random, name, _refused_by_row(getattr(random, name), f"keras.random.{name}"))
-    # The one draws besides Keras's functions, the other by Python, once for all steps and for each replica that is traced.
-    for owner, name, layer in (
-        (image, "elastic_transform", "RandomElasticTransform"),
-        (getattr(keras.layers, "AugMix", None), "get_random_transformation", "AugMix"),
-    ):
-        if hasattr(owner, name):  # Keras 3.8 has neither layer
-            setattr(owner, name, _refused_by_row(getattr(owner, name), f"keras.layers.{layer}"))
-    random.dropout = _dropout_by_row(random.dropout)
-    for kind in (spatial_dropout.SpatialDropout1D, spatial_dropout.SpatialDropout2D, spatial_dropout.SpatialDropout3D):
-        kind._get_noise_shape = _with_open_rows(kind._get_noise_shape)
+    return folded
 
 
 def _rows_mode() -> Any:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
-from gpudist_core.upstream import assigned_by_hand, clipping_by_hand, losses, metric_functions
-from gpudist_core.upstream.parts import Parts
+from gpudist_core.upstream import custom_step, losses, metric_functions
+from gpudist_core.upstream.patches import Replacements
 
 _means = threading.local()
 
@@ -27,28 +27,23 @@ def counting(*, tapes: bool) -> Iterator[None]:
     """Treat scalars as means over the replica's examples while this thread traces one replica's step.
 
     Args:
-        tapes: Whether `GradientTape.gradient` of variables differentiates the mean times the fraction, for custom steps.
+        tapes: Whether the step is a custom one, whose tapes give the gradients of the mean over all replicas' examples.
     """
     outer = getattr(_means, "state", None)
-    _means.state = _Means(tapes)
+    _means.state = _Means()
     try:
-        yield
+        with custom_step.tracing() if tapes else contextlib.nullcontext():
+            yield
     finally:
         _means.state = outer
 
 
 class _Means:
-    """Hold what is known of the scalars of one trace.
+    """Hold what is known of the scalars of one trace."""
 
-    Args:
-        tapes: As for `counting`.
-    """
-
-    def __init__(self, tapes: bool) -> None:
-        self.tapes = tapes
+    def __init__(self) -> None:
         self.of_rows: dict[int, Any] = {}
         self.outputs: Any = None  # of which a metric's function makes its values just now
-        self.parts = Parts()
 
 
 def _current() -> tuple[_Means, shares.Share] | None:
@@ -56,22 +51,19 @@ def _current() -> tuple[_Means, shares.Share] | None:
     return None if means is None or share is None else (means, share)
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras. Outside of `counting` nothing changes."""
-    losses.install()
-    _install_losses()
-    _install_mean()
-    _install_tape()
-    clipping_by_hand.install(_current_parts)
-    assigned_by_hand.install(_current_parts)
-
-
-def _install_losses() -> None:
+def replacements() -> Replacements:
+    """Return what lets losses and metrics know shares inside of `counting`."""
     from keras.src.losses import loss
+    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
 
-    of_share, unscaled = loss.reduce_weighted_values, loss.unscale_loss_for_distribution
+    yield loss, "reduce_weighted_values", _reducing
+    yield loss, "unscale_loss_for_distribution", _unscaling
+    yield Mean, "update_state", _counting_rows
+    yield MeanMetricWrapper, "update_state", _naming_outputs
 
+
+def _reducing(of_share: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(of_share)
     def reduce_weighted_values(values: Any, *args: Any, **kwargs: Any) -> Any:
         current = _current()
         if current is None:
@@ -81,6 +73,11 @@ def _install_losses() -> None:
         value = of_share(values, *args, **kwargs)
         return value if value.shape.rank != 0 else _over(value, current[1].fraction)
 
+    return reduce_weighted_values
+
+
+def _unscaling(unscaled: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(unscaled)
     def unscale(value: Any) -> Any:
         current = _current()
         if current is None:
@@ -89,8 +86,7 @@ def _install_losses() -> None:
         current[0].of_rows[id(value)] = value
         return value
 
-    loss.reduce_weighted_values = reduce_weighted_values
-    loss.unscale_loss_for_distribution = unscale
+    return unscale
 
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
@@ -152,11 +148,7 @@ def of_log(value: Any) -> Any:
     return tf.math.multiply_no_nan(value, tf.cast(share.fraction, value.dtype))
 
 
-def _install_mean() -> None:
-    from keras.src.metrics.reduction_metrics import Mean, MeanMetricWrapper
-
-    original, of_function = Mean.update_state, MeanMetricWrapper.update_state
-
+def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         import tensorflow as tf
@@ -173,6 +165,10 @@ def _install_mean() -> None:
             sample_weight = share.fraction
         return original(self, present(values), sample_weight)
 
+    return update_state
+
+
+def _naming_outputs(of_function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of_function)
     def update_by_function(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         current = _current()
@@ -184,53 +180,4 @@ def _install_mean() -> None:
         finally:
             current[0].outputs = None
 
-    Mean.update_state, MeanMetricWrapper.update_state = update_state, update_by_function
-
-
-def _install_tape() -> None:
-    import tensorflow as tf
-
-    original = tf.GradientTape.gradient
-
-    @functools.wraps(original)
-    def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
-        current = _current()
-        if current is None or not current[0].tapes or current[1].num_replicas == 1 or not _variables(sources):
-            return original(self, target, sources, output_gradients, **kwargs)
-        targets = tf.nest.flatten(target)
-        given = tf.nest.flatten(output_gradients) if output_gradients is not None else [tf.ones_like(t) for t in targets]
-        # Of values by row a tape takes the sum, as it does on one device; one number is the mean over the replica's rows.
-        seeds = [g if g.shape.rank else g * tf.cast(current[1].fraction, g.dtype) for g in given]
-        grads = original(self, targets, sources, seeds, **kwargs)
-        grads = tf.nest.map_structure(lambda g: _finite_without_rows(g, current[1]), grads)
-        current[0].parts.remember(tf.nest.flatten(grads), tf.nest.flatten(sources))
-        return grads
-
-    tf.GradientTape.gradient = gradient
-
-
-def _current_parts() -> tuple[Parts, shares.Share] | None:
-    """Return the parts and the share of a custom step on several replicas, or None."""
-    current = _current()
-    if current is None or not current[0].tapes or current[1].num_replicas == 1:
-        return None
-    return current[0].parts, current[1]
-
-
-def _variables(sources: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
-    return any(isinstance(source, (tf.Variable, keras.Variable)) for source in tf.nest.flatten(sources))
-
-
-def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
-    import tensorflow as tf
-
-    from gpudist_core.gradients import reduction
-
-    if gradient is None:
-        return None
-    values = reduction.values_of(gradient)
-    here = tf.cast(tf.minimum(share.rows, 1), values.dtype)
-    return reduction.with_values(gradient, tf.math.multiply_no_nan(values, here))
+    return update_by_function

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpudist_core import state
+
 
 def take_over(optimizer: Any) -> None:
     """Take over the sums that a plain Keras optimizer was built or loaded with as the first state of its accumulation.
@@ -25,14 +27,13 @@ def take_over(optimizer: Any) -> None:
         for variable in sums:
             optimizer._untrack_variable(variable)
         object.__setattr__(optimizer, "_accumulated_gradients", None)
-        object.__setattr__(optimizer, "_gpudist_taken_over", values)
+        state.of_optimizer.of(optimizer).taken_over = values
 
 
 def taken_over(optimizer: Any) -> list[Any] | None:
     """Return the sums from `take_over` or a loaded file, once; None if there are none."""
-    keeps = _keeps(optimizer)
-    values: list[Any] | None = keeps.__dict__.get("_gpudist_taken_over")
-    object.__setattr__(keeps, "_gpudist_taken_over", None)
+    kept = state.of_optimizer.of(_keeps(optimizer))
+    values, kept.taken_over = kept.taken_over, None
     return values
 
 
@@ -66,8 +67,7 @@ def split(optimizer: Any, store: Mapping[str, Any]) -> Mapping[str, Any]:
     if place is None or len(store.keys()) != len(optimizer.variables) + number:
         return store
     values = [store[str(i)] for i in range(len(store.keys()))]
-    keeps = _keeps(optimizer)
-    object.__setattr__(keeps, "_gpudist_taken_over", [np.array(value) for value in values[place : place + number]])
+    state.of_optimizer.of(_keeps(optimizer)).taken_over = [np.array(value) for value in values[place : place + number]]
     return {str(i): value for i, value in enumerate([*values[:place], *values[place + number :]])}
 
 
@@ -80,7 +80,7 @@ def _place(optimizer: Any) -> int | None:
     import keras
 
     inner = _keeps(optimizer)
-    if not inner.built or not inner._gpudist_accumulate:
+    if not inner.built or not state.of_optimizer.of(inner).accumulate:
         return None
     outer = len(optimizer._variables) if inner is not optimizer else 0
     averages = inner._model_variables_moving_average if inner.use_ema else []
@@ -90,16 +90,16 @@ def _place(optimizer: Any) -> int | None:
 
 def _sums(optimizer: Any) -> list[Any]:
     inner = _keeps(optimizer)
-    accumulation = inner._gpudist_accumulation
-    state: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
-    if state is None:
+    accumulation = state.of_optimizer.of(inner).accumulation
+    saved: dict[str, Any] | None = {"sums": {}} if accumulation is None else accumulation.state_here()
+    if saved is None:
         warnings.warn(
             "A model that Keras saves in the middle of an accumulation loses the batches without an update: hosts cannot add "
             "their "
             "sums while one of them saves. To continue exactly use gd.Checkpoints.",
             stacklevel=2,
         )
-    kept = dict(state["sums"]).get("sums") if state else None
+    kept = dict(saved["sums"]).get("sums") if saved else None
     if kept is not None:
         return [np.asarray(one) for one in kept]
     return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]

@@ -7,51 +7,65 @@ averages each replica's value of a metric. `row_means` defines how a replica's n
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any
 
 from gpudist_core.errors import UsageError
-from gpudist_core.upstream import datasets, losses, models, row_losses, row_means, run_state
+from gpudist_core.upstream import datasets, losses, models, patches, row_losses, run_state
 
-_maker: contextvars.ContextVar[Callable[..., Any] | None] = contextvars.ContextVar("gpudist_epochs", default=None)
+_next: contextvars.ContextVar[NextIterator | None] = contextvars.ContextVar("gpudist_iterator", default=None)
 
 
-@contextlib.contextmanager
-def iterating(make: Callable[..., Any]) -> Iterator[None]:
-    """Replace `TFEpochIterator` while fit, evaluate or predict runs.
+class NextIterator:
+    """Make the iterator that Keras's fit, evaluate or predict makes next. At the end of a `with` block nothing more is made.
 
     Args:
-        make: A function of its arguments, by name, that returns an iterator like `keras_model.epochs.Epochs`.
+        make: A function of the arguments of `TFEpochIterator`, by name, that returns an iterator like
+            `keras_model.epochs.Epochs`.
     """
-    install()
-    token = _maker.set(make)
-    try:
-        yield
-    finally:
-        _maker.reset(token)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._token: contextvars.Token[NextIterator | None] | None = None
+
+    def expect(self) -> None:
+        """Replace `TFEpochIterator` until Keras makes one."""
+        if self._token is None:
+            _iterators.__enter__()
+            self._token = _next.set(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.__exit__()
+        return self._make(*args, **kwargs)
+
+    def __enter__(self) -> None:
+        self.expect()
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _next.reset(self._token)
+            self._token = None
+            _iterators.__exit__()
 
 
-@functools.cache
-def install() -> None:
-    """Patch Keras. Outside of `row_means.counting` and `iterating` nothing changes."""
-    row_means.install()
-    _install_iterator()
-
-
-def _install_iterator() -> None:
+def _replacements() -> patches.Replacements:
     from keras.src.backend.tensorflow import trainer
 
-    original = trainer.TFEpochIterator
+    yield trainer, "TFEpochIterator", _making
 
+
+def _making(original: Callable[..., Any]) -> Callable[..., Any]:
     def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        make = _maker.get()
+        make = _next.get()
         return original(*args, **kwargs) if make is None else make(*args, **kwargs)
 
-    trainer.TFEpochIterator = epoch_iterator
+    return epoch_iterator
+
+
+_iterators = patches.Patches(_replacements)
 
 
 def epoch_item(first: int, last: int, batches: Iterator[Any]) -> tuple[Any, ...]:
@@ -291,8 +305,9 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
         return datasets.without_prefetch(adapter.get_tf_dataset())
     if seed is None:
         return adapter.get_tf_dataset().prefetch(tf.data.AUTOTUNE)
-    any_adapter: Any = py_dataset_adapter
-    any_adapter.random = random.Random(seed)  # shuffles the batches of a PyDataset, when they are read
+    if isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):  # it shuffles the batches when they are read
+        _draw_from(random.Random(seed), adapter, "_finite_generator")
+        _draw_from(random.Random(seed), adapter.enqueuer, "_run")
     kept = run_state.op_seeds()
     tf.random.set_seed(seed)
     try:
@@ -300,6 +315,15 @@ def dataset_of(adapter: Any, seed: int | None) -> Any:
     finally:
         tf.random.set_seed(None)
         run_state.restore_op_seeds(kept)
+
+
+def _draw_from(generator: random.Random, owner: Any, name: str) -> None:
+    """Let a method of one object draw from a generator, where its module draws from that of the process."""
+    method = getattr(owner, name, None)
+    if method is not None:
+        function = method.__func__
+        own = {**function.__globals__, "random": generator}
+        setattr(owner, name, MethodType(FunctionType(function.__code__, own, closure=function.__closure__), owner))
 
 
 def _is_endless(adapter: Any) -> bool:

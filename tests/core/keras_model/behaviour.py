@@ -262,30 +262,10 @@ def warned(run: Run, folder: str) -> dict[str, list[str]]:
 
     import gpudist_core as gd
 
-    class Stepping(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            x, y = data
-            kernel, _ = self.trainable_variables
-            with tf.GradientTape() as tape:
-                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
-            gradient = tape.gradient(loss, kernel)
-            if self.run_eagerly:
-                kernel.assign_sub(gradient)
-            else:
-                tf.cond(loss > 0.0, lambda: kernel.assign_sub(gradient), lambda: kernel.assign_add(gradient))
-            return {"loss": loss}
-
     class Counting(keras.Sequential):
         def train_step(self, data: Any) -> Any:
             steps = self.optimizer.iterations
             return super().train_step(data) | {"rows": tf.shape(data[0])[0], "steps": steps, "next": steps + 1}
-
-    class Clipping(keras.Sequential):
-        def train_step(self, data: Any) -> Any:
-            logs = super().train_step(data)
-            for variable in self.trainable_variables:
-                variable.assign(tf.clip_by_value(variable, -0.1, 0.1))
-            return logs
 
     class Branching(keras.layers.Layer):
         def build(self, shape: Any) -> None:
@@ -302,10 +282,7 @@ def warned(run: Run, folder: str) -> dict[str, list[str]]:
     x, y = digits(20)
     strategy = gd.make_strategy()
     calls = {
-        "step in a branch": lambda: run.sequential(kind=Stepping).fit(x, y, verbose=0),
-        "step without a graph": lambda: run.sequential(kind=Stepping, run_eagerly=True).fit(x, y, verbose=0),
         "count": lambda: run.sequential(kind=Counting).fit(x, y, verbose=0),
-        "clipping without a graph": lambda: run.sequential(kind=Clipping, run_eagerly=True).fit(x, y, verbose=0),
         "branch": lambda: run.sequential(Branching).fit(x, y, verbose=0),
         "distributed": lambda: gd.distributed(outside()),
         "step": lambda: gd.TrainStep(outside(), keras.optimizers.SGD(0.1), "mse"),

@@ -87,7 +87,7 @@ def ascending_first(run: Run) -> dict[str, Any]:
 
 
 def updated_by_hand(run: Run) -> dict[str, Any]:
-    """Steps of one's own that make the weights of gradients: as the tape gave them, clipped, summed; then of weights."""
+    """Steps of one's own that make weights of gradients: as the tape gave them, clipped, averaged, kept; then of weights."""
     import keras
     import tensorflow as tf
 
@@ -99,13 +99,20 @@ def updated_by_hand(run: Run) -> dict[str, Any]:
                 loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
             grads = tape.gradient(loss, variables)
             clipped, _ = tf.clip_by_global_norm(grads, 0.1)
-            sums = tf.distribute.get_replica_context().all_reduce("SUM", grads)
-            for each in zip(variables, grads, clipped, sums, strict=True):
-                variable, gradient, short, total = each
+            means = tf.distribute.get_replica_context().all_reduce("MEAN", grads)
+            for each in zip(variables, grads, clipped, means, strict=True):
+                variable, gradient, short, mean = each
                 variable.assign(0.99 * variable - 0.1 * gradient)
-                variable.assign_sub(0.1 * tf.square(gradient) + short + 0.1 * total)
+                variable.assign_sub(0.1 * tf.square(gradient) + short + 0.1 * mean)
                 variable.assign(tf.clip_by_value(variable, -0.2, 0.2))
+                kept = self.kept[variable.path]
+                kept.assign(0.9 * kept + gradient)
+                variable.assign_sub(0.01 * kept)
             return {"loss": loss}
+
+        def build(self, *args: Any) -> None:
+            super().build(*args)
+            self.kept = {v.path: keras.Variable(tf.zeros(v.shape), trainable=False) for v in self.trainable_variables}
 
     return run.fit(run.sequential(hidden, kind=Own, metrics=lambda: None), *digits(76))
 

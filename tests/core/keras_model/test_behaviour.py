@@ -126,19 +126,6 @@ def test_what_a_layer_assigns_in_a_branch_and_a_model_that_one_device_trains_are
         "A layer must assign its variables outside of loops and branches of the graph, where collectives do not work. "
         "Received: variable='mean'. Each replica keeps the value of its own examples. Use keras.ops.where instead of a branch."
     )
-    by_hand = (
-        "A custom step must assign the same value to a trained variable on all replicas. Received: variable='kernel', "
-        "computed from the gradients of each replica's own examples. From now on each replica has other weights. "
-    )
-    advice = {
-        "step in a branch": "Assign outside of loops, branches and functions of the graph, where collectives do not work.",
-        "step without a graph": "Leave run_eagerly out: in a graph gpudist computes the assigned value from the gradients of "
-        "all replicas.",
-    }
-    for case, what_to_do in advice.items():
-        [text] = seen["warned"].pop(case)
-        assert re.sub("'[^']*/kernel'", "'kernel'", text) == by_hand + what_to_do, case
-    assert seen["warned"].pop("clipping without a graph") == []
     [count] = seen["warned"].pop("count")
     assert count == (
         "A log of a step must be a mean over the examples: gpudist averages the logs of all replicas, weighted by examples. "

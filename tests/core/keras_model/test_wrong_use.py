@@ -68,9 +68,9 @@ EXPECTED = {
     "two updates with a loss scale that may be added up": "UsageError: An optimizer with a loss scale and "
     "gradient_accumulation_steps must be applied once in a step: the first may be skipped. Received: applied=2, "
     "gradient_accumulation_steps=3. Apply it once, leave gradient_accumulation_steps out, or compile with run_eagerly=True.",
-    "weights of what a variable keeps": "UsageError: A custom step must compute what it assigns to trained variables from "
-    "gradients with stateless operations. Received: operation='ReadVariableOp'. Use the sum of the gradients: "
-    "tf.distribute.get_replica_context().all_reduce('SUM', gradients).",
+    "gradients that are summed again": "UsageError: The gradients in a custom step are those of all replicas, and must not "
+    "be summed again. Received: reduce_op='SUM', replicas=2. Leave the all_reduce out, and a division of its "
+    "result by the number of replicas.",
     "a loss that is one number, with weights": "UsageError: A loss must return one value for each example if examples have "
     "weights or a mask. Received: shape=(), sample_weight_shape=(6,). Remove the mean from the loss.",
     "fewer rows than replicas": "UsageError: A global batch must have at least one example for each replica (the last batch "

@@ -368,9 +368,9 @@ def test_a_loss_that_is_one_number_is_warned_about(on_hosts: OnHosts, topology: 
         import tensorflow as tf
 
         from gpudist_core import share as shares
-        from gpudist_core.upstream import losses
+        from gpudist_core.upstream import patches
 
-        losses.install()
+        patches.of_step.prepare()
         import keras
 
         where = training.strategy()

@@ -32,7 +32,6 @@ CONVOLUTIONS: dict[str, tuple[Convolve, tuple[int, ...], tuple[int, ...]]] = {
 
 
 def in_step(convolve: Convolve, x: Any, w: Any) -> tuple[Any, Any, Any]:
-    empty_batches.install()
     with shares.sharing(shares.Share(tf.shape(x)[0])):
         with tf.GradientTape() as tape:
             tape.watch([x, w])
@@ -87,7 +86,6 @@ def test_maxima_reflections_patches_and_ctc_are_right_in_a_step_with_and_without
     name: str, rows: int, known: bool
 ) -> None:
     call, shape = OTHERS[name]
-    empty_batches.install()
 
     @tf.function(input_signature=[tf.TensorSpec((rows if known else None, *shape), tf.float32)])
     def step(x: Any) -> Any:
@@ -106,7 +104,6 @@ def test_maxima_reflections_patches_and_ctc_are_right_in_a_step_with_and_without
 
 
 def test_rows_that_are_reflected_themselves_are_left_to_tensorflow() -> None:
-    empty_batches.install()
     step = tf.function(lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), input_signature=[tf.TensorSpec((None, 2))])
     with shares.sharing(shares.Share(tf.constant(2))):
         assert step(tf.ones((2, 2))).shape == (4, 2)
@@ -144,7 +141,6 @@ def test_tensorflow_still_returns_the_input_of_an_empty_convolution() -> None:
 @pytest.mark.parametrize("layer", ["LSTM", "GRU", "SimpleRNN"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_recurrent_layer_and_a_residual_sum_do_without_rows(layer: str, known: bool) -> None:
-    empty_batches.install()
     inputs = keras.Input((5, 4))
     state = getattr(keras.layers, layer)(4)(inputs)
     model = keras.Model(inputs, keras.layers.add([keras.layers.Dense(4)(state), state]))
@@ -163,7 +159,6 @@ def test_a_recurrent_layer_and_a_residual_sum_do_without_rows(layer: str, known:
 
 
 def test_keras_still_takes_an_empty_summand_for_a_bias() -> None:
-    empty_batches.install()
     empty = tf.zeros((0, 24))
     try:
         keras.ops.add(empty, empty)

@@ -22,6 +22,7 @@ def trainer() -> dict[str, bool]:
     from keras.src.losses import loss
     from keras.src.metrics.reduction_metrics import Mean
     from keras.src.trainers import compile_utils, data_adapters
+    from keras.src.trainers.data_adapters import py_dataset_adapter
     from keras.src.utils import rng_utils
 
     from gpudist_core.upstream import trainer as ours
@@ -67,6 +68,14 @@ def trainer() -> dict[str, bool]:
         "TensorFlowTrainer.test_step": ours.is_default(keras.Model, "test_step"),
         "TensorFlowTrainer._maybe_symbolic_build": list(inspect.signature(model._maybe_symbolic_build).parameters)
         == ["iterator", "data_batch"],
+        "Trainer._should_eval": list(inspect.signature(model._should_eval).parameters) == ["epoch", "validation_freq"],
+        "TensorFlowTrainer._eval_epoch_iterator": "self._eval_epoch_iterator = TFEpochIterator(" in sources[0],
+        "evaluate(_use_cached_eval_dataset)": "_use_cached_eval_dataset=True" in sources[0],
+        "PyDatasetAdapter._finite_generator, OrderedEnqueuer._run": all(
+            "random.shuffle(indices)" in inspect.getsource(one)
+            for one in (py_dataset_adapter.PyDatasetAdapter._finite_generator, py_dataset_adapter.OrderedEnqueuer._run)
+        ),
+        "CallbackList.callbacks": "for callback in self.callbacks:" in inspect.getsource(type(callbacks).on_train_begin),
         "Trainer._compute_loss": "training" in inspect.signature(model._compute_loss).parameters,
         "Trainer._symbolic_build": "data_batch" in inspect.signature(model._symbolic_build).parameters,
         "Trainer._loss_tracker": isinstance(model._loss_tracker, keras.metrics.Mean),
@@ -239,6 +248,7 @@ def optimizers() -> dict[str, bool]:
     import inspect
 
     import keras
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
     variable = keras.Variable([1.0])
     adam = keras.optimizers.Adam(use_ema=True, clipnorm=1.0)
@@ -253,7 +263,8 @@ def optimizers() -> dict[str, bool]:
         "Optimizer._model_variables_moving_average": len(adam._model_variables_moving_average) == 1,
         "Optimizer._iterations": adam._iterations is not None,
         "Optimizer._distribution_strategy": hasattr(adam, "_distribution_strategy"),
-        "Optimizer._all_reduce_sum_gradients": hasattr(adam, "_all_reduce_sum_gradients"),
+        "TFOptimizer._all_reduce_sum_gradients": "_all_reduce_sum_gradients(grads_and_vars)"
+        in inspect.getsource(TFOptimizer._backend_update_step),
         "LossScaleOptimizer._tf_apply": list(inspect.signature(keras.optimizers.LossScaleOptimizer._tf_apply).parameters)
         == ["self", "grads", "trainable_variables"],
     }
