@@ -30,7 +30,7 @@ def is_read_at_import(name: str) -> bool:
     return name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER)
 
 
-class Watch:
+class EnvironmentWatch:
     """Decide what happens when a program changes its environment.
 
     Args:
@@ -120,7 +120,7 @@ class Watch:
             self._unsetenv(name)
 
 
-def _guarded(base: Any, watch: Watch) -> Any:
+def _guarded(base: Any, watch: EnvironmentWatch) -> Any:
     """Return a subclass of a mapping that asks the watch before an item changes."""
 
     class Guarded(base):

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from emulate.cluster import stacks, system
 from emulate.cluster.channel import ANSWER, EVENT, RESULT, Channel
-from emulate.cluster.environ import Watch
+from emulate.cluster.environ import EnvironmentWatch
 from emulate.cluster.plan import RemoteError
 from emulate.cluster.upstream import wait_for_leader
 from emulate.cluster.views import Views
@@ -206,7 +206,7 @@ def _set_environment(settings: HostSettings, context: HostContext) -> None:
             signal.pause()
 
     fresh = park if settings.is_preloaded else None
-    Watch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
+    EnvironmentWatch(settings.tf_config, settings.sets_tf_config, context.note, fresh).start()
 
 
 def _be_late(known: HostFaults, context: HostContext) -> None:

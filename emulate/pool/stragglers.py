@@ -12,7 +12,7 @@ _BUSY = 0.05  # of one processor
 _ENDLESS = ("tensorflow", "lock")  # a thread in TensorFlow there is in any case: locks alone may have a time limit
 
 
-class Watched(Protocol):
+class LateCluster(Protocol):
     """Define what the check asks a cluster."""
 
     def cpu_seconds(self, host: int) -> float:
@@ -34,7 +34,7 @@ class Stragglers:
         clock: The time in seconds.
     """
 
-    def __init__(self, cluster: Watched, patience: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, cluster: LateCluster, patience: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._cluster = cluster
         self._patience = patience
         self._clock = clock

@@ -80,7 +80,7 @@ class Listener:
     write: Callable[[Mapping[str, Any]], None] = _to_nobody
 
 
-class Watch:
+class CollectiveCounter:
     """Count collectives, and report where each replica is."""
 
     def __init__(self, listener: Listener) -> None:
@@ -140,13 +140,13 @@ class Watch:
 
 def install(listener: Listener) -> None:
     """Wrap the methods by which every collective between replicas is started."""
-    watch = Watch(listener)
+    watch = CollectiveCounter(listener)
     cls = graph_functions.collective_launcher()
     for method in ("all_reduce", "_all_gather"):
         _wrap(watch, cls, method)
 
 
-def _wrap(watch: Watch, cls: Any, method: str) -> None:
+def _wrap(watch: CollectiveCounter, cls: Any, method: str) -> None:
     original = getattr(cls, method)
 
     @functools.wraps(original)

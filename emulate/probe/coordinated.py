@@ -211,7 +211,7 @@ def _take_turns(names: upstream.Coordination) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.closure_queue._gpudist_turns = Turns(len(self.workers))
+        self.closure_queue._gpudist_turns = WorkerTurns(len(self.workers))
 
     def get(self: Any, timeout: float | None = None, tag: int | None = None) -> Any:
         with self._queue_lock:
@@ -236,7 +236,7 @@ def _take_turns(names: upstream.Coordination) -> None:
 
 
 @final
-class Turns:
+class WorkerTurns:
     """Track whose turn it is. A worker that could not finish its function misses its turns until it is back.
 
     Args:

@@ -20,7 +20,7 @@ _PIPELINES = "gpudist_core.pipelines.distributed"
 
 
 @dataclass(frozen=True)
-class Epoch:
+class FirstEpoch:
     """Describe the first epoch of a training.
 
     Attributes:
@@ -32,7 +32,7 @@ class Epoch:
     last: int | None = None
 
 
-class Epochs:
+class EpochsOfData:
     """Remember which data a program was about to go through when it made its first step.
 
     Args:
@@ -41,22 +41,22 @@ class Epochs:
 
     def __init__(self, write: Callable[[Mapping[str, Any]], None]) -> None:
         self._write = write
-        self._latest = Epoch()
+        self._latest = FirstEpoch()
         self._is_of_fit = False
         self._is_fixed = False
-        self._of_arrays = Epoch()
+        self._of_arrays = FirstEpoch()
 
     @property
-    def first(self) -> Epoch:
+    def first(self) -> FirstEpoch:
         """Return the first epoch, as far as it is known."""
         return self._latest
 
-    def begins(self, epoch: Epoch) -> None:
+    def begins(self, epoch: FirstEpoch) -> None:
         """Take note that a pass over a dataset begins: the last one before the first step is the one that trains."""
         if not (self._is_fixed or self._is_of_fit):
             self._latest = epoch
 
-    def arrays_given(self, epoch: Epoch) -> None:
+    def arrays_given(self, epoch: FirstEpoch) -> None:
         """Take note of the data that Keras has prepared for a `fit` or an evaluation."""
         self._of_arrays = epoch
 
@@ -64,7 +64,7 @@ class Epochs:
         """Take note that a `fit` begins; it makes iterators of its own, which tell less."""
         if not self._is_fixed:
             same = self._of_arrays.batches == batches
-            self._latest, self._is_of_fit = Epoch(batches, self._of_arrays.last if same else None), True
+            self._latest, self._is_of_fit = FirstEpoch(batches, self._of_arrays.last if same else None), True
 
     def step_made(self) -> None:
         """Take note of a step: with the first one the epoch is known."""
@@ -103,23 +103,23 @@ def _after_iter(cls: Any, tell: Callable[[Any], None]) -> None:
     cls.__iter__ = iterate
 
 
-def _of_dataset(dataset: Any) -> Epoch:
+def _of_dataset(dataset: Any) -> FirstEpoch:
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        return Epoch()
-    return Epoch(_finite(int(dataset.cardinality())), upstream.last_batch(dataset))
+        return FirstEpoch()
+    return FirstEpoch(_finite(int(dataset.cardinality())), upstream.last_batch(dataset))
 
 
-def _of_distributed(dataset: Any) -> Epoch:
+def _of_distributed(dataset: Any) -> FirstEpoch:
     import tensorflow as tf
 
     batches, strategy, whole = upstream.distribution_of(dataset)
     if whole is None:  # made by a function, which gives each replica batches of its own
         known = _finite(batches)
-        return Epoch(None if known is None else -(-known // upstream.num_local_replicas(strategy)))
+        return FirstEpoch(None if known is None else -(-known // upstream.num_local_replicas(strategy)))
     with tf.init_scope():
-        return Epoch(_finite(batches), upstream.last_batch(whole))
+        return FirstEpoch(_finite(batches), upstream.last_batch(whole))
 
 
 def _finite(cardinality: int) -> int | None:
@@ -130,7 +130,7 @@ def _see_pipelines(probe: Probe) -> None:
     import sys
 
     cls = sys.modules[_PIPELINES].Distributed
-    _after_iter(cls, lambda pipeline: probe.epochs.begins(Epoch(pipeline.num_batches)))
+    _after_iter(cls, lambda pipeline: probe.epochs.begins(FirstEpoch(pipeline.num_batches)))
 
 
 def _wrap_fit(probe: Probe, cls: Any) -> None:
@@ -151,6 +151,6 @@ def _wrap_epoch_iterator(probe: Probe, cls: Any) -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        probe.epochs.arrays_given(Epoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
+        probe.epochs.arrays_given(FirstEpoch(self.num_batches, upstream.partial_batch(self.data_adapter)))
 
     cls.__init__ = init

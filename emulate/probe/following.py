@@ -14,7 +14,7 @@ import numpy as np
 
 from emulate.probe.local_gradients import LocalGradients
 from emulate.probe.plan import Follow, ProbePlan
-from emulate.probe.rounding import Pairs, Rounding
+from emulate.probe.rounding import Pairs, RoundedGradients
 from emulate.probe.trace import Array
 from emulate.probe.variables import Names
 
@@ -32,7 +32,7 @@ class Following:
 
     def __init__(self, plan: ProbePlan, names: Names) -> None:
         self._follow = plan.follow
-        self._rounding = Rounding(plan, names)
+        self._rounding = RoundedGradients(plan, names)
         self._names = names
 
     def applied(self, optimizer: str, own: Pairs, recorded: Pairs) -> Pairs:

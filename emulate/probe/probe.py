@@ -37,7 +37,7 @@ from emulate.probe.initial import InitialWeights
 from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record, Recorder
 from emulate.probe.recording import Recording
-from emulate.probe.rounding import Rounding
+from emulate.probe.rounding import RoundedGradients
 from emulate.probe.slices import shard_of
 from emulate.probe.streams import Streams
 from emulate.probe.trace_writer import TraceWriter
@@ -92,13 +92,13 @@ class Probe:
         self.has_servers = has_servers
         self._all_reduce = all_reduce
         self.names = Names()
-        self.rounding = Rounding(plan, self.names)
+        self.rounding = RoundedGradients(plan, self.names)
         self.following = Following(plan, self.names)
         self.writer = TraceWriter(plan.trace / f"host-{host}", budget=plan.budget)
         self._receive = receive
         ask = self._ask_for_steps if plan.asks else None
         self.recording = Recording(self.writer, steps=plan.steps, send=send, ask=ask, keeps_sums=plan.leads)
-        self.epochs = epochs.Epochs(self.recording.write)
+        self.epochs = epochs.EpochsOfData(self.recording.write)
         self.lines = lines.Lines(self, enabled=plan.is_untouched)
         self.functions = Functions(plan.trace, enabled=plan.keeps_functions and not (several_hosts or has_servers))
         self.recorder = Recorder(plan.steps, self._handle, lambda text: send({"event": "fault", "text": text}))

@@ -31,7 +31,7 @@ MOST_MORE = 64
 
 
 @dataclass(frozen=True)
-class Site:
+class GraphSite:
     """Describe one place in the program's graphs that passes tensors."""
 
     kind: str
@@ -68,7 +68,7 @@ class Recorder:
         self._handle = handle
         self._on_fault = on_fault
         self._lock = threading.Lock()
-        self._sites: list[Site] = []
+        self._sites: list[GraphSite] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self._queue: Any = None
         self._credits: Any = None
@@ -87,13 +87,13 @@ class Recorder:
         size = sum(_num_bytes(value) for value in values)
         needed = min(NUM_CREDITS, size // CREDIT_BYTES)
         keys, dtypes = tuple(key for key, _ in tensors), tuple(value.dtype for value in values)
-        site = Site(kind, about, keys, dtypes, needed)
+        site = GraphSite(kind, about, keys, dtypes, needed)
         queue = self._started_queue()
         packed = upstream.pack(values or [tf.zeros([], tf.int32)])
         with graph_functions.device("CPU:0"), tf.control_dependencies([self._credit(needed)] if needed else []):
             return queue.enqueue([self._place(site), packed])
 
-    def _place(self, site: Site) -> Any:
+    def _place(self, site: GraphSite) -> Any:
         """Return the number of a site: in a graph that serves virtual replicas that of the replica which runs it."""
         import tensorflow as tf
 
@@ -115,7 +115,7 @@ class Recorder:
                     self._credits.enqueue_many([tf.zeros([NUM_CREDITS], tf.int32)])
         return self._credits.dequeue_many(number)
 
-    def _number(self, site: Site) -> int:
+    def _number(self, site: GraphSite) -> int:
         identity = (site.kind, repr(site.about), site.keys, site.dtypes, site.credits)
         with self._lock:
             number = self._numbers.get(identity)

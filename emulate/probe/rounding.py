@@ -16,7 +16,7 @@ _OF_16_BITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 Pairs = list[tuple[Any, Any]]
 
 
-class Rounding:
+class RoundedGradients:
     """Change gradients by units in the last place.
 
     In 16 bits each replica's partial sum is rounded by itself, and where partial sums cancel much more than the last place of

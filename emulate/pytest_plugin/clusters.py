@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, Settings
+from emulate.pytest_plugin.options import DEFAULT_POOL_SIZE, PluginSettings
 from emulate.pytest_plugin.orphans import end_with_parent
 from emulate.pytest_plugin.upstream import plugin_modules
 from emulate.topology import Topology
@@ -85,7 +85,7 @@ class Clusters:
         config: Pytest's.
     """
 
-    def __init__(self, settings: Settings, config: pytest.Config) -> None:
+    def __init__(self, settings: PluginSettings, config: pytest.Config) -> None:
         worker = getattr(config, "workerinput", {})
         self._settings = settings
         self._config = config

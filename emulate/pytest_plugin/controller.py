@@ -27,7 +27,7 @@ from emulate.pytest_plugin.keys import (
     VERDICT,
 )
 from emulate.pytest_plugin.marks import Wanted, check_places, is_of_framework, topology_of, wanted_by
-from emulate.pytest_plugin.measuring import Measured
+from emulate.pytest_plugin.measuring import CoverageMeasurement
 from emulate.pytest_plugin.merge import HostRun, interrupted, merge
 from emulate.pytest_plugin.options import settings
 from emulate.pytest_plugin.others import sendable, spare_snapshots, worker_input
@@ -184,7 +184,7 @@ class Controller:
         self, item: pytest.Item, nextitem: pytest.Item | None, topology: Topology, wanted: Wanted
     ) -> list[pytest.TestReport]:
         from emulate.pytest_plugin.host import run_test
-        from emulate.pytest_plugin.watch import START_SECONDS, Watch
+        from emulate.pytest_plugin.watch import START_SECONDS, EventsOfTest
 
         started = time.time()
         plan = self._plan(item, nextitem, topology, wanted)
@@ -192,7 +192,7 @@ class Controller:
         place = (item.path, topology)
         with self.clusters.lease(topology, str(item.path), fresh=wanted.fresh) as lease:
             news = self._news(lease.notes + self._notes)
-            watch = Watch(self._config, lease, item, deadline)
+            watch = EventsOfTest(self._config, lease, item, deadline)
             limit, patience = deadline + START_SECONDS, self.settings.patience
             if not wanted.fresh:
                 self._last.pop(place, None)  # interrupted, its hosts are gone
@@ -287,7 +287,7 @@ class Controller:
             temporary=self._temporary(),
             worker=worker_input(self._config),
             markers=list(self._config.getini("markers")),
-            measured=Measured.by(self._config),
+            measured=CoverageMeasurement.by(self._config),
         )
 
     def _temporary(self) -> Path:
@@ -341,10 +341,10 @@ class Controller:
     def _finish(self, lease: Lease, item: pytest.Item) -> None:
         """Tear down what is set up on hosts that get no more tests, and end them."""
         from emulate.pytest_plugin.host import finish
-        from emulate.pytest_plugin.watch import Watch
+        from emulate.pytest_plugin.watch import EventsOfTest
 
         lease.end_hosts()
-        watch = Watch(self._config, lease, item, _FINISH_SECONDS)
+        watch = EventsOfTest(self._config, lease, item, _FINISH_SECONDS)
         results = lease.run(finish, timeout=_FINISH_SECONDS, patience=self.settings.patience, on_event=watch.take, resets=False)
         errors = [one.error.traceback_text for one in results if one.status == "raised" and one.error is not None]
         for report in watch.late_reports(everything=True):

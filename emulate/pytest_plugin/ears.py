@@ -31,7 +31,7 @@ def listen(config: pytest.Config, host: Host) -> None:
         config.get_terminal_writer = lambda: upstream.terminal_writer(io.StringIO())  # type: ignore[method-assign]
 
 
-class Told(io.TextIOBase):
+class ForwardedStream(io.TextIOBase):
     """Forward what is written to a stream to the controller, line by line.
 
     Args:
@@ -66,7 +66,7 @@ class _Terminal:
     """Receive what pytest writes if there is no terminal: --setup-show, live logs."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        self._told = Told(send)
+        self._told = ForwardedStream(send)
         self._tw = upstream.terminal_writer(self._told)
         self.verbosity = 0
 

@@ -14,7 +14,7 @@ import pytest
 from emulate.errors import UsageError
 from emulate.pool import Reset, before_runtime
 from emulate.pytest_plugin import upstream
-from emulate.pytest_plugin.ears import Told, listen
+from emulate.pytest_plugin.ears import ForwardedStream, listen
 from emulate.pytest_plugin.keys import HOST
 from emulate.pytest_plugin.measuring import Measuring
 from emulate.pytest_plugin.meeting import HostCluster, say_done
@@ -100,7 +100,7 @@ class Host:
         with self._measuring.during(), self._meeting_first():
             self._session = upstream.start_session(self._config)
         if self._config.getoption("capture", "fd") == "no":
-            sys.stdout, sys.stderr = Told(self.send, sys.stdout), Told(self.send, sys.stderr)
+            sys.stdout, sys.stderr = ForwardedStream(self.send, sys.stdout), ForwardedStream(self.send, sys.stderr)
         with self._meeting_first():  # here conftest.py of folders further down are imported
             self._collector = upstream.collector_of(self._session, plan.path)
         upstream.stop_capturing(self._config)

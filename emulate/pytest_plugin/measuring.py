@@ -13,7 +13,7 @@ import pytest
 
 
 @dataclass(frozen=True)
-class Measured:
+class CoverageMeasurement:
     """Describe how pytest-cov measures.
 
     Attributes:
@@ -31,7 +31,7 @@ class Measured:
     by_test: bool
 
     @classmethod
-    def by(cls, config: pytest.Config) -> Measured | None:
+    def by(cls, config: pytest.Config) -> CoverageMeasurement | None:
         """Return how this run is measured, or None."""
         plugin = config.pluginmanager.get_plugin("_cov")
         measuring = getattr(getattr(plugin, "cov_controller", None), "cov", None)
@@ -54,7 +54,7 @@ class Measuring:
         plan: How; None for not at all.
     """
 
-    def __init__(self, plan: Measured | None) -> None:
+    def __init__(self, plan: CoverageMeasurement | None) -> None:
         self._plan = plan
         self._coverage: Any = None
         if plan is None:

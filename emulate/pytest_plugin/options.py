@@ -93,7 +93,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str, str, str]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class PluginSettings:
     """Hold the user's settings.
 
     Attributes:
@@ -134,7 +134,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--gpudist-in-process", dest="gpudist_in_process", action="store_true", help=text)
 
 
-def settings(config: pytest.Config) -> Settings:
+def settings(config: pytest.Config) -> PluginSettings:
     """Return the user's settings: from the command line, else from the ini file, else the defaults.
 
     Args:
@@ -154,7 +154,7 @@ def settings(config: pytest.Config) -> Settings:
             value = _of(f"The ini setting {ini}", ini, convert, rule)(text)
         values[name.replace("-", "_")] = default if value is None else value
     strict = bool(config.getoption("gpudist_strict") or _strict(config))
-    return Settings(strict=strict, in_process=config.getoption("gpudist_in_process"), **values)
+    return PluginSettings(strict=strict, in_process=config.getoption("gpudist_in_process"), **values)
 
 
 def _strict(config: pytest.Config) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from emulate.pytest_plugin.keys import DEVICE, EMULATED, NO_DEVICE, NOTE, REASON, TOPOLOGY, VERDICT
-from emulate.pytest_plugin.options import Settings
+from emulate.pytest_plugin.options import PluginSettings
 
 _SHOWN = 3
 _COLUMN = 2  # of pytest-html's table, after the test's name
@@ -21,7 +21,7 @@ class Summary:
         settings: What the user asked for.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PluginSettings) -> None:
         self._strict = settings.strict
         self._tests: dict[str, dict[str, str]] = {}
         self._skipped_files: list[str] = []

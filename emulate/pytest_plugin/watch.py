@@ -31,7 +31,7 @@ START_SECONDS = 60.0
 """Extra seconds for hosts to start pytest and to import the test module."""
 
 
-class Watch:
+class EventsOfTest:
     """Receive the events of one test.
 
     Args:

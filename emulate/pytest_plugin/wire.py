@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from emulate.pytest_plugin.measuring import Measured
+from emulate.pytest_plugin.measuring import CoverageMeasurement
 
 # Events of a host.
 REPORT = "gpudist-report"
@@ -44,7 +44,7 @@ class SessionPlan:
     temporary: Path
     worker: dict[str, Any]
     markers: list[str]
-    measured: Measured | None = None
+    measured: CoverageMeasurement | None = None
 
 
 @dataclass(frozen=True)

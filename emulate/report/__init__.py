@@ -6,15 +6,15 @@ from emulate.report.html import check_libraries, write_html
 from emulate.report.json import write_json, write_object
 from emulate.report.page import Page, width_of
 from emulate.report.plan import show_plan
-from emulate.report.progress import Lines, Live, progress_on
+from emulate.report.progress import LiveProgress, PlainProgress, progress_on
 from emulate.report.sarif import to_sarif, write_sarif
 from emulate.report.terminal import render, show
 
 __all__ = [
     "STANDARD_OUTPUT",
-    "Lines",
-    "Live",
+    "LiveProgress",
     "Page",
+    "PlainProgress",
     "assert_equivalent",
     "check_equivalent",
     "check_libraries",

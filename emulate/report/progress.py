@@ -35,7 +35,7 @@ class _Count:
         return f"run {self._started}" + (f" of about {self._expected}" if self._started <= self._expected else "")
 
 
-class Lines:
+class PlainProgress:
     """Report in plain lines, for logs, when a run starts and ends."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -76,7 +76,7 @@ class Lines:
             print(text, file=self._stream, flush=True)
 
 
-class Live:
+class LiveProgress:
     """Report on a terminal: one line for each run, with its step and seconds."""
 
     def __init__(self, display: RichProgress) -> None:
@@ -124,7 +124,7 @@ def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
     """Show progress on this stream (default: standard error): live on a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     if not stream.isatty():
-        yield Lines(stream)
+        yield PlainProgress(stream)
         return
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -138,4 +138,4 @@ def progress_on(stream: TextIO | None = None) -> Iterator[Progress]:
         TimeElapsedColumn(),
     )
     with RichProgress(*columns, console=Console(file=stream), transient=True, refresh_per_second=8) as display:
-        yield Live(display)
+        yield LiveProgress(display)

@@ -44,7 +44,7 @@ def last_line(failure: str | None) -> str:
     return (failure or "").rstrip().rpartition("\n")[2]
 
 
-def add_group(page: Page, runs: Sequence[Run], told: Told) -> None:
+def add_group(page: Page, runs: Sequence[Run], told: ToldCauses) -> None:
     """Add the findings of runs that have the same verdict and causes.
 
     Args:
@@ -182,7 +182,7 @@ def stacks(run: Run) -> Iterator[tuple[int, str, str]]:
         yield host, ", ".join(known), short_stack(run.stacks.get(host, ""))
 
 
-class Told:
+class ToldCauses:
     """Remember which causes a report has told in full, so that it tells each once."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ _OUTSIDE = "(outside the program: it has ended, or has not begun)"
 
 
 @dataclass
-class _Part:
+class _StackPart:
     """Hold a frame with the text below it, or a line that is no frame."""
 
     lines: list[str]
@@ -37,25 +37,25 @@ def short_stack(text: str) -> str:
     return "\n".join(lines)
 
 
-def _parts(text: str) -> Iterator[_Part]:
-    current: _Part | None = None
+def _parts(text: str) -> Iterator[_StackPart]:
+    current: _StackPart | None = None
     for line in text.splitlines():
         match = _FRAME.match(line)
         if match:
             if current:
                 yield current
-            current = _Part([line], _library(match["file"]), True, len(match["indent"]))
+            current = _StackPart([line], _library(match["file"]), True, len(match["indent"]))
         elif current and current.is_frame and line.strip() and len(line) - len(line.lstrip()) > current.indent:
             current.lines.append(line)
         elif line.strip():
             if current:
                 yield current
-            current = _Part([line])
+            current = _StackPart([line])
     if current:
         yield current
 
 
-def _without_empty_threads(parts: list[_Part]) -> Iterator[_Part]:
+def _without_empty_threads(parts: list[_StackPart]) -> Iterator[_StackPart]:
     for at, part in enumerate(parts):
         if part.is_frame or (at + 1 < len(parts) and parts[at + 1].is_frame):
             yield part
@@ -69,6 +69,6 @@ def _library(file: str) -> str | None:
     return "python" if file.startswith("<frozen") else None
 
 
-def _counted(run: list[_Part]) -> str:
+def _counted(run: list[_StackPart]) -> str:
     names = ", ".join(dict.fromkeys(part.library or "" for part in run))
     return " " * run[0].indent + f"... {len(run)} frame{'s' if len(run) > 1 else ''} of {names}"

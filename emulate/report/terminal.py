@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from emulate.program import shorten_traceback
 from emulate.report.page import PLAIN_WIDTH, Page, Span, width_of
-from emulate.report.runs import Told, add_group, add_hint, groups_of, last_line
+from emulate.report.runs import ToldCauses, add_group, add_hint, groups_of, last_line
 from emulate.report.table import HEADER, cells
 from emulate.report.words import STYLES
 
@@ -37,7 +37,7 @@ def _page(verdict: Verdict, width: int) -> Page:
     _add_head(page, verdict)
     _add_table(page, verdict.runs)
     _add_reference(page, verdict.reference, verdict.runs)
-    told = Told()
+    told = ToldCauses()
     for group in groups_of(verdict.runs):
         add_group(page, group, told)
     if warning := by_design_text(verdict):

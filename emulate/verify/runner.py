@@ -26,7 +26,7 @@ from emulate.verify.settings import Settings
 from emulate.verify.started_runs import StartedRuns
 from emulate.verify.step_limit import StepLimit
 from emulate.verify.virtual import check_same_hosts
-from emulate.verify.watch import Watch
+from emulate.verify.watch import RunWatch
 
 if TYPE_CHECKING:
     from emulate.progress import Progress
@@ -236,7 +236,7 @@ class Runner:
         self.started.add(result)
         with preload.launch(replace(first, faults=lives.faults)) as cluster:
             while True:
-                watch = Watch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
+                watch = RunWatch(cluster, result, cluster.plan.directory, self._stopping, self._progress)
                 watch.live(self._settings.timeout)
                 if watch.late_setting is not None and preload.imports:
                     return watch.late_setting
@@ -365,11 +365,13 @@ class Runner:
             return
         self.started.note_meetings(result)
 
-    def _follow(self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float, *, counts: bool = True) -> Watch:
+    def _follow(
+        self, result: RunResult, preload: Preload, plan: ClusterPlan, seconds: float, *, counts: bool = True
+    ) -> RunWatch:
         if counts:
             self.started.add(result)
         with preload.launch(plan) as cluster:
-            watch = Watch(
+            watch = RunWatch(
                 cluster,
                 result,
                 plan.directory,

@@ -45,7 +45,7 @@ class Stopped(Exception):
     """Report that the verification was interrupted; its runs end."""
 
 
-class Watch:
+class RunWatch:
     """Watch one run.
 
     Args:

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, Protocol
 
 
-class Epochs(Protocol):
+class RestoredEpochs(Protocol):
     """Describe the epochs that the `fit` of a distributed model iterates: `keras_model.epochs.Epochs`."""
 
     source: Any
@@ -20,7 +20,7 @@ class Epochs(Protocol):
     def __iter__(self) -> Any: ...
 
 
-def read_over(epochs: Epochs, number: int, name: str) -> None:
+def read_over(epochs: RestoredEpochs, number: int, name: str) -> None:
     """Read some epochs again, so that the data continue after them.
 
     Args:
@@ -50,7 +50,7 @@ def read_over(epochs: Epochs, number: int, name: str) -> None:
                     raise StopIteration
 
 
-def _warns_of_chance(epochs: Epochs, name: str) -> bool:
+def _warns_of_chance(epochs: RestoredEpochs, name: str) -> bool:
     """Warn of epochs with a part of the batches in an unseeded order: nobody knows which examples they had."""
     from gpudist_core.upstream import datasets, trainer
 

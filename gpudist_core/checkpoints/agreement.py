@@ -18,7 +18,7 @@ from gpudist_core.checkpoints.exchange import Store
 _ENDED = "ended"
 
 
-class Agreement:
+class HostAgreement:
     """Take part in the agreement for one host.
 
     Args:

@@ -14,12 +14,12 @@ from typing import Any, NoReturn, final
 from gpudist_core.checkpoints import arguments, restoring, saving
 from gpudist_core.checkpoints.background import Background
 from gpudist_core.checkpoints.errors import CheckpointRefused, Damaged, FolderInUse, Foreign, Preempted, SaveFailed, refusal
-from gpudist_core.checkpoints.fit import CallbackMethods, Fit
+from gpudist_core.checkpoints.fit import CallbackMethods, FollowedFit
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.hosts import Hosts
 from gpudist_core.checkpoints.lock import IN_USE
 from gpudist_core.checkpoints.preemption import Notice
-from gpudist_core.checkpoints.run import Run
+from gpudist_core.checkpoints.run import RunParts
 from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
 
@@ -115,7 +115,7 @@ class Checkpoints(CallbackMethods):
         self._folder = Folder(Path(folder).absolute())
         self._keep, self._every, self._signals = keep, every, tuple(signals)
         self._synchronous, self._timeout = synchronous, timeout
-        self._run = Run(model, optimizer, pipeline, step, dict(extra or {}), strategy)
+        self._run = RunParts(model, optimizer, pipeline, step, dict(extra or {}), strategy)
         self._hosts: Hosts | None = None
         self._notice: Notice | None = None
         self._background = Background()
@@ -126,7 +126,7 @@ class Checkpoints(CallbackMethods):
         self._last = 0
         self._writing: int | None = None
         self._saved: int | None = None
-        self._fit: Fit | None = None
+        self._fit: FollowedFit | None = None
 
     def saved(self) -> list[Path]:
         """Return the paths of the checkpoints in the folder, the newest first."""
@@ -296,7 +296,7 @@ class Checkpoints(CallbackMethods):
         self.close()
 
     def set_model(self, model: Any) -> None:
-        self._fit = Fit(self, self._run, model)
+        self._fit = FollowedFit(self, self._run, model)
 
     def set_params(self, params: Any) -> None:
         if self._fit is not None:
@@ -335,7 +335,7 @@ class Checkpoints(CallbackMethods):
         except SaveFailed as failure:
             warnings.warn(str(failure), stacklevel=2)
 
-    def _in_fit(self) -> Fit:
+    def _in_fit(self) -> FollowedFit:
         assert self._fit is not None
         return self._fit
 

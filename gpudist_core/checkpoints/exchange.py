@@ -48,7 +48,7 @@ def store_of_job(num_hosts: int) -> Store | None:
     return key_value
 
 
-class Exchange:
+class TextExchange:
     """Exchange one text between all hosts in each round.
 
     All hosts must make the same rounds in the same order. Each thread needs its own exchange.

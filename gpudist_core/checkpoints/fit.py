@@ -9,7 +9,7 @@ from gpudist_core import state
 from gpudist_core.checkpoints import again
 from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
-from gpudist_core.checkpoints.run import Run
+from gpudist_core.checkpoints.run import RunParts
 from gpudist_core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class CallbackMethods:
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
-class Fit:
+class FollowedFit:
     """Follow one `fit`.
 
     Args:
@@ -46,7 +46,7 @@ class Fit:
         epochs: Number of epochs that `fit` was asked for.
     """
 
-    def __init__(self, checkpoints: Checkpoints, run: Run, model: Any) -> None:
+    def __init__(self, checkpoints: Checkpoints, run: RunParts, model: Any) -> None:
         self._checkpoints, self._run, self._model = checkpoints, run, model
         self._trained = 0
         self._first_batch = self._batch = 0

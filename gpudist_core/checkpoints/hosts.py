@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpudist_core.checkpoints.agreement import Agreement, quietly
+from gpudist_core.checkpoints.agreement import HostAgreement, quietly
 from gpudist_core.checkpoints.errors import FolderInUse
-from gpudist_core.checkpoints.exchange import Exchange, store_of_job
+from gpudist_core.checkpoints.exchange import TextExchange, store_of_job
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import IN_USE, Lock
 from gpudist_core.errors import UsageError
@@ -41,8 +41,8 @@ class Hosts:
         self.training = self._exchange("training")
         self.writing = self._exchange("writing")
 
-    def _exchange(self, name: str) -> Exchange:
-        return Exchange(self._store, f"{self._prefix}/{name}", self.host, self.num_hosts, self._timeout)
+    def _exchange(self, name: str) -> TextExchange:
+        return TextExchange(self._store, f"{self._prefix}/{name}", self.host, self.num_hosts, self._timeout)
 
     def check_alike(self, **settings: Any) -> None:
         """Raise unless all hosts were given the same settings.
@@ -118,11 +118,11 @@ class Hosts:
                 return str(error)
         return ""
 
-    def agreement(self) -> Agreement | None:
+    def agreement(self) -> HostAgreement | None:
         """Return how the hosts agree on a stop; None with one host."""
         if self._store is None:
             return None
-        return Agreement(self._store, f"{self._prefix}/stop", self.host, self.num_hosts, self._timeout)
+        return HostAgreement(self._store, f"{self._prefix}/stop", self.host, self.num_hosts, self._timeout)
 
     def leave(self) -> None:
         """Release the lock. The first host, which runs the store, waits until the others no longer need it."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpudist_core.checkpoints.agreement import Agreement, quietly
+from gpudist_core.checkpoints.agreement import HostAgreement, quietly
 from gpudist_core.errors import UsageError
 
 # A second signal of the same kind sooner than this is the same notice (schedulers signal every process of a tree).
@@ -28,7 +28,7 @@ class Notice:
         UsageError: Outside of the main thread.
     """
 
-    def __init__(self, names: Sequence[str], agreement: Agreement | None) -> None:
+    def __init__(self, names: Sequence[str], agreement: HostAgreement | None) -> None:
         self._agreement = agreement
         self._received: int | None = None
         self._since = 0.0

@@ -20,7 +20,7 @@ from gpudist_core.replicas import Replicas, replicas_of
 
 
 @dataclass
-class Run:
+class RunParts:
     """Hold the parts of a run, as far as they are known.
 
     Attributes:

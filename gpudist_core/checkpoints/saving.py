@@ -13,7 +13,7 @@ from typing import Any
 from gpudist_core.checkpoints import manifest as manifests
 from gpudist_core.checkpoints.arrays import DataFile
 from gpudist_core.checkpoints.errors import SaveFailed
-from gpudist_core.checkpoints.exchange import Exchange
+from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.items import Array, Item
 from gpudist_core.checkpoints.manifest import Entry, Manifest
@@ -55,7 +55,7 @@ class Snapshot:
     info: Mapping[str, Any]
 
 
-def write(snapshot: Snapshot, folder: Folder, exchange: Exchange, keep: int) -> Path:
+def write(snapshot: Snapshot, folder: Folder, exchange: TextExchange, keep: int) -> Path:
     """Write a checkpoint together with the other hosts.
 
     Args:
@@ -89,7 +89,7 @@ def write(snapshot: Snapshot, folder: Folder, exchange: Exchange, keep: int) -> 
     return folder.of(snapshot.step)
 
 
-def _all_well(exchange: Exchange, what: str, step: int, failure: str, value: int = 0) -> list[int]:
+def _all_well(exchange: TextExchange, what: str, step: int, failure: str, value: int = 0) -> list[int]:
     """Tell the other hosts whether this host succeeded. A failure of one host is a failure of all."""
     told = exchange.all_gather(what, [failure, value])
     failures = {f"host {host}": text for host, (text, _) in enumerate(told) if text}

@@ -43,7 +43,7 @@ class CountingFunction:
         return self._results
 
 
-class StepFunction(CountingFunction):
+class BatchFunction(CountingFunction):
     """Train or test on the next batches of an iterator, one after the other, each on all replicas.
 
     Args:

@@ -17,7 +17,7 @@ from gpudist_core.keras_model import batches, steps
 from gpudist_core.keras_model.accumulation import Accumulations
 from gpudist_core.keras_model.callbacks import Callbacks, closing_checkpoints
 from gpudist_core.keras_model.epochs import Epochs
-from gpudist_core.keras_model.functions import CountingFunction, PredictFunction, StepFunction, trained_by
+from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, PredictFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
 from gpudist_core.upstream import metric_variables, models, optimizers, trainer
@@ -284,7 +284,7 @@ class DistributedModel:
             own = not trainer.is_default(type(self), "train_step")
             step = me.train_step if own else functools.partial(steps.train_step, self)
             accumulations = state.of_model.of(self).accumulations
-            me.train_function = StepFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
+            me.train_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws, accumulations=accumulations)
         return me.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -294,7 +294,7 @@ class DistributedModel:
             metric_variables.make_local(self._gpudist_place, me.metrics)
             own = not trainer.is_default(type(self), "test_step")
             step = me.test_step if own else functools.partial(steps.test_step, self)
-            me.test_function = StepFunction(self, step, own=own, draws=self._gpudist_draws)
+            me.test_function = BatchFunction(self, step, own=own, draws=self._gpudist_draws)
         return me.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:

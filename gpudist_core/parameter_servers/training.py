@@ -15,7 +15,7 @@ from gpudist_core import share as shares
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
-from gpudist_core.parameter_servers.work import Part, Work
+from gpudist_core.parameter_servers.work import Part, WorkerFunction
 from gpudist_core.parameter_servers.workers import Workers, server_lost
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
@@ -116,7 +116,7 @@ class CoordinatedTraining:
         self._workers = Workers(self.strategy, timeout_seconds)
         if schedule == "lock-step" and self._workers.num_workers > 1:
             row_losses.check(per_example_loss)
-        self._work: Work | None = None
+        self._work: WorkerFunction | None = None
         self._updates: Updates | None = None
         self._sums: Part | None = None
         self._pending = self._num_updates = 0
@@ -310,7 +310,7 @@ class CoordinatedTraining:
         coordination.let_be_read(self.model)
         _check_optimizer(self.optimizer, variables)
         scale = optimizers.loss_scaling_of(self.optimizer)
-        self._work = Work(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
+        self._work = WorkerFunction(self.model, variables, self._loss, scale, self.draws, bool(self.metrics))
         self._updates = Updates(self.optimizer, variables, self._clip, self.check_finite)
 
     def _outside_scope(self, action: Callable[[], _T]) -> _T:

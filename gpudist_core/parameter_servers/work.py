@@ -41,7 +41,7 @@ class PartOfBatch(shares.Share):
         return self._place["first"]
 
 
-class Work:
+class WorkerFunction:
     """Hold the function that workers run.
 
     Args:

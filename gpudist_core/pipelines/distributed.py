@@ -17,7 +17,7 @@ from gpudist_core.pipelines.caching import RowCache
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper
 from gpudist_core.pipelines.placing import placed
-from gpudist_core.pipelines.plan import Plan, Share
+from gpudist_core.pipelines.plan import HostShare, Plan
 from gpudist_core.pipelines.position import Position, check_together, identity_of, restored, state_of
 from gpudist_core.pipelines.sources.access import Rows, digest
 from gpudist_core.pipelines.weighting import label_component
@@ -45,7 +45,7 @@ class Rowwise:
             self._label = label_component(self.spec) if by_class else None
             self.spec = _with_weight(self.spec, by_class=by_class)
 
-    def __call__(self, share: Share) -> Rows:
+    def __call__(self, share: HostShare) -> Rows:
         """Return the examples of a share as the replicas get them, flattened."""
         made = partial(self._made, share)
         parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
@@ -55,7 +55,7 @@ class Rowwise:
         labels = None if self._label is None else parts[self._label]
         return [*parts, self._plan.weighting.weights(share.rows, labels)]
 
-    def _made(self, share: Share, places: Any) -> Rows:
+    def _made(self, share: HostShare, places: Any) -> Rows:
         if share.parts is None:
             raw = self._plan.source.take(share.rows if places is None else share.rows[places])
         else:
@@ -153,7 +153,7 @@ class Distributed:
         latest = self._latest()
         if latest is not None:
             latest.close()
-        epoch = Epoch(self, self._position)
+        epoch = RestOfEpoch(self, self._position)
         self._latest = weakref.ref(epoch)
         return epoch
 
@@ -182,11 +182,11 @@ class Distributed:
         known = LookAhead((partial(self._known, share) for share in shares), self._plan.ahead, workers)
         return Alike(known, self.strategy, digest(*identity_of(self._plan).values(), epoch))
 
-    def _known(self, share: Share) -> tuple[str, Any]:
+    def _known(self, share: HostShare) -> tuple[str, Any]:
         """Return the fingerprint of a batch, and the batch."""
         return share.digest, self._made(share)
 
-    def _made(self, share: Share) -> Any:
+    def _made(self, share: HostShare) -> Any:
         import tensorflow as tf
 
         parts = [np.asarray(part) if isinstance(part, np.memmap) else part for part in self._rowwise(share)]
@@ -194,7 +194,7 @@ class Distributed:
         return per_replica(self.strategy, [tf.nest.pack_sequence_as(self._rowwise.spec, value) for value in values])
 
 
-class Epoch:
+class RestOfEpoch:
     """Iterate over the rest of an epoch. Each batch moves the position.
 
     Args:
@@ -212,7 +212,7 @@ class Epoch:
         self._at_start = True
         self._over = False
 
-    def __iter__(self) -> Epoch:
+    def __iter__(self) -> RestOfEpoch:
         return self
 
     def __next__(self) -> Any:

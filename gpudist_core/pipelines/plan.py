@@ -23,7 +23,7 @@ Remainder = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True)
-class Share:
+class HostShare:
     """Hold one host's examples of one global batch.
 
     Attributes:
@@ -94,7 +94,7 @@ class Plan:
             self.num_rows if self.remainder == "drop" else self.num_rows + self.global_batch_size - 1
         ) // self.global_batch_size
 
-    def shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[Share]:
+    def shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[HostShare]:
         """Yield one host's share of each global batch of an epoch.
 
         Args:
@@ -110,13 +110,13 @@ class Plan:
             if share.batch >= start:
                 yield share
 
-    def _drawn_shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[Share]:
+    def _drawn_shares(self, replicas: Replicas, epoch: int, start: int) -> Iterator[HostShare]:
         drawn = self._drawn(epoch)
         for batch in range(start, self.num_batches or 0):
             first = batch * self.global_batch_size
             inner = cuts(min(self.global_batch_size, len(drawn.rows) - first), replicas.total, replicas.local)
             mine = drawn.part(first + inner[0], first + inner[-1])
-            yield Share(batch, epoch, mine.rows, mine.repeats, [cut - inner[0] for cut in inner], None)
+            yield HostShare(batch, epoch, mine.rows, mine.repeats, [cut - inner[0] for cut in inner], None)
 
     def _drawn(self, epoch: int) -> order.Drawn:
         source: RowSource = self.source
@@ -124,12 +124,12 @@ class Plan:
             return order.balanced(self.labels, self.epoch_rows or 0, self.seed, epoch)
         return order.shuffled(source.num_rows, self.seed, epoch) if self.shuffle else order.in_order(source.num_rows)
 
-    def _streamed_shares(self, replicas: Replicas, epoch: int) -> Iterator[Share]:
+    def _streamed_shares(self, replicas: Replicas, epoch: int) -> Iterator[HostShare]:
         for batch, parts in enumerate(self._global_batches(epoch)):
             inner = cuts(len(parts[0]), replicas.total, replicas.local)
             mine = [part[inner[0] : inner[-1]] for part in parts]
             digest = digest_of(parts) if replicas.num_hosts > 1 else ""
-            yield Share(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:], digest)
+            yield HostShare(batch, epoch, mine[0], np.zeros_like(mine[0]), [cut - inner[0] for cut in inner], mine[1:], digest)
 
     def _global_batches(self, epoch: int) -> Iterator[Rows]:
         """Yield the global batches of a stream. The first component is the number of each example in the stream."""

@@ -20,7 +20,7 @@ from emulate.probe.plan import ProbePlan
 from emulate.probe.recorder import Record
 from emulate.probe.recording import Recording
 from emulate.probe.replay import Rows
-from emulate.probe.rounding import Pairs, Rounding
+from emulate.probe.rounding import Pairs, RoundedGradients
 from emulate.probe.trace import Array, Step, Trace, Variable
 from emulate.probe.trace_writer import TraceWriter
 
@@ -63,7 +63,7 @@ class _Evaluation:
         self._source, self._state, self._plan = source, state, plan
         self._functions: dict[int, StepFunction] = {}
         names: Any = _Names()
-        self._rounding, self._following = Rounding(plan, names), Following(plan, names)
+        self._rounding, self._following = RoundedGradients(plan, names), Following(plan, names)
         self._generator = np.random.default_rng([plan.noise_seed, plan.seed])
         self._rows = None if plan.replay is None else Rows(plan.replay)
         self._leader = None if plan.follow is None else Trace(plan.follow.trace)

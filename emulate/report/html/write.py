@@ -14,7 +14,7 @@ from emulate.report.faults import outcome
 from emulate.report.files import write_whole
 from emulate.report.html.markup import marked_up
 from emulate.report.page import clean
-from emulate.report.runs import Told, facts, groups_of, headline, kind_of, stacks, texts_of
+from emulate.report.runs import ToldCauses, facts, groups_of, headline, kind_of, stacks, texts_of
 from emulate.report.table import HEADER, cells
 from emulate.report.terminal import by_design_text, reference_failure, reference_text
 from emulate.report.words import COLOURS, DIVERGES, tensor, where
@@ -105,11 +105,11 @@ def _overall(verdict: Verdict) -> str:
 
 
 def _groups(verdict: Verdict) -> list[dict[str, Any]]:
-    told = Told()
+    told = ToldCauses()
     return [_group(runs, told) for runs in groups_of(verdict.runs)]
 
 
-def _group(runs: Sequence[Run], told: Told) -> dict[str, Any]:
+def _group(runs: Sequence[Run], told: ToldCauses) -> dict[str, Any]:
     first = runs[0]
     return {
         "topologies": ", ".join(run.topology for run in runs),
@@ -125,7 +125,7 @@ def _group(runs: Sequence[Run], told: Told) -> dict[str, Any]:
     }
 
 
-def _cause(runs: Sequence[Run], at: int, told: Told) -> dict[str, Any]:
+def _cause(runs: Sequence[Run], at: int, told: ToldCauses) -> dict[str, Any]:
     """Return a cause with the evidence of each topology."""
     first = runs[0].causes[at]
     evidence: dict[str, list[str]] = {}

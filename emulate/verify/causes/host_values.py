@@ -22,7 +22,7 @@ _MOST = 0.9
 
 
 @dataclass(frozen=True)
-class _Apart:
+class _PlaceApart:
     """Describe a place in the step that holds different values on the hosts.
 
     Attributes:
@@ -52,7 +52,7 @@ def tables_apart(case: Case) -> bool:
     return bool(_tables(_apart(_held(case.untouched, "mapped"))))
 
 
-def _tables(places: Sequence[_Apart]) -> list[_Apart]:
+def _tables(places: Sequence[_PlaceApart]) -> list[_PlaceApart]:
     return [one for one in places if one.place.split("|")[1] == TABLE]
 
 
@@ -127,13 +127,13 @@ def _held(trace: Trace, by: str) -> dict[int, Mapping[str, Sequence[str]]]:
     return {host: event.get(by, {}) for host, event in trace.of("program")}
 
 
-def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_Apart]:
+def _apart(held: Mapping[int, Mapping[str, Sequence[str]]]) -> list[_PlaceApart]:
     """Return places that all hosts have, with different values; those with a line of the program first."""
     if len(held) < 2:
         return []
     common = set.intersection(*(set(of_host) for of_host in held.values()))
     places = sorted(common, key=lambda place: (place.startswith("|"), place))
-    found = [_Apart(place, {host: of_host[place] for host, of_host in held.items()}) for place in places]
+    found = [_PlaceApart(place, {host: of_host[place] for host, of_host in held.items()}) for place in places]
     return [one for one in found if len({frozenset(values) for values in one.values.values()}) > 1]
 
 

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudist_core.checkpoints import arrays, names, states
-from gpudist_core.checkpoints.agreement import Agreement
+from gpudist_core.checkpoints.agreement import HostAgreement
 from gpudist_core.checkpoints.arguments import check
 from gpudist_core.checkpoints.errors import Damaged, FolderInUse, HostMissing
-from gpudist_core.checkpoints.exchange import Exchange
+from gpudist_core.checkpoints.exchange import TextExchange
 from gpudist_core.checkpoints.folder import Folder
 from gpudist_core.checkpoints.lock import Lock
 from gpudist_core.checkpoints.preemption import Notice
@@ -196,11 +196,11 @@ def on_each(num: int, act: Callable[[int], Any]) -> list[Any]:
 
 def test_hosts_hear_each_other_and_a_missing_one_is_named() -> None:
     store = Store()
-    exchanges = [Exchange(store, "x", host, 3, 10) for host in range(3)]
+    exchanges = [TextExchange(store, "x", host, 3, 10) for host in range(3)]
     rounds = on_each(3, lambda host: [exchanges[host].all_gather("testing", [host, i]) for i in range(4)])
     assert rounds == [[[[host, i] for host in range(3)] for i in range(4)]] * 3
     with pytest.raises(HostMissing, match=r"take part in saving\. Received: missing hosts=\[1, 2\] after 0\.1 s, hosts=3"):
-        Exchange(store, "y", 0, 3, 0.1).all_gather("saving", None)
+        TextExchange(store, "y", 0, 3, 0.1).all_gather("saving", None)
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=4), st.data())
@@ -209,7 +209,7 @@ def test_all_hosts_stop_at_the_same_step_wherever_each_is_when_one_is_told(ahead
     store, told = Store(), data.draw(st.sets(st.integers(0, len(ahead) - 1), min_size=1))
 
     def run(host: int) -> int | None:
-        agreement = Agreement(store, "stop", host, len(ahead), 20)
+        agreement = HostAgreement(store, "stop", host, len(ahead), 20)
         for call in range(1, 2000):
             if call == ahead[host] + 1 and host in told:
                 agreement.ask()
@@ -225,7 +225,7 @@ def test_all_hosts_stop_at_the_same_step_wherever_each_is_when_one_is_told(ahead
 
 def test_a_host_that_has_ended_lets_the_others_end() -> None:
     store = Store()
-    agreements = [Agreement(store, "stop", host, 2, 20) for host in range(2)]
+    agreements = [HostAgreement(store, "stop", host, 2, 20) for host in range(2)]
     agreements[1].is_time(1)
     agreements[1].close()
     agreements[0].ask()

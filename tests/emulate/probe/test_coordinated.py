@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from emulate.probe.coordinated import Coordinated, Turns
+from emulate.probe.coordinated import Coordinated, WorkerTurns
 
 
 def test_workers_have_their_turns_in_order() -> None:
-    turns = Turns(3)
+    turns = WorkerTurns(3)
     given = []
     for _ in range(7):
         given.append(next(worker for worker in range(3) if turns.is_of(worker)))
@@ -15,7 +15,7 @@ def test_workers_have_their_turns_in_order() -> None:
 
 
 def test_a_lost_worker_misses_its_turns_until_it_asks_again() -> None:
-    turns = Turns(3)
+    turns = WorkerTurns(3)
     turns.lost.add(0)
     assert not turns.is_of(2)
     assert turns.is_of(1)

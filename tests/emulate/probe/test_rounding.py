@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emulate.probe.plan import ProbePlan
-from emulate.probe.rounding import Rounding
+from emulate.probe.rounding import RoundedGradients
 from emulate.probe.variables import Names
 from tests.emulate.probe.loops import custom_loop
 from tests.emulate.verify.made_traces import Made
@@ -31,7 +31,7 @@ def summands(tmp_path: Path) -> Path:
 def changed(plan: ProbePlan, gradients: list[Any], tensor: str = "w") -> list[Any]:
     import tensorflow as tf
 
-    rounding, variable = Rounding(plan, Names()), tf.Variable(np.zeros(4, "f4"), name=tensor)
+    rounding, variable = RoundedGradients(plan, Names()), tf.Variable(np.zeros(4, "f4"), name=tensor)
     return [rounding.changed("sgd", [(tf.constant(one), variable)])[0][0].numpy() for one in gradients]
 
 

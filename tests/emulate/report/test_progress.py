@@ -4,7 +4,7 @@ import io
 import threading
 
 from emulate.progress import Silent
-from emulate.report import Lines, progress_on
+from emulate.report import PlainProgress, progress_on
 
 
 class Screen(io.StringIO):
@@ -27,7 +27,7 @@ def go(progress):
 def test_a_log_gets_a_line_when_a_run_begins_and_ends():
     stream = io.StringIO()
     with progress_on(stream) as progress:
-        assert isinstance(progress, Lines)
+        assert isinstance(progress, PlainProgress)
         go(progress)
     lines = stream.getvalue().splitlines()
     started = ["run 1 of about 2: reference", "run 2 of about 2: 1x4"]
@@ -39,7 +39,7 @@ def test_a_log_gets_a_line_when_a_run_begins_and_ends():
 
 def test_a_run_beyond_the_expected_number_is_only_numbered():
     stream = io.StringIO()
-    progress = Lines(stream)
+    progress = PlainProgress(stream)
     progress.expect(1)
     for label in ("reference", "1x4"):
         progress.run_started(label, 20)
@@ -72,7 +72,7 @@ def test_an_interruption_gives_the_terminal_back():
 
 def test_runs_may_report_from_several_threads():
     stream = io.StringIO()
-    progress = Lines(stream)
+    progress = PlainProgress(stream)
 
     def work(label):
         progress.run_started(label, 3)

@@ -19,7 +19,7 @@ from emulate.verify.causes.text import plain, read
 from emulate.verify.judge import Judgement, judge
 from emulate.verify.outcome import Outcome
 from emulate.verify.result import RunResult
-from emulate.verify.watch import Watch
+from emulate.verify.watch import RunWatch
 from tests.emulate.verify.cases import Folder, codes
 
 
@@ -71,7 +71,7 @@ def test_a_host_that_could_start_no_thread_is_told_with_the_limits_on_them(
     (tmp_path / "host-0" / "stderr").write_text(f"I0000 00:00:1.2 1 port.cc:153] oneDNN\n{line}\n    @ 0x7f3 abort\n")
     run = RunResult(topology, Topology.parse(topology), None)
     cluster: Any = SimpleNamespace(outcomes=[HostOutcome(0, "killed", -6, stack="Aborted")], name=lambda host: f"host {host}")
-    Watch(cluster, run, tmp_path, threading.Event(), Silent()).note_ends()
+    RunWatch(cluster, run, tmp_path, threading.Event(), Silent()).note_ends()
     found = ended(folder, topology, failure=run.failure, hosts=run.statuses, codes=run.codes)
     assert (found.verdict, codes(found)) == ("failed", ["host-exited"])
     [cause] = found.causes
@@ -88,7 +88,7 @@ def test_a_run_that_makes_no_step_in_time_on_a_new_gpu_is_told_what_it_may_be_wa
 ) -> None:
     run = RunResult("1x2", Topology.parse("1x2"), None)
     cluster: Any = SimpleNamespace(fired_now=[], stacks=dict, first_use="The driver compiles kernels")
-    watch = Watch(cluster, run, tmp_path, threading.Event(), Silent())
+    watch = RunWatch(cluster, run, tmp_path, threading.Event(), Silent())
     run.hosts[0] = {} if step is None else {"step": step}
     watch._hangs(None, 300)
     assert run.where.startswith("no end after 300 s")
