@@ -15,7 +15,7 @@ from emulate.cli.command import complain, exits_properly, program_args
 from emulate.errors import UsageError
 
 if TYPE_CHECKING:
-    from emulate.launch import Job, State, Target
+    from emulate.launch import Job, JobState, Target
     from emulate.program import Program
 
 EXAMPLES = """Examples:
@@ -171,7 +171,7 @@ def _rehearse(program: Program, job: Job, target_of: Callable[[Job], Target]) ->
     return verdict.exit_code
 
 
-def _report(job: Job, folder: Path, state: State) -> None:
+def _report(job: Job, folder: Path, state: JobState) -> None:
     complain(f"{state}. Logs: {folder}/host-*.log")
     if job.steps is not None and state.exit_code == 0:
         complain(f"Compare it: gpudist compare TRACES/reference {folder / job.trace.name}, where TRACES is of verify --traces.")
@@ -184,7 +184,7 @@ def _look_at(status: Path | None, logs: Path | None, cancel: Path | None) -> int
 
     if logs is not None:
         read(logs)
-        launch.Logs(logs).relay(is_last=True)
+        launch.JobLogs(logs).relay(is_last=True)
     elif status is not None:
         print(launch.status(status))
     elif cancel is not None:
@@ -224,13 +224,15 @@ def _number(option: str, text: str | None, *, lowest: int = 0) -> int | None:
 
 
 def _target(kind: str, job: Job, folder: Path, addresses: list[str], given: dict[str, Any]) -> Target:
-    from emulate.launch import FIRST_PORT, Cluster, Hosts, Kubernetes, Slurm, load_yaml
+    from emulate.launch import FIRST_PORT, HostsBySsh, Kubernetes, KubernetesCluster, Slurm, load_yaml
 
     if kind == "slurm":
         return Slurm(job, {name: given[name] for name in ("partition", "account") if given[name] is not None})
     if kind == "hosts":
         port = _number("--port", given["port"], lowest=1)
-        return Hosts(job, addresses, port or FIRST_PORT)
+        return HostsBySsh(job, addresses, port or FIRST_PORT)
     load_yaml()
     named = {name: given[name] for name in ("image", "namespace", "claim", "queue", "gpu_resource")}
-    return Kubernetes(job, Cluster(**{name: value for name, value in named.items() if value is not None}), kind, folder)
+    return Kubernetes(
+        job, KubernetesCluster(**{name: value for name, value in named.items() if value is not None}), kind, folder
+    )

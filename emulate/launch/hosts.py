@@ -16,7 +16,7 @@ import psutil
 from emulate.errors import UsageError
 from emulate.launch.job import ASKS_FOR_A_RESTART, FIRST_PORT, PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
-from emulate.launch.target import FAILED, SUCCEEDED, TIMED_OUT, HostCommand, State
+from emulate.launch.target import FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import check_installed
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
@@ -63,7 +63,7 @@ def read_hosts(file: Path) -> list[str]:
 
 
 @dataclass
-class Hosts:
+class HostsBySsh:
     """Run a job on hosts that ssh reaches without a password.
 
     Attributes:
@@ -146,27 +146,27 @@ class Hosts:
                 process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)
             self._processes.append(process)
 
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Look at each connection; start all hosts again where they asked for it."""
         codes = [process.poll() for process in self._processes]
         if self.job.seconds is not None and time.monotonic() - self._since > self.job.seconds:
             self.cancel()
-            return State(TIMED_OUT, f"--time-limit of {self.job.seconds} s")
+            return JobState(TIMED_OUT, f"--time-limit of {self.job.seconds} s")
         if self._failed is None:
             self._failed = next((number for number, code in enumerate(codes) if code), None)
             self._failed_at = time.monotonic()
         if None in codes and (self._failed is None or time.monotonic() - self._failed_at < _PEERS):
-            return State("running", f"restart {self._restarts}" if self._restarts else "")
+            return JobState("running", f"restart {self._restarts}" if self._restarts else "")
         if self._failed is None:
-            return State(SUCCEEDED)
+            return JobState(SUCCEEDED)
         code = codes[self._failed]
         self.cancel()
         if code == ASKS_FOR_A_RESTART and self._restarts < self.job.restarts:
             self._restarts += 1
             self._start()
-            return State("running", f"restart {self._restarts}")
+            return JobState("running", f"restart {self._restarts}")
         how = "lost its connection, or ssh could not reach it" if code == _LOST else f"ended with exit code {code}"
-        return State(FAILED, f"host {self._failed} ({self.hosts[self._failed]}) {how}")
+        return JobState(FAILED, f"host {self._failed} ({self.hosts[self._failed]}) {how}")
 
     def cancel(self) -> bool:
         """End the program on each host: SIGTERM, then SIGKILL."""

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from emulate.launch import hosts, kubernetes, slurm
-from emulate.launch.target import CANCELLED, FAILED, State, read
+from emulate.launch.target import CANCELLED, FAILED, JobState, read
 
 _PATIENCE = 60.0
 
 
-def status(folder: Path) -> State:
+def status(folder: Path) -> JobState:
     """Return how far a job is.
 
     Args:
@@ -28,17 +28,17 @@ def status(folder: Path) -> State:
     """
     about = read(folder)
     if "ended" in about:
-        return State(**about["ended"])
+        return JobState(**about["ended"])
     if about["target"] == "slurm":
         return slurm.state_of(about["number"], folder)
     if about["target"] == "hosts":
         is_running = hosts.launcher_of(about["pid"], about["started"]) is not None
-        return State("running") if is_running else State(FAILED, "its gpudist launch has ended without a word")
+        return JobState("running") if is_running else JobState(FAILED, "its gpudist launch has ended without a word")
     namespace = _namespace(about)
     return kubernetes.state_of(about["target"], about["name"], namespace, kubernetes.pods_of(about["name"], namespace))
 
 
-def cancel(folder: Path) -> State:
+def cancel(folder: Path) -> JobState:
     """End a job that runs.
 
     Args:
@@ -53,17 +53,17 @@ def cancel(folder: Path) -> State:
     """
     about = read(folder)
     if "ended" in about:
-        return State(**about["ended"])
+        return JobState(**about["ended"])
     if about["target"] == "slurm":
         slurm.cancel(about["number"])
         return slurm.state_of(about["number"], folder)
     if about["target"] == "hosts":
         return _interrupt(folder, about)
     kubernetes.delete(about["kinds"], about["name"], _namespace(about))
-    return State(CANCELLED)
+    return JobState(CANCELLED)
 
 
-def _interrupt(folder: Path, about: dict[str, Any]) -> State:
+def _interrupt(folder: Path, about: dict[str, Any]) -> JobState:
     """Interrupt the process that holds the connections, which then ends the program on each host, and wait for it."""
     launcher, until = hosts.launcher_of(about["pid"], about["started"]), time.monotonic() + _PATIENCE
     if launcher is not None:

@@ -14,7 +14,7 @@ from typing import Any
 from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import ASKS_FOR_A_RESTART, FIRST_PORT, Job, tf_config
 from emulate.launch.logs import log_file
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, State
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import call, check_installed, uninterrupted
 
 Manifest = dict[str, Any]
@@ -34,7 +34,7 @@ _RESOURCE = re.compile(r"[a-z0-9.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
-class Cluster:
+class KubernetesCluster:
     """Describe what a job needs of a Kubernetes cluster.
 
     Attributes:
@@ -76,7 +76,7 @@ class Kubernetes:
     """
 
     job: Job
-    cluster: Cluster
+    cluster: KubernetesCluster
     kind: str
     folder: Path
     poll: float = 2.0
@@ -206,7 +206,7 @@ class Kubernetes:
     def _namespace(self) -> list[str]:
         return ["--namespace", self.cluster.namespace] if self.cluster.namespace else []
 
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Ask the cluster, and follow the log of each new pod."""
         pods = pods_of(self.job.name, self._namespace)
         self._follow_logs(pods)
@@ -291,7 +291,7 @@ def pods_of(name: str, namespace: list[str]) -> list[Manifest]:
     return items
 
 
-def state_of(kind: str, name: str, namespace: list[str], pods: list[Manifest]) -> State:
+def state_of(kind: str, name: str, namespace: list[str], pods: list[Manifest]) -> JobState:
     """Return how far a job is.
 
     Args:
@@ -308,18 +308,18 @@ def state_of(kind: str, name: str, namespace: list[str], pods: list[Manifest]) -
     except Unavailable as error:
         if "NotFound" not in str(error):
             raise
-        return State(CANCELLED, "it was deleted")
+        return JobState(CANCELLED, "it was deleted")
     for condition in status.get("conditions", []):
         if condition.get("status") == "True" and condition.get("type") in _ENDS:
             return _ended(_ENDS[condition["type"]], condition, pods)
     phases = [str(pod.get("status", {}).get("phase")) for pod in pods]
     running = phases.count("Running") + phases.count("Succeeded")
-    return State("running" if running else "waiting", f"{running} of {max(len(phases), 1)} pods started")
+    return JobState("running" if running else "waiting", f"{running} of {max(len(phases), 1)} pods started")
 
 
-def _ended(phase: str, condition: Manifest, pods: list[Manifest]) -> State:
+def _ended(phase: str, condition: Manifest, pods: list[Manifest]) -> JobState:
     if phase == SUCCEEDED:
-        return State(phase)
+        return JobState(phase)
     said = f"Kubernetes says {condition.get('reason')}: {condition.get('message')}"
     codes = {
         pod["metadata"]["name"]: ended["exitCode"]
@@ -329,7 +329,7 @@ def _ended(phase: str, condition: Manifest, pods: list[Manifest]) -> State:
     }
     failed = [f"{pod} ended with exit code {code}" for pod, code in codes.items() if code]
     timed_out = "DeadlineExceeded" in said
-    return State(TIMED_OUT if timed_out else FAILED, "; ".join([said, *failed]))
+    return JobState(TIMED_OUT if timed_out else FAILED, "; ".join([said, *failed]))
 
 
 def delete(kinds: Sequence[str], name: str, namespace: list[str]) -> None:

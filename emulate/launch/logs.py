@@ -13,7 +13,7 @@ def log_file(folder: Path, host: int | str) -> Path:
     return folder / PATTERN.replace("*", str(host))
 
 
-class Logs:
+class JobLogs:
     """Relay what hosts write, line by line, with the name of the host.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 from emulate.errors import Unavailable, UsageError
 from emulate.launch.job import ASKS_FOR_A_RESTART, PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
-from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, State
+from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import call, check_installed, uninterrupted
 
 _EXIT_CODE = "exit-code"
@@ -123,7 +123,7 @@ class Slurm:
             self.number = call("sbatch", "--parsable", f"{folder}/batch.sh").strip().partition(";")[0]
         return {"target": "slurm", "number": self.number, "label": f"Slurm job {self.number}"}
 
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Ask the controller."""
         return state_of(self.number, self.job.folder)
 
@@ -149,7 +149,7 @@ class Slurm:
         ]
 
 
-def state_of(number: str, folder: Path) -> State:
+def state_of(number: str, folder: Path) -> JobState:
     """Return how far a Slurm job is.
 
     Args:
@@ -167,23 +167,23 @@ def state_of(number: str, folder: Path) -> State:
         return _forgotten(folder)
     state = fields.get("JobState", "")
     if state in _RUNNING:
-        return State("running", f"on {fields.get('NodeList')}")
+        return JobState("running", f"on {fields.get('NodeList')}")
     if state in _WAITING:
         reason = fields.get("Reason", "None")
-        return State("waiting", "" if reason == "None" else f"Slurm says {reason}")
+        return JobState("waiting", "" if reason == "None" else f"Slurm says {reason}")
     if state in _ENDS:
-        return State(_ENDS[state], "" if state == "COMPLETED" else f"Slurm says {state}")
+        return JobState(_ENDS[state], "" if state == "COMPLETED" else f"Slurm says {state}")
     code = fields.get("ExitCode", "").partition(":")[0]
     errors = "; ".join(line for line in _read(folder / "batch.log").splitlines() if line.startswith("srun: error"))
-    return State(FAILED, f"Slurm says {state}, exit code {code}{f' ({errors[:500]})' if errors else ''}")
+    return JobState(FAILED, f"Slurm says {state}, exit code {code}{f' ({errors[:500]})' if errors else ''}")
 
 
-def _forgotten(folder: Path) -> State:
+def _forgotten(folder: Path) -> JobState:
     """Return the end of a job that Slurm does not know any more, minutes after its end."""
     code = _read(folder / _EXIT_CODE).strip()
     if code == "0":
-        return State(SUCCEEDED)
-    return State(FAILED, f"exit code {code}" if code else "Slurm has forgotten the job, which has left no exit code")
+        return JobState(SUCCEEDED)
+    return JobState(FAILED, f"exit code {code}" if code else "Slurm has forgotten the job, which has left no exit code")
 
 
 def _read(file: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.logs import Logs
+from emulate.launch.logs import JobLogs
 
 JOB_FILE = "job.json"
 SUCCEEDED, FAILED, TIMED_OUT, CANCELLED = "succeeded", "failed", "timed-out", "cancelled"
@@ -22,7 +22,7 @@ _END_PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """Describe how far a job is.
 
     Attributes:
@@ -76,7 +76,7 @@ class Target(Protocol):
     def submit(self) -> dict[str, Any]:
         """Submit the job. Return what finds it again."""
 
-    def state(self) -> State:
+    def state(self) -> JobState:
         """Return how far the job is."""
 
     def cancel(self) -> bool:
@@ -105,7 +105,7 @@ def make_folder(folder: Path) -> None:
         raise UsageError(f"--folder must be a new or empty folder. Received: --folder {str(folder)!r}, which has contents.")
 
 
-def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detached: bool = False) -> State:
+def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detached: bool = False) -> JobState:
     """Submit a job, show its logs, and wait for its end. An interruption ends the job.
 
     Args:
@@ -120,14 +120,14 @@ def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detac
     Raises:
         Unavailable: If the scheduler refuses the job or stops answering.
     """
-    logs, is_submitted = Logs(folder), False
+    logs, is_submitted = JobLogs(folder), False
     try:
         about = target.submit()
         is_submitted = True
         _write(folder, about)
         say(f"Submitted {about['label']}. Its folder is {folder}")
         if is_detached:
-            return State("waiting")
+            return JobState("waiting")
         state = _watch(target, logs, say)
         _write_end(folder, state)
     except BaseException as error:
@@ -144,8 +144,8 @@ def follow(target: Target, folder: Path, say: Callable[[str], None], *, is_detac
     return state
 
 
-def _watch(target: Target, logs: Logs, say: Callable[[str], None]) -> State:
-    state, answered = State("waiting", "not known yet"), time.monotonic()
+def _watch(target: Target, logs: JobLogs, say: Callable[[str], None]) -> JobState:
+    state, answered = JobState("waiting", "not known yet"), time.monotonic()
     while True:
         before = state
         try:
@@ -171,7 +171,7 @@ def _end(target: Target, folder: Path, say: Callable[[str], None]) -> None:
             if time.monotonic() > until:
                 raise Unavailable(f"It did not end within {_END_PATIENCE:g} s.")
             time.sleep(target.poll)
-        _write_end(folder, State(CANCELLED, "by gpudist"))
+        _write_end(folder, JobState(CANCELLED, "by gpudist"))
     except Unavailable as error:
         say(f"The job may still run: {error} Try again: gpudist launch --cancel {folder}")
 
@@ -180,7 +180,7 @@ def _write(folder: Path, about: dict[str, Any]) -> None:
     (folder / JOB_FILE).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-def _write_end(folder: Path, state: State) -> None:
+def _write_end(folder: Path, state: JobState) -> None:
     if (folder / JOB_FILE).exists():
         _write(folder, read(folder) | {"ended": asdict(state)})
 

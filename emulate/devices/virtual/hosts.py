@@ -95,7 +95,7 @@ def _see_who_asks_for_the_number(note: Note) -> None:
     """Note when the program asks which host it is."""
     base: Any = type(os.environ)
 
-    class Environment(base):
+    class VirtualEnvironment(base):
         __slots__ = ()  # else Python refuses to change the class of os.environ
 
         def __getitem__(self, name: Any) -> Any:
@@ -103,7 +103,7 @@ def _see_who_asks_for_the_number(note: Note) -> None:
                 note(ASKED_FOR_HOST, "TF_CONFIG")
             return super().__getitem__(name)
 
-    os.environ.__class__ = Environment
+    os.environ.__class__ = VirtualEnvironment
     cls = upstream.config_resolver()
     for name in ("task_id", "task_type"):
         setattr(cls, name, _seen(getattr(cls, name), name, note))

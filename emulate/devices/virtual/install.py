@@ -9,7 +9,7 @@ from emulate.devices import upstream
 from emulate.devices.plan import DevicePlan, Note
 from emulate.devices.virtual.hosts import stand_for_hosts
 from emulate.devices.virtual.iterators import deal_from_one_iterator
-from emulate.devices.virtual.replicas import Replicas
+from emulate.devices.virtual.replicas import VirtualReplicas
 
 
 def install_virtual(plan: DevicePlan, note: Note) -> None:
@@ -28,7 +28,7 @@ def install_virtual(plan: DevicePlan, note: Note) -> None:
 
         if tf.executing_eagerly() or len(distribution.extended.worker_devices) == 1:
             return real(distribution, fn, args, kwargs)
-        return Replicas(distribution).run(fn, args, kwargs)
+        return VirtualReplicas(distribution).run(fn, args, kwargs)
 
     run._call_for_each_replica = call_for_each_replica
     _number_replicas()

@@ -13,7 +13,7 @@ from typing import Any
 
 from emulate import graph_functions
 from emulate.devices import upstream
-from emulate.devices.virtual.stages import Stage, cut
+from emulate.devices.virtual.stages import ReplicaStage, cut
 from emulate.errors import UsageError
 
 _NOT_OF_ALL = (
@@ -39,7 +39,7 @@ class _Meeting:
     returned: list[tuple[Any, list[int]]] = field(default_factory=list)
 
 
-class Replicas:
+class VirtualReplicas:
     """Call a function for all replicas of a strategy, in the graph under construction.
 
     Args:
@@ -246,7 +246,7 @@ class Replicas:
             return self._last
         return self._columns[leaf.name][replica] if _is_of(leaf, self._graph) else leaf
 
-    def _call_stage(self, stage: Stage) -> None:
+    def _call_stage(self, stage: ReplicaStage) -> None:
         columns: list[list[Any]] = [[] for _ in stage.outputs]
         for replica in range(self._number):
             made = self._call(stage.function, [self._columns[one.name][replica] for one in stage.inputs], stage.outputs)

@@ -18,7 +18,7 @@ _CROSSES = (
 
 
 @dataclass(frozen=True)
-class Stage:
+class ReplicaStage:
     """Hold one function of a replica, and the tensors of the replica's graph that it takes and gives."""
 
     function: Any
@@ -33,7 +33,7 @@ def cut(
     placeholders: Sequence[Any],
     ends: Sequence[Any],
     must_run: set[str],
-) -> list[Stage | None]:
+) -> list[ReplicaStage | None]:
     """Cut a replica's graph into stages.
 
     Args:
@@ -78,7 +78,7 @@ def cut(
     ]
 
 
-def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must_run: Sequence[Any]) -> Stage | None:
+def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must_run: Sequence[Any]) -> ReplicaStage | None:
     """Return the function of some operations of a replica's graph."""
     import tensorflow as tf
 
@@ -105,4 +105,4 @@ def _stage(graph: Any, whole: Any, body: Sequence[Any], outputs: list[Any], must
         found = tf.graph_util.import_graph_def(definition, mapped, return_elements=wanted, name="")
     function.inputs, function.outputs = places, found[: len(outputs)]
     function.control_outputs = found[len(outputs) :]
-    return Stage(upstream.add_function(graph.outer_graph, function, keeps_apart=True), inputs, outputs)
+    return ReplicaStage(upstream.add_function(graph.outer_graph, function, keeps_apart=True), inputs, outputs)

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from emulate.launch import Cluster, Job, Kubernetes
+from emulate.launch import Job, Kubernetes, KubernetesCluster
 from emulate.launch.kubernetes import INDEX
 from emulate.topology import Topology
 
@@ -29,10 +29,10 @@ JOB = Job(
     seconds=7200,
     restarts=3,
 )
-CLUSTER = Cluster("registry.example/a:1", namespace="team", claim="shared", queue="gpus")
+CLUSTER = KubernetesCluster("registry.example/a:1", namespace="team", claim="shared", queue="gpus")
 CHOICES = {
     "all": (JOB, CLUSTER),
-    "least": (replace(JOB, workdir=None, cpus=None, memory=None, seconds=None, restarts=0), Cluster("a")),
+    "least": (replace(JOB, workdir=None, cpus=None, memory=None, seconds=None, restarts=0), KubernetesCluster("a")),
     "one-host": (replace(JOB, topology=Topology(1, 4)), CLUSTER),
     "recorded": (replace(JOB, restarts=0, steps=5, device="cpu"), CLUSTER),
 }

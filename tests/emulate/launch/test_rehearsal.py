@@ -11,7 +11,7 @@ import pytest
 
 from emulate.cli import main
 from emulate.errors import Hung, ProgramFailed
-from emulate.launch import Cluster, Hosts, Job, Kubernetes, Slurm, Target
+from emulate.launch import HostsBySsh, Job, Kubernetes, KubernetesCluster, Slurm, Target
 from emulate.launch.rehearsal import run_commands
 from emulate.topology import Topology
 
@@ -48,14 +48,14 @@ def job(folder: Path, *args: str) -> Job:
 
 TARGETS: dict[str, tuple[Callable[[Job], Target], list[str], list[str]]] = {
     "slurm": (Slurm, ["node0", "node1"], ["node0", "node1"]),
-    "hosts": (lambda job: Hosts(job, ["me@a", "b.example"]), ["a", "b.example"], ["a", "b.example"]),
+    "hosts": (lambda job: HostsBySsh(job, ["me@a", "b.example"]), ["a", "b.example"], ["a", "b.example"]),
     "jobset": (
-        lambda job: Kubernetes(job, Cluster("a"), "jobset", job.folder),
+        lambda job: Kubernetes(job, KubernetesCluster("a"), "jobset", job.folder),
         ["train-worker-0-0", "train-worker-0-1"],
         ["train-worker-0-0.train", "train-worker-0-1.train"],
     ),
     "trainjob": (
-        lambda job: Kubernetes(job, Cluster("a"), "trainjob", job.folder),
+        lambda job: Kubernetes(job, KubernetesCluster("a"), "trainjob", job.folder),
         ["train-node-0-0", "train-node-0-1"],
         ["train-node-0-0.train", "train-node-0-1.train"],
     ),
