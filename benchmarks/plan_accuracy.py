@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from emulate.errors import UsageError
-from emulate.plan import ALL_REDUCE, LOCAL_SERVERS, SERVERS, StepModel, StepWork, machine_of
+from emulate.plan import ALL_REDUCE, LOCAL_SERVERS, SERVERS, StepModel, Work, machine_of
 
 DATA = Path(__file__).parent / "data" / "public_throughput.csv"
 PAGE = Path(__file__).parents[1] / "docs" / "plan_accuracy.md"
@@ -82,7 +82,7 @@ def model_of(row: Row) -> StepModel:
     batch = float(row["batch_per_gpu"] or USUAL_BATCH)
     size = float(row["params_millions"]) * 1e6 * GRADIENT_BYTES.get(row["dtype"].lower(), 4)
     # TensorFlow's own strategies pack all gradients into one message. Others send one for each variable, or nobody knows.
-    work = StepWork(
+    work = Work(
         step_seconds=batch / float(row["examples_per_second"]),
         batch=batch,
         gradient_bytes=size,

@@ -5,7 +5,7 @@ from emulate.plan.forecast import Forecast, Row, make_forecast
 from emulate.plan.links import Between, Inside, parse_between, parse_inside
 from emulate.plan.machines import Machine, find_machine, machine_of
 from emulate.plan.measured import Measured, parse_measured, parse_rate
-from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, StepWork
+from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
 from emulate.plan.recorded import Gradient, Recorded, read_recorded
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
     "Ring",
     "Row",
     "StepModel",
-    "StepWork",
+    "Work",
     "all_reduce_seconds",
     "find_machine",
     "machine_of",

@@ -9,7 +9,7 @@ from typing import Any
 from emulate.errors import UsageError
 from emulate.plan.machines import Machine
 from emulate.plan.measured import Measured
-from emulate.plan.model import Estimate, StepModel, StepWork
+from emulate.plan.model import Estimate, StepModel, Work
 from emulate.plan.recorded import Recorded
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536, 100_000)
@@ -127,11 +127,11 @@ def make_forecast(
     return Forecast(recorded, machine, examples, rows, tuple(_basis(recorded, before, model, points)))
 
 
-def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate: float | None) -> StepWork:
+def _work(recorded: Recorded, machine: Machine, points: Sequence[Measured], rate: float | None) -> Work:
     one = next((point for point in points if point.num_gpus == 1), None)
     seconds = recorded.batch / one.examples_per_second if one else _estimated_seconds(recorded, machine)
     # NcclAllReduce (num_packs=1) and CollectiveAllReduce (bytes_per_pack=0) send all gradients as one message.
-    return StepWork(
+    return Work(
         step_seconds=seconds,
         shortest_seconds=min(seconds, recorded.kernels * LAUNCH_SECONDS),
         batch=recorded.batch,

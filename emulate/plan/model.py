@@ -23,7 +23,7 @@ _FLOOR = 1e-9  # No sample is ruled out: where a measurement fits none, all stay
 
 
 @dataclass(frozen=True)
-class StepWork:
+class Work:
     """Describe the training step of a program on one GPU.
 
     Attributes:
@@ -76,13 +76,13 @@ class StepModel:
 
     Example:
         >>> from emulate.plan.machines import find_machine
-        >>> model = StepModel(find_machine("dgx1-v100"), StepWork(0.31, 128, 4 * 25.6e6))
+        >>> model = StepModel(find_machine("dgx1-v100"), Work(0.31, 128, 4 * 25.6e6))
         >>> 0.31 < model.step_seconds(8).middle < 0.34
         True
     """
 
     machine: Machine
-    work: StepWork
+    work: Work
     weights: Floats = field(default_factory=lambda: np.ones(SAMPLES), repr=False)
 
     def at_batch(self, batch: float) -> StepModel:

@@ -13,7 +13,7 @@ from emulate.plan import (
     BandwidthTable,
     Ring,
     StepModel,
-    StepWork,
+    Work,
     all_reduce_seconds,
     find_machine,
     parse_between,
@@ -21,7 +21,7 @@ from emulate.plan import (
 )
 from emulate.plan.uncertainty import draws, expected_largest
 
-RESNET = StepWork(step_seconds=0.3, batch=128, gradient_bytes=102.4e6)
+RESNET = Work(step_seconds=0.3, batch=128, gradient_bytes=102.4e6)
 CUBE = parse_inside("NVLink 2 hybrid cube mesh", "V100", 8)
 sizes = st.floats(1e3, 1e10)
 
@@ -80,7 +80,7 @@ def test_more_gpus_never_make_a_faster_step_and_the_interval_has_its_middle_insi
 
 @pytest.mark.parametrize("exchange", [LOCAL_SERVERS, SERVERS])
 def test_servers_are_predicted_too(exchange: str) -> None:
-    work = StepWork(0.3, 64, 102.4e6, exchange)
+    work = Work(0.3, 64, 102.4e6, exchange)
     model = StepModel(find_machine("p2.8xlarge"), work)
     assert 0.3 < model.step_seconds(8).middle < 0.6
 
@@ -100,12 +100,12 @@ def test_a_measurement_that_fits_nothing_leaves_numbers() -> None:
 
 def test_an_unmeasured_gpu_gives_a_wide_interval() -> None:
     measured = StepModel(find_machine("dgx1-v100"), RESNET).step_seconds(8)
-    guessed = StepModel(find_machine("dgx1-v100"), StepWork(0.3, 128, 102.4e6, is_measured=False)).step_seconds(8)
+    guessed = StepModel(find_machine("dgx1-v100"), Work(0.3, 128, 102.4e6, is_measured=False)).step_seconds(8)
     assert guessed.high / guessed.low > 3 > measured.high / measured.low
 
 
 def test_input_that_is_too_slow_decides() -> None:
-    model = StepModel(find_machine("dgx1-v100"), StepWork(0.3, 128, 102.4e6, input_per_second=1000.0))
+    model = StepModel(find_machine("dgx1-v100"), Work(0.3, 128, 102.4e6, input_per_second=1000.0))
     assert model.step_seconds(8).middle == pytest.approx(128 * 8 / 1000, rel=0.01)
 
 
