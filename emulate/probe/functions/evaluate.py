@@ -152,36 +152,36 @@ class _Evaluation:
         """Make one step, and yield its records."""
         recorded: list[Values] = []
         given: list[Values] = []
-        with self._off_by_units(function) as off:
-            for place, one in enumerate(function.records):
-                changed = self._changed(one, self._joined([function.gradients(place, rows, given) for rows in shares]))
-                recorded.append(changed[0])
-                given.append(changed[1])
-            made = function.update(shares, given)
+        for place, one in enumerate(function.records):
+            with self._off_by_units(function, one):
+                own = self._joined([function.gradients(place, rows, given) for rows in shares])
+            changed = self._changed(one, own)
+            recorded.append(changed[0])
+            given.append(changed[1])
         rows = shares[0] if len(shares) == 1 else {key: np.concatenate([share[key] for share in shares]) for key in shares[0]}
+        made = function.update(shares, given)
         after = [self._joined([one[place] for one in made]) for place in range(len(function.records))]
         for one, before, updated in zip(function.records, recorded, after, strict=True):
-            moved = {key: updated[key] - change for key, change in off.items() if key in updated}
-            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated, **moved}
+            values = {**{key: rows[key] for key in one.tensors if key[0] == "input"}, **before, **updated}
             yield Record(one.kind, one.about, [(key, np.asarray(values[key])) for key in one.tensors])
 
     @contextlib.contextmanager
-    def _off_by_units(self, function: StepFunction) -> Iterator[Mapping[Key, Any]]:
-        """Have the weights of a noise run off by units in the last place in this block; yield by how much, by key.
+    def _off_by_units(self, function: StepFunction, record: Fetched) -> Iterator[None]:
+        """Have the weights of a noise run off by units in the last place in this block.
 
         On several replicas the forward pass is rounded in another way, in batches of another size. No order of the rows shows
         that on one device, where each of them has its bits wherever it stands.
         """
-        weights = {key: number for key, number in function.variables.items() if key[0] == "weight" and key[2]}
-        if not (self._plan.perturb and any(one.is_of_forward_pass for one in function.records)):
-            yield {}
+        if not (self._plan.perturb and record.is_of_forward_pass):
+            yield
             return
-        before = self._state.read(sorted({*weights.values()}))
-        self._state.shift(list(before), self._plan.perturb, self._plan.noise_seed)
-        off = {number: self._state.variables[number] - value for number, value in before.items()}
-        yield {key: off[number] for key, number in weights.items()}
-        for number, change in off.items():
-            self._state.variables[number].assign_sub(change)
+        weights = sorted({number for key, number in function.variables.items() if key[0] == "weight" and key[2]})
+        before = self._state.read(weights)
+        self._state.shift(weights, self._plan.perturb, self._plan.noise_seed)
+        try:
+            yield
+        finally:
+            self._state.assign(before)
 
     def _joined(self, found: list[Values]) -> Values:
         """Return what shares give together: the mean or the sum of gradients and results, the sum of their objectives."""
