@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Keep a state for each object as long as the object lives. Objects are told apart by identity.
+    """Keep a state for each object as long as the object lives. Objects are distinguished by identity.
 
     A state must not refer to its object: then neither would ever be freed.
 

@@ -42,7 +42,7 @@ def install_reduce(probe: Probe) -> None:
         if caller is not None:
             line = _line(result, frame)
             name = places.name(f"{caller.name}/reduce", caller, line)
-            is_mean = axis is None and str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
+            is_mean = axis is None and averages(reduce_op)
             more = {"line": line, **({"how": "mean"} if is_mean else {})}
             probe.lines.reported(value, name)
             report_tensor(probe, result, _kind_of_parts(value), name, more)
@@ -180,6 +180,11 @@ class _Caller(NamedTuple):
     def of(cls, name: str, frame: Any) -> _Caller:
         """Return the description of a function of this name at this frame."""
         return cls(name, (frame.f_lineno - frame.f_code.co_firstlineno, frame.f_lasti))
+
+
+def averages(reduce_op: Any) -> bool:
+    """Return whether a reduction is a mean: `tf.distribute.ReduceOp.MEAN`, or its name in any case."""
+    return str(getattr(reduce_op, "name", reduce_op)).upper() == "MEAN"
 
 
 def program_caller(frame: Any) -> _Caller | None:

@@ -14,7 +14,7 @@ from emulate.probe import body as bodies
 from emulate.probe import told
 from emulate.probe import upstream as probe_upstream
 from emulate.probe.lines import frames, step, upstream
-from emulate.probe.reports import program_caller
+from emulate.probe.reports import averages, program_caller
 from emulate.program import described, innermost
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _wrap_collectives(probe: Probe) -> None:
             body = bodies.current()
             if body is not None and body.lines is not None and program_caller(sys._getframe(1)) is not None:
                 body.lines.call("sum", _name)
-                if _name == "all_reduce" and "mean" in str(args[0] if args else kwargs.get("reduce_op")).lower():
+                if _name == "all_reduce" and averages(args[0] if args else kwargs.get("reduce_op")):
                     body.lines.call("sum", "averages")
             return _original(self, *args, **kwargs)
 
