@@ -224,7 +224,8 @@ def _number(option: str, text: str | None, *, lowest: int = 0) -> int | None:
 
 
 def _target(kind: str, job: Job, folder: Path, addresses: list[str], given: dict[str, Any]) -> Target:
-    from emulate.launch import FIRST_PORT, HostsBySsh, Kubernetes, KubernetesCluster, Slurm, load_yaml
+    from emulate.cluster import FIRST_PORT
+    from emulate.launch import HostsBySsh, Kubernetes, KubernetesCluster, Slurm, load_yaml
 
     if kind == "slurm":
         return Slurm(job, {name: given[name] for name in ("partition", "account") if given[name] is not None})

@@ -4,7 +4,7 @@ from emulate.cluster.checks import check_function, check_time_limit, checked_env
 from emulate.cluster.cluster import Cluster
 from emulate.cluster.environ import is_read_at_import
 from emulate.cluster.explain import Follower, HostState, explain_hang
-from emulate.cluster.failures import first_cause, follows_from_a_peer, leaves_in_order, patience_after
+from emulate.cluster.failures import TEMPORARY_FAILURE, first_cause, follows_from_a_peer, leaves_in_order, patience_after
 from emulate.cluster.gpus import ask_before_waiting
 from emulate.cluster.hang import Hang, HangJudge
 from emulate.cluster.host import HostContext, describe, note_no_route
@@ -14,12 +14,14 @@ from emulate.cluster.names import take_names
 from emulate.cluster.owner import Owner
 from emulate.cluster.parent import Preload
 from emulate.cluster.plan import ClusterPlan, HostOutcome, RemoteError
-from emulate.cluster.roles import roles_of
+from emulate.cluster.roles import FIRST_PORT, roles_of
 from emulate.cluster.running import RunningCluster
 from emulate.cluster.threads import Thread, waits_for
 from emulate.cluster.views import remove_tree
 
 __all__ = [
+    "FIRST_PORT",
+    "TEMPORARY_FAILURE",
     "Cluster",
     "ClusterPlan",
     "Follower",

@@ -1,7 +1,7 @@
 """Launch a program on a real cluster: Slurm, Kubernetes or plain hosts. TensorFlow's own runtime does the work there."""
 
 from emulate.launch.hosts import HostsBySsh, read_hosts
-from emulate.launch.job import FIRST_PORT, Job, default_name, number_of_seconds, program_of
+from emulate.launch.job import Job, default_name, number_of_seconds, program_of
 from emulate.launch.jobs import cancel, status
 from emulate.launch.kubernetes import Kubernetes, KubernetesCluster, load_yaml
 from emulate.launch.logs import JobLogs
@@ -9,7 +9,6 @@ from emulate.launch.slurm import Slurm
 from emulate.launch.target import JobState, Target, follow, make_folder
 
 __all__ = [
-    "FIRST_PORT",
     "HostsBySsh",
     "Job",
     "JobLogs",

@@ -13,15 +13,16 @@ from typing import Any
 
 import psutil
 
+from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE
 from emulate.errors import UsageError
-from emulate.launch.job import ASKS_FOR_A_RESTART, FIRST_PORT, PREPARE, Job, tf_config
+from emulate.launch.job import PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import check_installed
 
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 """ssh without questions; it gives up a host that does not answer for a minute."""
-_HOST = re.compile(r"(?:[\w.-]+@)?(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*)")
+_HOST = re.compile(r"(?:[\w.-]+@)?[A-Za-z0-9][A-Za-z0-9.-]*")
 _LOST = 255
 _PEERS = 20.0
 """Seconds for which the other hosts may report why they fail, too, once one has failed."""
@@ -89,11 +90,15 @@ class HostsBySsh:
                 f"--topology {self.job.topology}."
             )
 
+    @property
+    def names(self) -> list[str]:
+        """Return the hosts' names, without users."""
+        return [host.rpartition("@")[2] for host in self.hosts]
+
     def script(self, number: int) -> str:
         """Return what ssh runs on a host. The program ends with the connection: standard input is open as long as it is."""
         job = self.job
-        names = [match["name"] for host in self.hosts if (match := _HOST.fullmatch(host))]
-        places = ", ".join(f'"{name}:{self.port + place}"' for place, name in enumerate(names))
+        places = ", ".join(f'"{name}:{self.port + place}"' for place, name in enumerate(self.names))
         seconds = " ".join(map(str, range(_TERM)))
         alive = 'kill -s 0 -- "-$program"'
         end = f'kill -s TERM -- "-$program"; for second in {seconds}; do {alive} && sleep 1; done; kill -s KILL -- "-$program"'
@@ -161,7 +166,7 @@ class HostsBySsh:
             return JobState(SUCCEEDED)
         code = codes[self._failed]
         self.cancel()
-        if code == ASKS_FOR_A_RESTART and self._restarts < self.job.restarts:
+        if code == TEMPORARY_FAILURE and self._restarts < self.job.restarts:
             self._restarts += 1
             self._start()
             return JobState("running", f"restart {self._restarts}")
@@ -193,8 +198,7 @@ class HostsBySsh:
 
     def host_commands(self) -> list[HostCommand]:
         """Return what each host runs."""
-        names = [match["name"] for host in self.hosts if (match := _HOST.fullmatch(host))]
-        return [HostCommand((name,), ("sh", "-c", self.script(number))) for number, name in enumerate(names)]
+        return [HostCommand((name,), ("sh", "-c", self.script(number))) for number, name in enumerate(self.names)]
 
 
 def launcher_of(pid: int, started: float) -> psutil.Process | None:

@@ -12,10 +12,6 @@ from emulate.errors import UsageError
 from emulate.program import Program
 from emulate.topology import Topology
 
-ASKS_FOR_A_RESTART = 75
-"""The exit code with which `gd.Checkpoints` asks the scheduler to start the program again."""
-FIRST_PORT = 2222
-"""Port of the first host's TensorFlow server. Each host has its own port, so that several hosts can share a network."""
 PREPARE = "unset http_proxy https_proxy grpc_proxy HTTP_PROXY HTTPS_PROXY; export PYTHONUNBUFFERED=1"
 """Shell command: hosts connect to each other directly, which gRPC would send to a proxy; a log is there when it is written."""
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emulate.cluster import FIRST_PORT, TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.job import ASKS_FOR_A_RESTART, FIRST_PORT, Job, tf_config
+from emulate.launch.job import Job, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import call, check_installed, uninterrupted
@@ -131,7 +132,7 @@ class Kubernetes:
     def _job_template(self, pod: Manifest) -> Manifest:
         """Return the Job: a pod that fails ends it; exit code 75 and a preemption end it in a way that restarts the set."""
         again = [
-            {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [ASKS_FOR_A_RESTART]}},
+            {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [TEMPORARY_FAILURE]}},
             {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         ]
         hosts = self.job.num_hosts

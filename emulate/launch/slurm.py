@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emulate.cluster import TEMPORARY_FAILURE
 from emulate.errors import Unavailable, UsageError
-from emulate.launch.job import ASKS_FOR_A_RESTART, PREPARE, Job, tf_config
+from emulate.launch.job import PREPARE, Job, tf_config
 from emulate.launch.logs import log_file
 from emulate.launch.target import CANCELLED, FAILED, SUCCEEDED, TIMED_OUT, HostCommand, JobState
 from emulate.launch.tool import call, check_installed, uninterrupted
@@ -67,7 +68,7 @@ class Slurm:
         lines += ["#SBATCH --requeue" if job.restarts else "#SBATCH --no-requeue"]
         # Tasks are numbered node by node. A task that fails ends the others, which would wait for it.
         srun = "srun --distribution=block --kill-on-bad-exit=1 --open-mode=append"
-        again = f'[ "$code" = {ASKS_FOR_A_RESTART} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]'
+        again = f'[ "$code" = {TEMPORARY_FAILURE} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.restarts} ]'
         return "\n".join(
             [
                 "#!/usr/bin/env bash",
@@ -101,7 +102,7 @@ class Slurm:
                 "trap : TERM  # the program gets the signal too, and this script must outlive it",
                 shlex.join(job.command),
                 "code=$?",
-                f'[ "$code" != {ASKS_FOR_A_RESTART} ] || sleep 5  # all hosts leave like this: none is to be killed before',
+                f'[ "$code" != {TEMPORARY_FAILURE} ] || sleep 5  # all hosts leave like this: none is to be killed before',
                 'exit "$code"',
                 "",
             ]
