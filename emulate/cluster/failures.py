@@ -9,9 +9,9 @@ from emulate.cluster.plan import HostOutcome
 
 PEER_IS_GONE = re.compile(
     r"Socket closed|Connection reset by peer|tasks are unhealthy|failed to connect to all|GOAWAY|Connection refused"
-    r"|heartbeat|Broken pipe|UNAVAILABLE"
+    r"|heartbeat|Broken pipe|UNAVAILABLE|Collective ops is aborted by"
 )
-"""TensorFlow's errors on a host whose peer exited."""
+"""TensorFlow's errors on a host whose peer exited, or did something else than it."""
 TEMPORARY_FAILURE = 75
 """The exit code (EX_TEMPFAIL) by which a program asks to be started again, as gpudist_core's Preempted does."""
 PEER_SECONDS = 1.0

@@ -153,8 +153,13 @@ def raised(stage: str = "ending") -> Blame:
 
 
 def stopped(stage: str = "ending") -> Blame:
-    """Look for the program's innermost call in the traceback of what it raised."""
-    return Blame(stage, lambda case: _innermost(_calls(case.outcome.failure or "")))
+    """Look for the program's innermost calls in the tracebacks of what it raised, the shown one's first."""
+
+    def find(case: Case) -> list[Record]:
+        told = [case.outcome.failure or "", *(text for _, text in sorted(case.outcome.raised.items()))]
+        return [one for text in told for one in _innermost(_calls(text))]
+
+    return Blame(stage, find)
 
 
 def _calls(traceback: str) -> str:

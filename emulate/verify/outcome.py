@@ -12,6 +12,7 @@ class Outcome:
 
     Attributes:
         failure: The program's own traceback where it raised.
+        raised: By host the traceback of what it raised.
         suspect: Of a hung run the code of the cause that the hang judge sees.
         where: Of a hung run what each host was doing.
         hung: `hang` or `timeout` where it had to be ended.
@@ -26,6 +27,7 @@ class Outcome:
     """
 
     failure: str | None = None
+    raised: Mapping[int, str] = field(default_factory=dict)
     hung: str | None = None
     hosts: Mapping[int, str] = field(default_factory=dict)
     codes: Mapping[int, int | None] = field(default_factory=dict)

@@ -19,6 +19,7 @@ class RunResult:
         reason: Of a hung run `hang` or `timeout`.
         cause: Of a hung run what the hang judge suspects: a cause code.
         failure: The program's own traceback, or how its process ended.
+        raised: By host the traceback of what it raised.
         where: Of a hung run: what each host was doing.
         hosts: Last step and last collective of each host.
         written: Paths it wrote that other runs can see, and whether a file from before the verification lay there.
@@ -39,6 +40,7 @@ class RunResult:
     reason: str | None = None
     cause: str | None = None
     failure: str | None = None
+    raised: dict[int, str] = field(default_factory=dict)
     where: str = ""
     hosts: dict[int, dict[str, Any]] = field(default_factory=dict)
     statuses: dict[int, str] = field(default_factory=dict)

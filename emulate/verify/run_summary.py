@@ -75,6 +75,7 @@ def outcome_of(run: RunResult, reference: RunResult) -> Outcome:
     """Return how a run ended, for the causes."""
     return Outcome(
         failure=run.failure if run.status == "failed" else None,
+        raised=run.raised,
         hung=run.reason if run.status == "hung" else None,
         hosts=run.statuses,
         codes=run.codes,

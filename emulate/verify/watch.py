@@ -213,7 +213,8 @@ class RunWatch:
         raised = [outcome for outcome in ended if outcome.status == "raised"]
         left = [one for one in ended if one.status == "killed" or (one.status == "exited" and one.code != 0)]
         if raised:
-            self._raised(min(raised, key=follows_from_a_peer))
+            result.raised = {one.host: one.error.traceback_text for one in raised if one.error}
+            self._raised(min(raised, key=lambda one: (follows_from_a_peer(one), one.host)))
         elif left and result.status == "ok":
             result.status, result.failure = "failed", self._how_it_left(left[0])
 
