@@ -1,6 +1,6 @@
 """Record a program while it runs, and write the trace."""
 
-from emulate.probe.batch_norm import SYNCHRONIZED, by_share
+from emulate.probe.batch_norm import SYNCHRONIZED, by_share, shares_of
 from emulate.probe.functions import count_operations, evaluate, fixed_batches, is_eager, refusal
 from emulate.probe.intact import check_intact
 from emulate.probe.paths import Paths
@@ -36,4 +36,5 @@ __all__ = [
     "fixed_batches",
     "is_eager",
     "refusal",
+    "shares_of",
 ]

@@ -99,6 +99,6 @@ class TraceWriter:
 def _norm(flat: Array) -> float | None:
     if flat.dtype.kind not in "fiu" or not flat.size:
         return 0.0
-    wide = flat.astype(np.float64)
-    norm = float(np.sqrt(np.dot(wide, wide)))
+    # Not np.dot: BLAS shares it out to threads, and each call would wait for a processor that another run is using.
+    norm = float(np.sqrt(np.einsum("i,i->", flat, flat, dtype=np.float64)))
     return norm if math.isfinite(norm) else None

@@ -9,7 +9,7 @@ from emulate.probe import SYNCHRONIZED
 from emulate.probe.trace import Trace
 from emulate.verify.agreement import Agreement, agreement
 from emulate.verify.arithmetic import explain, fit_parts
-from emulate.verify.compare import Comparison, Point
+from emulate.verify.compare import Comparison, Point, compare
 from emulate.verify.confirmed import Rerun, confirmed
 from emulate.verify.facts import Facts
 from emulate.verify.fit import Explanation, Fit
@@ -138,6 +138,8 @@ class Case:
     @cached_property
     def comparison(self) -> Comparison:
         """Return the comparison of the original runs."""
+        if self.noise == () and self.topology.num_steps and (normalized := self.normalized_alike()) is not None:
+            return compare(self.reference, self.topology).with_noise_of(normalized[1])
         source = self._source if self.reference.follows else None
         known = self._agrees_normalized_alike
         return confirmed(self.reference, self.topology, self.noise, self._confirm, source, kinks=True, is_known=known)
@@ -185,7 +187,7 @@ class Case:
             is_same = agrees and trains_on_the_same(self.plain, self.untouched) and draws_the_same(self.plain, self.untouched)
         else:
             is_same = differing(self.plain, self._same_seed) is None
-        return is_same and bool(self.noise[:1])
+        return is_same and bool(self.noise[:1] or self.normalized_alike())
 
     @cached_property
     def met_alone(self) -> Sequence[Met]:

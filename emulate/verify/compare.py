@@ -188,6 +188,22 @@ class Comparison:
         """Return the step after which each run has weights of its own; None where the reference is led, or they agree."""
         return None if self.runs.reference.follows else self.first_step("weight")
 
+    def with_noise_of(self, other: Comparison) -> Comparison:
+        """Return the comparison with the noise floors of another one of the same steps, where they are higher."""
+
+        def changed(points: Sequence[Point], others: Sequence[Point]) -> tuple[Point, ...]:
+            known = {(point.measure.key, point.step): point.noise for point in others}
+            return tuple(
+                replace(point, noise=max(point.noise, known.get((point.measure.key, point.step), 0.0))) for point in points
+            )
+
+        return replace(
+            self,
+            points=changed(self.points, other.points),
+            objectives=changed(self.objectives, other.objectives),
+            of_first=changed(self.of_first, other.of_first),
+        )
+
     def first_step(self, *kinds: str) -> int | None:
         """Return the earliest step in which something of these kinds differs."""
         return min((p.measure.step for p in self.exceeding if p.measure.key.kind in kinds), default=None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import statistics
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -13,13 +14,16 @@ from pathlib import Path
 from emulate.probe import SAME_ON_ONE_DEVICE, Replay, Trace, by_share
 from emulate.program import Program, is_ours
 from emulate.topology import Topology
+from emulate.verify.arrays import aligned, norm
 from emulate.verify.case import BY_SHARE, RATE
 from emulate.verify.causes.cause import error_line
 from emulate.verify.compare import compare_enough
 from emulate.verify.compared_runs import complete
 from emulate.verify.confirmed import Rerun
 from emulate.verify.facts import Facts
+from emulate.verify.gradients import weight_of
 from emulate.verify.lines import ProgramLines
+from emulate.verify.noise import FACTOR
 from emulate.verify.result import RunResult
 from emulate.verify.seeding import GENERATORS
 from emulate.verify.yardstick import Traces, Variation, Yardsticks, trace_of
@@ -94,6 +98,27 @@ class Reruns:
         if facts.batchnorm and replicas > 1 and rows and rows % replicas == 0 and not is_open:
             self._yardsticks.reference(Variation().without(by_share([rows // replicas] * replicas)))
 
+    def normalized_alike(self, led: Variation, reference: Trace, topology: Trace) -> Variation | None:
+        """Return the reference that normalizes as replicas do, where that alone explains the first step's statistics.
+
+        Args:
+            led: What makes the reference's steps at the topology's weights.
+            reference: The program on one device as it normalizes there.
+            topology: The topology's run.
+
+        Returns:
+            The variation; None where BatchNormalization makes no difference, or another one.
+        """
+        names, shares = Facts.of(reference, topology).batchnorm, _rows_of_replicas(topology)
+        if not names or len(shares) < 2 or not all(shares) or led.replay is not None:
+            return None
+        variation = led.without(by_share(shares))
+        by_shares = trace_of(self._yardsticks.reference(variation).reference) if self._yardsticks.led(variation) else None
+        if by_shares is None:
+            return None
+        apart, left = (_statistics_apart(trace, topology, names) for trace in (reference, by_shares))
+        return variation if apart > FACTOR * left else None
+
     def _of_one_device(self, base: Variation, variation: Variation, topology: Trace) -> Traces | None:
         """Return the runs on one device that are there already, where the switches change nothing there but rounding.
 
@@ -156,6 +181,22 @@ def _ending(failed: RunResult, replay: Replay | None) -> str:
     is_own = failed.status == "failed" and bool(raised_in) and not is_ours(raised_in[-1])
     whose = ", where the program itself raises an error" if is_own else ""
     return f"{told}{whose}: {error_line(failed.failure or failed.where, 'no error was seen')}"
+
+
+def _statistics_apart(reference: Trace, topology: Trace, names: Collection[str]) -> float:
+    """Return by how much most statistics of BatchNormalization differ after the first step, in parts of themselves.
+
+    Some are means that cancel, and rounding alone.
+    """
+    off = [0.0]
+    for optimizer in reference.optimizers:
+        pair = [complete(trace, optimizer)[:1] for trace in (reference, topology)]
+        for name in names if all(pair) else ():
+            stored = [weight_of(steps[0], name) for steps in pair]
+            if None not in stored:
+                one, other = aligned([array for array in stored if array is not None])
+                off.append(norm(one - other) / (norm(one) or 1.0))
+    return statistics.median(off)
 
 
 def _rows_of_replicas(trace: Trace) -> list[int]:

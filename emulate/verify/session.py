@@ -297,7 +297,11 @@ class Session:
     ) -> Case:
         """Return what is known of a topology's run beside a variation of the reference, and which runs may tell more."""
         yardsticks, reruns = self._yardsticks, self._reruns
-        yardstick = yardsticks.with_noise(base) if compared.num_steps else None
+        plain, yardstick = base.as_it_normalizes, None
+        if plain != base:  # what differs in any case needs no noise: each step is compared once it is normalized alike
+            base, yardstick = plain, yardsticks.reference(plain.source)
+        elif compared.num_steps:
+            yardstick = yardsticks.with_noise(base)
         first, noise = (yardstick.traces() if yardstick else None) or (reference.trace, ())
         others = yardstick.results() if yardstick else []
         has_hosts = run.topology.num_stepping_hosts > 1
@@ -343,7 +347,8 @@ class Session:
             if run.status == "ok" and plain is not None and own is not None:
                 leads = lockstep.lead(own, compared, plain)
             led = None if leads is None else replace(base, follow=leads[0], replay=leads[1])
-            self._leads[known] = led if led is not None and self._yardsticks.led(led) else None
+            normalized = None if led is None or own is None else self._reruns.normalized_alike(led, own, compared)
+            self._leads[known] = normalized or (led if led is not None and self._yardsticks.led(led) else None)
         return self._leads[known]
 
     def _with_own_draws(self, run: RunResult, facts: Facts) -> RunResult:

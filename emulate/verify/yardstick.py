@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final, overload
 
-from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal
+from emulate.probe import IN_32_BITS, SAME_ON_ONE_DEVICE, Follow, ProbePlan, Replay, Trace, fixed_batches, refusal, shares_of
 from emulate.topology import REFERENCE, Topology
 from emulate.verify.precision import Rounding
 from emulate.verify.result import RunResult
@@ -67,6 +67,11 @@ class Variation:
         replay = None if self.replay is None or self.replay.is_of_rows else self.replay.of_all_rows
         own = replace(self, follow=None, replay=replay)
         return own if self.follow is None else replace(own, switches=self.switches - SAME_ON_ONE_DEVICE)
+
+    @property
+    def as_it_normalizes(self) -> Variation:
+        """Return the variation with the BatchNormalization of one device."""
+        return replace(self, switches=frozenset(one for one in self.switches if not shares_of([one])))
 
     def label(self, name: str) -> str:
         """Return the name of a run of this variation."""
