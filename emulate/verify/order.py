@@ -2,9 +2,8 @@
 
 Most does not: permuting the rows of a batch is the same training, rounded otherwise, which is what the noise floor is made of.
 A step that mixes each row with its neighbour, or keeps something of a batch by place for the next one (a queue, the states of
-streams), trains another model then, and the difference is none of rounding. In the first steps it is seen by itself. Later,
-where weights are no longer the same, runs whose rows are in order and whose gradients are rounded much more coarsely tell what
-rounding makes of it.
+streams), trains another model then, and the difference is none of rounding. What rounding makes of a program is told by runs
+whose rows are in order and that are rounded much more coarsely.
 """
 
 from __future__ import annotations
@@ -14,47 +13,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from emulate.probe.trace import StoredArray, Trace
-from emulate.verify.arrays import aligned, eps_of, finite_difference, is_numeric, largest, norm
+from emulate.verify.arrays import aligned, finite_difference, is_numeric, norm
 from emulate.verify.compared_runs import complete
 from emulate.verify.gradients import StepOfAll, gradients_of, names_of, objective, weight_of, weights_before
 from emulate.verify.ledger import Ledger
 
 COARSE = 64.0
 """By so many units in the last place gradients are off in runs that tell what rounding alone makes of a training."""
-_STEPS = 8
-"""So many of the first steps are looked at."""
-_SAME = 1e-5
-"""Weights that differ by no more are the same; what is far off then is no consequence of theirs."""
-_FAR = 1e4
-"""Rounding does not change most gradients by so many units, in none of several runs less."""
-_FAR_OBJECTIVE = 1e3
-"""Nor the loss by so many: units that fall on the other side of a kink hardly change it."""
-_EQUAL = 1e-7
-_OTHER = 0.3
-"""From equal weights on kinks do not change so much of the whole gradient; the loss may hardly change all the same."""
 _WIDE, _WIDE_OBJECTIVE = 3e-3, 1e-4
 """Noise of this part of the whole gradient, or of the loss, may hide a bug."""
 _TIMES = 100.0
 """Coarse rounding is at least what another order rounds: where that is so many times as far off, it is no rounding."""
-
-
-def order_matters(reference: Trace, permuted: Sequence[Trace], units: float) -> bool:
-    """Return whether runs with permuted examples trained differently from the same weights.
-
-    Args:
-        reference: The run on one device.
-        permuted: The same with the rows of each batch permuted, each differently.
-        units: How many units in the last place of its gradients' dtype the program's own rounding is.
-
-    Returns:
-        True where in one of the first steps the weights before it agree, and the loss and most gradients of all runs do not, or
-            much of the whole gradient.
-    """
-    return bool(permuted) and any(
-        all(_is_other(reference, one, optimizer, k, units) for one in permuted)
-        for optimizer in reference.optimizers
-        for k in range(min(_STEPS, *(len(complete(trace, optimizer)) for trace in (reference, *permuted))))
-    )
 
 
 def is_wide(reference: Trace, permuted: Sequence[Trace]) -> bool:
@@ -152,29 +121,6 @@ def _gradients(ours: StepOfAll, theirs: StepOfAll) -> list[tuple[StoredArray | N
     return [tuple(next(iter(gradients_of(step, name).values()), None) for step in (ours, theirs)) for name in names_of(theirs)]
 
 
-def _is_other(reference: Trace, permuted: Trace, optimizer: str, k: int, units: float) -> bool:
-    theirs, ours = complete(reference, optimizer)[k], complete(permuted, optimizer)[k]
-    eps = units * max((eps_of(array.dtype) for array in theirs[min(theirs)].gradients.values()), default=eps_of("<f4"))
-    names = names_of(theirs)
-    before = [tuple(weights_before(trace, optimizer, k, name) for trace in (permuted, reference)) for name in names]
-    weights_apart = max((_apart(*pair) for pair in before), default=0.0)
-    if not names or weights_apart > _SAME:
-        return False
-    found = _gradients(ours, theirs)
-    if _objective_is_far(ours, theirs, _FAR_OBJECTIVE * eps):
-        return float(np.median([_apart(*pair) for pair in found])) > _FAR * eps
-    if weights_apart > _EQUAL:  # as after the first updates: no gradient need be read
-        return False
-    distance = _distance(found)
-    is_felt = distance * _norm(given for _, given in before) > _FAR_OBJECTIVE * eps * abs(objective(theirs) or 0.0)
-    return is_felt and distance > max(_OTHER, _FAR * eps) * _norm(given for _, given in found)
-
-
-def _objective_is_far(ours: StepOfAll, theirs: StepOfAll, limit: float) -> bool:
-    values = objective(ours), objective(theirs)
-    return values[0] is None or values[1] is None or abs(values[0] - values[1]) > limit * abs(values[1])
-
-
 def _norm(arrays: Iterable[StoredArray | None]) -> float:
     """Return the L2 norm of arrays taken together."""
     squares = [norm(aligned([one])[0]) ** 2 for one in arrays if one is not None and is_numeric(one)]
@@ -188,15 +134,6 @@ def _distance(pairs: Iterable[tuple[StoredArray | None, ...]]) -> float:
         if one is not None and other is not None and is_numeric(other) and one.shape == other.shape:
             squares.append(norm(finite_difference(*aligned([one, other]))[0]) ** 2)
     return float(np.sqrt(sum(squares)))
-
-
-def _apart(one: StoredArray | None, other: StoredArray | None) -> float:
-    """Return the largest difference relative to the largest element; 0 if it is unknown."""
-    if one is None or other is None or not is_numeric(other) or one.shape != other.shape:
-        return 0.0
-    ours, theirs = aligned([one, other])
-    scale = largest(theirs)
-    return largest(ours - theirs) / scale if scale else 0.0
 
 
 def is_in_order(ledger: Ledger) -> bool:
