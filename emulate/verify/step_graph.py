@@ -117,8 +117,10 @@ class _Comparison:
         if (dtype, value) == (dtype_of_other, value_of_other):
             return "" if value is not None or not exactly or self._is_same_tensor(leaf, leaf_of_other) else None
         are_lists = isinstance(value, list) and isinstance(value_of_other, list)
-        if dtype != dtype_of_other or not are_lists or len(value) != len(value_of_other):
+        if dtype != dtype_of_other or not are_lists:
             return None
+        if len(value) != len(value_of_other):  # of equal elements the number may be that of the examples
+            return _EXAMPLES if len({*value, *value_of_other}) == 1 else None
         apart = [pair for pair in zip(value, value_of_other, strict=True) if pair[0] != pair[1]]
         if all(pair == (self.first.replica, self.other.replica) for pair in apart):
             return _NUMBER

@@ -22,7 +22,7 @@ from emulate.probe.lines import walks
 _OF_EACH = {"seed", "seed2", "token", "container", "shared_name"}
 """Attributes that two traces of one function do not share."""
 _LARGEST = 64
-"""Constants of so many elements are kept; of larger ones their digests."""
+"""Constants of so many elements are kept."""
 
 
 @dataclass
@@ -117,12 +117,12 @@ class _Builder:
 
 
 def _kept(value: Any) -> Any:
-    """Return a constant's elements, one where all are equal, or the digest of many."""
+    """Return a constant's elements, or of many one where all are equal, else their digest."""
     if value.dtype.kind in "biuf":
-        is_uniform = value.size > 0 and bool((value == value.flat[0]).all())  # its shape may be that of the examples
-        elements = value.reshape(-1)[: 1 if is_uniform else _LARGEST].tolist()
-        if is_uniform or value.size <= _LARGEST:
-            return [one if np.isfinite(one) else repr(one) for one in elements]
+        if value.size > _LARGEST and bool((value == value.flat[0]).all()):
+            value = value.reshape(-1)[:1]
+        if value.size <= _LARGEST:
+            return [one if np.isfinite(one) else repr(one) for one in value.reshape(-1).tolist()]
     contents = repr(value.tolist()).encode() if value.dtype.kind == "O" else np.ascontiguousarray(value).tobytes()
     return hashlib.blake2b(contents, digest_size=8).hexdigest()
 
