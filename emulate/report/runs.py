@@ -141,7 +141,8 @@ def _first(run: Run) -> str:
 
 
 def _step(run: Run) -> str:
-    return run.step_graph.text if run.step_graph else ""
+    """Return whether a verdict holds for other numbers of replicas; of one that must change nobody asks that."""
+    return run.step_graph.text if run.step_graph and run.verdict in _AGREES else ""
 
 
 def _samples(run: Run) -> str:
