@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,6 @@ from emulate.verify.verdict import Location, StepGraph
 
 _EXAMPLES, _NUMBER, _SUM = "the number of examples", "the number of the replica", "a sum over the replicas"
 """What two graphs may differ in."""
-_SHOWN = 3
-"""So many operations of a line are named."""
 Line = Mapping[str, Any]
 Pair = tuple[int | None, int | None]
 
@@ -218,16 +216,10 @@ def _locations(apart: Sequence[tuple[Line | None, str]]) -> tuple[Location, ...]
 
 
 def _in_words(apart: Sequence[tuple[Line | None, str]]) -> str:
-    """Return the lines, each with its operations."""
+    """Return the lines, each with its first operation and the number of others."""
     texts: dict[str, list[str]] = {}
     for line, text in apart:
         place = "an operation without a line" if line is None else located([line])[0].place
         if text not in texts.setdefault(place, []):
             texts[place].append(text)
-    return ", ".join(f"{place} ({'; '.join(_cut(some))})" for place, some in texts.items())
-
-
-def _cut(texts: Sequence[str]) -> Iterator[str]:
-    yield from texts[:_SHOWN]
-    if len(texts) > _SHOWN:
-        yield f"{len(texts) - _SHOWN} more"
+    return ", ".join(f"{place} ({some[0]}{f'; {len(some) - 1} more' if some[1:] else ''})" for place, some in texts.items())
