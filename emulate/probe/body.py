@@ -206,7 +206,7 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
             with probe.lines.of(body):
                 result = probe.call(body, inner, args, kwargs)
                 if body.lines is not None:
-                    body.lines.returned = body.lines.tensors(result)
+                    body.lines.returned = result
                 return result
 
     return replica_body

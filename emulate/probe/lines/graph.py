@@ -26,7 +26,7 @@ _LARGEST = 64
 
 
 @dataclass
-class StepGraph:
+class ReplicaGraph:
     """Hold the operations of a replica's step.
 
     Attributes:
@@ -47,7 +47,7 @@ class StepGraph:
         return {"operations": self.operations, "leaves": self.leaves, "forward": self.forward}
 
 
-def describe(graph: Any, ends: Collection[Any], loss: Collection[Any], rows: Collection[Any], owner: Any) -> StepGraph:
+def describe(graph: Any, ends: Collection[Any], loss: Collection[Any], rows: Collection[Any], owner: Any) -> ReplicaGraph:
     """Return the description of what a replica computes.
 
     Args:
@@ -60,7 +60,7 @@ def describe(graph: Any, ends: Collection[Any], loss: Collection[Any], rows: Col
     Returns:
         The description.
     """
-    builder = _Builder(StepGraph())
+    builder = _Builder(ReplicaGraph())
     own, before = walks.region(ends, rows, owner), walks.region(loss, rows, owner)
     for operation in graph.get_operations():
         if operation in own and owner(operation) and operation.type not in _LEAVES:
@@ -74,7 +74,7 @@ _LEAVES = ("Placeholder", "Const")
 
 
 class _Builder:
-    def __init__(self, graph: StepGraph) -> None:
+    def __init__(self, graph: ReplicaGraph) -> None:
         self.graph = graph
         self._places: dict[Any, int] = {}
         self._leaves: dict[walks.Key, int] = {}

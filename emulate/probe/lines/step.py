@@ -13,7 +13,7 @@ from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe.lines import frames, upstream, walks
 from emulate.probe.lines.eager import Operations
-from emulate.probe.lines.graph import StepGraph, describe
+from emulate.probe.lines.graph import ReplicaGraph, describe
 from emulate.program import described, innermost
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class StepLines:
         self.taped: list[Any] = []
         self.given: list[Any] = []
         self.kept: list[Any] = []
-        self.returned: list[Any] = []
+        self.returned: Any = None
         self.calls: dict[str, list[Entry]] = {}
 
     def tensors(self, values: Any) -> list[Any]:
@@ -89,16 +89,16 @@ class StepLines:
         if entry.get("file") and entry not in self.calls.setdefault(stage, []):
             self.calls[stage].append(entry)
 
-    def graph(self) -> StepGraph | None:
+    def graph(self) -> ReplicaGraph | None:
         """Return what the step computes; None where it does not train, or not in one graph."""
         whole = self.body.graph
         ends = [*self.objective, *self.taped, *self.given, *self.kept]
         if whole is None or not (self.taped or self.given) or any(one.graph is not whole for one in ends):
             return None
-        ends += [one for one in self.returned if one.graph is whole]
+        ends += [one for one in self.tensors(self.returned) if one.graph is whole]
         return describe(whole, ends, self.objective, self.rows, self._is_own)
 
-    def places(self, graph: StepGraph) -> dict[str, Any]:
+    def places(self, graph: ReplicaGraph) -> dict[str, Any]:
         """Return the user's lines of a graph, and for each operation the index of its line; None where it has none."""
         entries = [self.entry(frames.of_operation(one), {}) for one in graph.made]
         known = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
@@ -127,7 +127,7 @@ class StepLines:
     def numbers_of_rows(self) -> set[int]:
         """Return the numbers of examples, as far as they are known, also of a single one."""
         shapes = [walks.dims_of(tensor) for _, tensor in self.body.inputs]
-        return {shape[0] for shape in shapes if shape and shape[0]}
+        return {shape[0] for shape in shapes if shape and shape[0] is not None}
 
     def stages(self) -> dict[str, list[Entry]]:
         """Return the lines of each stage."""
@@ -255,12 +255,12 @@ class Lines:
         if body.label in self._described:
             return
         made = [(replica, step, graph) for replica, step in self._steps.items() if (graph := step.graph()) is not None]
-        by_content: dict[str, list[tuple[int, StepLines, StepGraph]]] = {}
+        by_content: dict[str, list[tuple[int, StepLines, ReplicaGraph]]] = {}
         for one in made:
             by_content.setdefault(json.dumps(one[2].content()), []).append(one)
         for alike in by_content.values():
             _, step, graph = alike[0]
-            about = {"function": body.label, "replicas": [one[0] for one in alike], "rows": sorted(step.numbers_of_rows)}
+            about = {"function": body.label, "replicas": [one[0] for one in alike], "rows": sorted(step.numbers_of_rows - {0})}
             self.write({"event": "graph", **about, **graph.content(), **step.places(graph)})
             self._described.add(body.label)
 
