@@ -22,28 +22,33 @@ def figures() -> Iterator[Figure]:
     """The peaks of all processes together, shared pages counted once (PSS)."""
     for name, variant in _PROGRAMS:
         program = str(HERE / f"{name}.py")
-        plain = _peak([program, variant])
-        alone = _peak(["-m", "emulate", "run", program, "--topology", TOPOLOGY, "--", variant])
-        taken = _peak(["-m", "emulate", "verify", program, "--topology", TOPOLOGY, "--steps", "all", "--", variant])
+        plain = peak([program, variant])
+        alone = peak(["-m", "emulate", "run", program, "--topology", TOPOLOGY, "--", variant])
+        taken = peak(["-m", "emulate", "verify", program, "--topology", TOPOLOGY, "--steps", "all", "--", variant])
         against = f"the program alone ({plain:.2f} GB) and on {TOPOLOGY} ({alone:.2f} GB)"
         ratio = taken / (plain + alone)
         yield Figure(f"memory_{name}_{variant}", ratio, _GOAL, False, taken, plain + alone, against, of="GB")
 
 
-def _peak(arguments: list[str]) -> float:
-    """Return the largest PSS of a command and all its descendants, in GB."""
+def peak(arguments: list[str], code: int = 0) -> float:
+    """Return the largest PSS of a command and all its descendants, in GB.
+
+    Args:
+        arguments: Of Python.
+        code: The exit code that it must have.
+    """
     command = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    root, peak = psutil.Process(command.pid), 0
+    root, most = psutil.Process(command.pid), 0
     while command.poll() is None:
         total = 0
         for process in _with_descendants(root):
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                 total += process.memory_full_info().pss
-        peak = max(peak, total)
+        most = max(most, total)
         time.sleep(_OFTEN)
-    if command.returncode:
-        raise SystemExit(f"{' '.join(arguments)} must end well. Received: exit code {command.returncode}.")
-    return peak / 1e9
+    if command.returncode != code:
+        raise SystemExit(f"{' '.join(arguments)} must exit with {code}. Received: exit code {command.returncode}.")
+    return most / 1e9
 
 
 def _with_descendants(root: psutil.Process) -> list[psutil.Process]:

@@ -58,6 +58,13 @@ WHAT |= {
     for program, variant in (("digits_loop", "equivalent"), ("transformer", "equivalent"), ("mobilenet_fit", "by-design"))
 }
 
+WHAT |= {
+    f"virtual_{topology}_{variant}{suffix}": f"`verify --virtual` on `{topology}` of an MLP, 5 steps, {variant}: {what}"
+    for topology in ("1x1024", "128x8")
+    for variant in ("equivalent", "divergent")
+    for suffix, what in (("", "seconds"), ("_memory", "peak memory, GB"))
+}
+
 
 def markdown(results: dict[str, Any]) -> str:
     """One row a figure."""

@@ -1,78 +1,43 @@
-"""Measure `gpudist verify --virtual` on 1x1024: an MLP (64-64-10), a global batch of 4,096 tiled digits, 5 steps."""
+"""What a verdict on many virtual replicas takes, of a right program and of one that divides by a replica's examples."""
 
 from __future__ import annotations
 
-import sys
+import json
 import tempfile
-import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+from benchmarks.figure import Figure, seconds
+from benchmarks.memory import peak
 
-DIGITS = Path(__file__).parents[1] / "fixtures" / "data" / "digits.npz"
-PROGRAM = f"""
-import keras, numpy as np, tensorflow as tf
-keras.utils.set_random_seed(1)
-BATCH = 4096
-data = np.load({str(DIGITS)!r})
-images = np.tile(data["images"].reshape(-1, 64).astype("float32") / 16, (12, 1))[: 5 * BATCH]
-labels = np.tile(data["labels"].astype("int64"), 12)[: 5 * BATCH]
-strategy = tf.distribute.MirroredStrategy()
-dataset = tf.data.Dataset.from_tensor_slices((images, labels)).batch(BATCH, drop_remainder=True)
-with strategy.scope():
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10)])
-    optimizer = keras.optimizers.SGD(0.1)
-
-def train_step(x, y):
-    with tf.GradientTape() as tape:
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
-        loss = tf.reduce_sum(losses) / BATCH
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-    return loss
-
-@tf.function
-def distributed_step(x, y):
-    return strategy.reduce("SUM", strategy.run(train_step, args=(x, y)), axis=None)
-
-for x, y in strategy.experimental_distribute_dataset(dataset):
-    print(float(distributed_step(x, y)), flush=True)
-"""
+PROGRAM = str(Path(__file__).resolve().parent / "digits_mlp.py")
+_GOALS = {"1x1024": (300.0, 8.0), "128x8": (900.0, None)}
+"""Seconds and GB by topology."""
 
 
-def main(topology: str = "1x1024") -> None:
-    """Verify the program, and print the verdict, the seconds and the largest memory of all processes together."""
+def figures() -> Iterator[Figure]:
+    """Measure seconds and memory of the whole command, beside those of the plain program on one device."""
+    for topology, goals in _GOALS.items():
+        for variant in ("equivalent", "divergent"):
+            arguments = [*(["hosts"] if topology == "128x8" else []), variant]
+            (taken, memory), (plain, alone) = _verify(topology, arguments), _measured([PROGRAM, *arguments], 0)
+            name, against = f"virtual_{topology}_{variant}", "the program on one device"
+            yield Figure(name, taken, goals[0], False, taken, plain, against, unit="s")
+            yield Figure(f"{name}_memory", memory, goals[1], False, memory, alone, against, unit="GB", of="GB")
+
+
+def _verify(topology: str, arguments: list[str]) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "train.py"
-        program.write_text(PROGRAM)
-        started, peak, over = time.monotonic(), Peak(), threading.Event()
-        watch = threading.Thread(target=peak.watch, args=[over])
-        watch.start()
-        command = [sys.executable, "-m", "emulate", "verify", str(program), "--topology", topology, "--virtual", "--steps", "5"]
-        code = psutil.Popen(command).wait()
-        over.set()
-        watch.join()
-        print(f"{topology}: exit code {code}, {time.monotonic() - started:.0f} s, at most {peak.bytes / 2**30:.1f} GiB")
+        written = Path(folder, "verdict.json")
+        options = ["--topology", topology, "--virtual", "--steps", "5", "--timeout", "900", "--json", str(written)]
+        found = _measured(["-m", "emulate", "verify", PROGRAM, *options, "--", *arguments], int("divergent" in arguments))
+        (run,) = json.loads(written.read_text())["runs"]
+    if run["verdict"] not in arguments:
+        raise SystemExit(f"{topology} must be {arguments[-1]}. Received: {run['verdict']}.")
+    return found
 
 
-class Peak:
-    """Measure the memory of this process's descendants: what each has to itself."""
-
-    bytes = 0
-
-    def watch(self, over: threading.Event) -> None:
-        """Measure every half a second."""
-        while not over.wait(0.5):
-            self.bytes = max(self.bytes, sum(map(_own_bytes, psutil.Process().children(recursive=True))))
-
-
-def _own_bytes(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_full_info().uss)
-    except psutil.Error:
-        return 0
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def _measured(arguments: list[str], code: int) -> tuple[float, float]:
+    """Return the seconds and the GB of a command that ends with an exit code."""
+    memory: list[float] = []
+    return seconds(lambda: memory.append(peak(arguments, code))), memory[0]

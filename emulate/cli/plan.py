@@ -99,7 +99,7 @@ def _count(option: str, text: str) -> int:
 
 def _record(program: Program, seconds: float, batch: int | None) -> Recorded:
     """Run a program for a few steps on one device and read what it recorded."""
-    from emulate.plan import read_recorded
+    from emulate.plan import check_all_reduce, read_recorded
     from emulate.report import progress_on
     from emulate.verify.record import record
 
@@ -109,6 +109,7 @@ def _record(program: Program, seconds: float, batch: int | None) -> Recorded:
         result, notes = record(program, Path(folder), operations, steps=_STEPS, timeout=seconds, progress=progress)
         for note in (*program.notes, *notes):
             complain(note)
+        check_all_reduce(program.name, result.trace, result.failure)
         if result.status == "hung":
             text = f"{program.name} did not make {_STEPS} steps in {seconds:g} s. Give it more time with --timeout."
             raise Hung(text, reason="timeout", stacks={})

@@ -6,7 +6,7 @@ from emulate.plan.links import Between, Inside, parse_between, parse_inside
 from emulate.plan.machines import Machine, find_machine, machine_of
 from emulate.plan.measured import Measured, parse_measured, parse_rate
 from emulate.plan.model import ALL_REDUCE, LOCAL_SERVERS, SERVERS, Estimate, StepModel, Work
-from emulate.plan.recorded import Gradient, Recorded, read_recorded
+from emulate.plan.recorded import Gradient, Recorded, check_all_reduce, read_recorded
 
 __all__ = [
     "ALL_REDUCE",
@@ -26,6 +26,7 @@ __all__ = [
     "StepModel",
     "Work",
     "all_reduce_seconds",
+    "check_all_reduce",
     "find_machine",
     "machine_of",
     "make_forecast",

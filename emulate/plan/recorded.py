@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,28 @@ class Recorded:
     def gathered_bytes(self) -> int:
         """Return the size of all sparse gradients in bytes."""
         return sum(gradient.num_bytes for gradient in self.gradients if gradient.is_sparse)
+
+
+_SERVERS = re.compile(r"ParameterServerStrategy|parameter_server_strategy")
+
+
+def check_all_reduce(program: str, trace: Trace | None, failure: str | None) -> None:
+    """Check that a program can be planned: that it does not train with parameter servers.
+
+    Args:
+        program: Its name.
+        trace: The trace of its run on one device; None where there is none.
+        failure: The traceback with which the run ended, if it did: on one device, without servers, such a program ends.
+
+    Raises:
+        UsageError: If it trains with parameter servers.
+    """
+    strategies = [event["name"] for _, event in trace.of("strategy")] if trace is not None else []
+    if _SERVERS.search("\n".join([*strategies, failure or ""])):
+        raise UsageError(
+            "A program to plan must sum its gradients by all-reduce, as MirroredStrategy does. Received: "
+            f"program={program!r} with ParameterServerStrategy. Plan it with another strategy."
+        )
 
 
 def read_recorded(trace: Trace, operations: Path, *, batch: int | None = None) -> Recorded:

@@ -204,6 +204,9 @@ def wrap(probe: Probe, function: Callable[..., Any], *, converted: bool, label: 
         with Body(probe) as body:
             body.label = label
             with probe.lines.of(body):
-                return probe.call(body, inner, args, kwargs)
+                result = probe.call(body, inner, args, kwargs)
+                if body.lines is not None:
+                    body.lines.returned = result
+                return result
 
     return replica_body

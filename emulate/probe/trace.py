@@ -35,6 +35,7 @@ Events (every one has `event`):
     set          variable, value: what the program made between two steps of a variable that their functions read
     result       values: the numbers that a step returns; null where one is not finite
     changed-in-a-graph   variable: the same, by a function of which nobody knows when it runs
+    graph        function, replicas (which have this graph), rows, operations, leaves, forward, lines, at: what a step computes
     note         code, text
     end          reason: steps (enough were seen), returned, raised
 """

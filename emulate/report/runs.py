@@ -26,7 +26,7 @@ def groups_of(runs: Sequence[Run]) -> list[list[Run]]:
     """Return groups of runs with the same verdict and causes."""
     groups: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped
+        says_more = run.causes or run.notes or run.not_compared or run.faults or run.steps_run.stopped or run.step_graph
         if run.verdict != "equivalent" or says_more:
             groups.setdefault(_key(run), []).append(run)
     return list(groups.values())
@@ -116,8 +116,8 @@ def _as_far_as_run(runs: Sequence[Run], joint: str) -> str:
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return (label, text) for where runs diverge and what their ledgers say, with topologies where they differ."""
-    return [*_each_text(runs, "first", _first), *_each_text(runs, "samples", _samples)]
+    """Return (label, text) of runs: where they diverge, their ledgers, their steps; with topologies where they differ."""
+    return [*_each_text(runs, "first", _first), *_each_text(runs, "samples", _samples), *_each_text(runs, "step", _step)]
 
 
 def _each_text(runs: Sequence[Run], label: str, of: Callable[[Run], str]) -> Iterator[tuple[str, str]]:
@@ -138,6 +138,11 @@ def _first(run: Run) -> str:
     values = f": {number(difference.value, 6)} where the reference has {number(difference.reference_value, 6)}"
     found = "" if difference.value is None and difference.reference_value is None else values
     return f"{tensor(difference)} {where(difference)}{found} ({against_noise(difference)})"
+
+
+def _step(run: Run) -> str:
+    """Return whether a verdict holds for other numbers of replicas; of one that must change nobody asks that."""
+    return run.step_graph.text if run.step_graph and run.verdict in _AGREES else ""
 
 
 def _samples(run: Run) -> str:

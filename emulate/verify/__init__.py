@@ -10,7 +10,7 @@ from typing import Any
 
 from emulate.verify.api import compare_traces, verify
 from emulate.verify.noise import FACTOR
-from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, StepsRun, Verdict
+from emulate.verify.verdict import Difference, Farthest, Finding, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
 __all__ = [
     "FACTOR",
@@ -20,6 +20,7 @@ __all__ = [
     "Reference",
     "Run",
     "Samples",
+    "StepGraph",
     "StepsRun",
     "Verdict",
     "compare_traces",

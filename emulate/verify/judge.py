@@ -15,7 +15,8 @@ from emulate.verify.causes.cause import Cause, names_in_words, numbers
 from emulate.verify.causes.shared_files import SHARED_FILES
 from emulate.verify.compared_runs import complete
 from emulate.verify.measured_final_weights import changed_in_the_end, ends_of_hosts, left_to_compare
-from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples
+from emulate.verify.step_graph import step_graph
+from emulate.verify.verdict import BY_DESIGN, Difference, Farthest, Finding, Run, Samples, StepGraph
 
 NEEDED = ("gradient", "weight", "loss")
 """Kinds that must be compared before a run can be equivalent."""
@@ -41,6 +42,7 @@ class Judgement:
     notes: tuple[str, ...]
     course: tuple[Farthest, ...]
     rows: tuple[tuple[int, ...], ...]
+    step_graph: StepGraph | None = None
     is_amplified: bool = False
 
     @property
@@ -156,6 +158,7 @@ def judge(
         ),
         course=decided_on.course,
         rows=case.ledger.rows if case.ledger else (),
+        step_graph=step_graph(case.plain, case.untouched, case.num_replicas),
         is_amplified=base.drowned_from is not None,
     )
 

@@ -197,6 +197,23 @@ class StepsRun:
 
 
 @dataclass(frozen=True)
+class StepGraph:
+    """Say whether the graph of the step depends on the number of replicas.
+
+    Attributes:
+        text: The result in one sentence.
+        same_on_replicas: Whether each replica has the same graph.
+        depends_on_number: Whether it differs from that on one device; None where the replicas have different graphs.
+        locations: The lines that differ or, where none does, those that use the replica's own number.
+    """
+
+    text: str
+    same_on_replicas: bool
+    depends_on_number: bool | None
+    locations: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True)
 class Run:
     """Describe the verdict on one topology.
 
@@ -204,6 +221,7 @@ class Run:
         course: The largest difference in each step, kind by kind.
         rows: How many examples each replica had in each step, for at most `MOST_STEPS` steps.
         steps_run: Which steps were run.
+        step_graph: Whether the graph of the step depends on the number of replicas; None where that is not known.
     """
 
     topology: str
@@ -226,6 +244,7 @@ class Run:
     course: tuple[Farthest, ...] = ()
     rows: tuple[tuple[int, ...], ...] = ()
     steps_run: StepsRun = field(default_factory=StepsRun)
+    step_graph: StepGraph | None = None
 
     @property
     def deciding(self) -> tuple[str, ...]:

@@ -42,17 +42,21 @@ def _gradients(trace: Trace) -> Mapping[tuple[str, int, int, str], bytes]:
     }
 
 
-@pytest.mark.parametrize("program", [LOOP, FIT], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("program", "topology"),
+    [(LOOP, "1x4"), (FIT, "1x4"), pytest.param(LOOP, "1x8", marks=pytest.mark.slow)],
+    ids=lambda value: getattr(value, "stem", value),
+)
 def test_virtual_replicas_have_the_bits_of_real_ones_that_are_summed_by_the_ring(
-    program: Path, tmp_path: Path, preload: Preload
+    program: Path, topology: str, tmp_path: Path, preload: Preload
 ) -> None:
     kept = {}
     for virtual in (False, True):
         folder = tmp_path / f"virtual-{virtual}"
         how = {"all_reduce": "ring"} if not virtual else {"virtual": True}
-        verdict = emulate.verify(program, "1x4", steps=4, traces=folder, preload=preload, **how)  # type: ignore[arg-type]
+        verdict = emulate.verify(program, topology, steps=4, traces=folder, preload=preload, **how)  # type: ignore[arg-type]
         assert verdict.is_equivalent, render(verdict)
-        kept[virtual] = Trace(folder / "1x4")
+        kept[virtual] = Trace(folder / topology)
     assert len(_state(kept[True])) > 4
     assert _state(kept[True]) == _state(kept[False])
     assert _gradients(kept[True]) == _gradients(kept[False])
@@ -109,15 +113,16 @@ def _of_hosts(text: str, folder: Path) -> Path:
     return program
 
 
-def test_virtual_hosts_have_the_bits_of_real_ones(tmp_path: Path, preload: Preload) -> None:
+@pytest.mark.parametrize("topology", ["2x2", pytest.param("2x4", marks=pytest.mark.slow)])
+def test_virtual_hosts_have_the_bits_of_real_ones(topology: str, tmp_path: Path, preload: Preload) -> None:
     program = _of_hosts(OF_HOSTS, tmp_path)
     kept = {}
     for virtual in (False, True):
         folder = tmp_path / f"virtual-{virtual}"
         how = {"all_reduce": "ring"} if not virtual else {"virtual": True}
-        verdict = emulate.verify(program, "2x2", steps=4, traces=folder, preload=preload, **how)  # type: ignore[arg-type]
+        verdict = emulate.verify(program, topology, steps=4, traces=folder, preload=preload, **how)  # type: ignore[arg-type]
         assert verdict.is_equivalent, render(verdict)
-        kept[virtual] = Trace(folder / "2x2")
+        kept[virtual] = Trace(folder / topology)
     assert _state(kept[True]) == _state(kept[False])
     assert any("as host 0 and as host 1: it trains the same" in note for note in verdict.runs[0].notes), render(verdict)
 

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from emulate import graph_functions
 from emulate.probe import body as bodies
 from emulate.probe.lines import frames, upstream, walks
 from emulate.probe.lines.eager import Operations
+from emulate.probe.lines.graph import ReplicaGraph, describe
 from emulate.program import described, innermost
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ class StepLines:
         self.taped: list[Any] = []
         self.given: list[Any] = []
         self.kept: list[Any] = []
+        self.returned: Any = None
         self.calls: dict[str, list[Entry]] = {}
 
     def tensors(self, values: Any) -> list[Any]:
@@ -86,6 +89,22 @@ class StepLines:
         if entry.get("file") and entry not in self.calls.setdefault(stage, []):
             self.calls[stage].append(entry)
 
+    def graph(self) -> ReplicaGraph | None:
+        """Return what the step computes; None where it does not train, or not in one graph."""
+        whole = self.body.graph
+        ends = [*self.objective, *self.taped, *self.given, *self.kept]
+        if whole is None or not (self.taped or self.given) or any(one.graph is not whole for one in ends):
+            return None
+        ends += [one for one in self.tensors(self.returned) if one.graph is whole]
+        return describe(whole, ends, self.objective, self.rows, self._is_own)
+
+    def places(self, graph: ReplicaGraph) -> dict[str, Any]:
+        """Return the user's lines of a graph, and for each operation the index of its line; None where it has none."""
+        entries = [self.entry(frames.of_operation(one), {}) for one in graph.made]
+        known = [{key: entry[key] for key in ("file", "line", "text", "cell") if key in entry} for entry in entries]
+        lines = list({json.dumps(one): one for one in known if one}.values())
+        return {"lines": lines, "at": [lines.index(one) if one else None for one in known]}
+
     def entry(self, made: frames.Frames, roles: Mapping[str, int], near: int = 0) -> Entry:
         """Return the description of a user's line; without a file where no line is known."""
         begins = tuple(self._begins)
@@ -102,8 +121,13 @@ class StepLines:
     @property
     def sizes(self) -> set[int]:
         """Return the numbers of examples, as far as they are known."""
+        return self.numbers_of_rows - {1}  # which is many another dimension, too
+
+    @property
+    def numbers_of_rows(self) -> set[int]:
+        """Return the numbers of examples, as far as they are known, also of a single one."""
         shapes = [walks.dims_of(tensor) for _, tensor in self.body.inputs]
-        return {shape[0] for shape in shapes if shape and shape[0] not in (None, 1)}
+        return {shape[0] for shape in shapes if shape and shape[0] is not None}
 
     def stages(self) -> dict[str, list[Entry]]:
         """Return the lines of each stage."""
@@ -186,6 +210,7 @@ class Lines:
         self._written: set[str] = set()
         self.listeners: list[Callable[[], None]] = []
         self._steps: dict[int, StepLines] = {}
+        self._described: set[str] = set()
 
     def run_entered(self) -> None:
         """Take note that the program has called `Strategy.run`."""
@@ -219,8 +244,25 @@ class Lines:
         self._steps[body.replica] = step
         if body.replica == min(self._steps):
             self.write({"event": "lines", "function": body.label, "stages": step.stages()})
-        if len(self._steps) == self._probe.recording.local_replicas > 1:
+        every = self._probe.recording.local_replicas
+        if len(self._steps) == every > 1:
             self._write_crossings(body)
+        if len(self._steps) == every or graph_functions.virtual_replicas() is not None:
+            self._write_graphs(body)
+
+    def _write_graphs(self, body: Body) -> None:
+        """Write what the replicas' steps compute, equal ones once, and each function as it is traced first."""
+        if body.label in self._described:
+            return
+        made = [(replica, step, graph) for replica, step in self._steps.items() if (graph := step.graph()) is not None]
+        by_content: dict[str, list[tuple[int, StepLines, ReplicaGraph]]] = {}
+        for one in made:
+            by_content.setdefault(json.dumps(one[2].content()), []).append(one)
+        for alike in by_content.values():
+            _, step, graph = alike[0]
+            about = {"function": body.label, "replicas": [one[0] for one in alike], "rows": sorted(step.numbers_of_rows - {0})}
+            self.write({"event": "graph", **about, **graph.content(), **step.places(graph)})
+            self._described.add(body.label)
 
     def _write_crossings(self, body: Body) -> None:
         """Write where a replica takes a tensor that another one has made of its own examples."""

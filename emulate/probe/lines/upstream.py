@@ -40,6 +40,11 @@ def graph_class() -> Any:
     return load("tensorflow.python.framework.func_graph").FuncGraph
 
 
+def operations_of(graph: Any, name: str) -> list[Any]:
+    """Return the operations of a function that operations of a graph call (`Graph._functions`, TF 2.21)."""
+    return list(graph._functions[name].graph.get_operations())
+
+
 def replica_collectives() -> list[tuple[Any, str]]:
     """(class, method) of what replicas put their values together with (TF 2.21)."""
     lib = load("tensorflow.python.distribute.distribute_lib")

@@ -87,3 +87,37 @@ def test_a_program_that_raises_ends_with_3_and_its_traceback(
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "train.py"), "--on", "dgx-a100"], prog_name="gpudist")
     assert result.exit_code == 3
     assert "KeyError: 'no data'" in result.stderr
+
+
+WITH_SERVERS = """
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+with strategy.scope():
+    weight = tf.Variable(1.0)
+    optimizer = tf.keras.optimizers.SGD(0.1)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+@tf.function
+def step():
+    def replica():
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+    strategy.run(replica)
+for _ in range(3):
+    coordinator.schedule(step)
+coordinator.join()
+"""
+
+
+def test_a_program_with_parameter_servers_is_refused_in_one_sentence(
+    tmp_path: Path, preload: Preload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "Runner", partial(record.Runner, preload=preload))
+    (tmp_path / "train.py").write_text(WITH_SERVERS)
+    result = CliRunner().invoke(app, ["plan", str(tmp_path / "train.py"), "--on", "dgx-a100"], prog_name="gpudist")
+    assert result.exit_code == 2, result.stderr
+    text = " ".join(result.stderr.split())
+    assert "must sum its gradients by all-reduce, as MirroredStrategy does. Received: program=" in text
+    assert "with ParameterServerStrategy. Plan it with another strategy" in text
+    assert "Traceback" not in text

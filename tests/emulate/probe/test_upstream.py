@@ -431,6 +431,22 @@ def test_operations_of_graphs_and_collectives_of_replicas_are_made_where_the_lin
     assert host(look) == (True, [True, True], True, True, True)
 
 
+def test_a_graph_knows_the_operations_of_the_functions_that_it_calls(host: Any) -> None:
+    def look() -> Any:
+        import tensorflow as tf
+
+        @tf.function
+        def outer(x: Any) -> Any:
+            return tf.cond(x > 0, lambda: tf.square(x), lambda: tf.exp(x))
+
+        graph = outer.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
+        (branches,) = (one for one in graph.get_operations() if one.type == "StatelessIf")
+        names = [branches.get_attr(name).name for name in ("then_branch", "else_branch")]
+        return [{one.type for one in of_lines.operations_of(graph, name)} & {"Square", "Exp"} for name in names]
+
+    assert host(look) == [{"Square"}, {"Exp"}]
+
+
 def test_autograph_tells_which_line_each_of_its_lines_was_made_of(host: Any) -> None:
     def look() -> Any:
         import tensorflow as tf

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from emulate.errors import UsageError
 from emulate.report import check_libraries, check_writable, write_html
 from emulate.report.html import pictures
-from emulate.verify.verdict import Farthest, FaultReport, Location, Reference, Run, url_of
+from emulate.verify.verdict import Farthest, FaultReport, Location, Reference, Run, StepGraph, url_of
 
 COURSE = (
     Farthest("initial-weight", 0, "dense/kernel", 0.0, 1e-7),
@@ -80,6 +80,12 @@ def test_the_page_says_what_the_verdict_says(made, tmp_path):
     of_runs = ("train.py", "1x4", "2x2", "divergent from step 0 on", "a note", "dense/bias: why", "of all", "tensorflow 2.21.0")
     for text in (*of_cause, *of_runs, "First to diverge: the gradient of dense/kernel at step 0, optimizer adam"):
         assert text in found.text, text
+
+
+def test_the_page_says_whether_the_step_depends_on_the_number_of_replicas(made, tmp_path):
+    step = StepGraph("The step does not depend on it.", same_on_replicas=True, depends_on_number=False)
+    write_html(made.verdict(made.equivalent(step_graph=step)), tmp_path / "v.html")
+    assert step.text in Page((tmp_path / "v.html").read_text()).text
 
 
 def test_code_of_a_fix_is_monospace_and_a_shared_cause_is_told_once(made, tmp_path):

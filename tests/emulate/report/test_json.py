@@ -10,7 +10,7 @@ import pytest
 
 from emulate.errors import Unavailable, UsageError
 from emulate.report import check_writable, write_json
-from emulate.verify.verdict import Difference, Location, Reference
+from emulate.verify.verdict import Difference, Location, Reference, StepGraph
 
 CAUSE = {
     "code": "loss-scaling", "summary": "...", "evidence": "...", "fix": "...", "by_design": False, "allowed": False,
@@ -25,6 +25,7 @@ RUN = {
     "topology": "1x4", "verdict": "equivalent", "reason": None, "replicas": 4, "steps": 20, "all_reduce": "one-device",
     "samples": {"reference": 1280, "seen": 1280, "missing": 0, "repeated": 0},
     "worst": {"tensor": "dense/kernel", "kind": "gradient", "step": 3, "error": 1.2e-07, "noise": 0.9e-07},
+    "step_graph": {"text": "...", "same_on_replicas": True, "depends_on_number": False, "locations": [CAUSE["location"]]},
     "first_divergence": FIRST, "causes": [CAUSE], "not_compared": ["..."], "notes": ["..."], "seconds": 8.1,
 }  # fmt: skip
 CONTRACT = {
@@ -52,7 +53,8 @@ def read(path):
 
 def test_every_key_of_the_contract_is_there(made, tmp_path):
     located = replace(made.loss_scaling, stage="loss", locations=(Location("train.py", 63, "loss = 1"),))
-    verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",)))
+    step = StepGraph("...", same_on_replicas=True, depends_on_number=False, locations=located.locations)
+    verdict = made.verdict(made.divergent(causes=[located], notes=("a",), not_compared=("b",), step_graph=step))
     write_json(verdict, tmp_path / "v.json")
     assert has_shape_of(read(tmp_path / "v.json"), CONTRACT)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulate.report import render, show
-from emulate.verify.verdict import Difference, Finding, Location, Reference, Run, Samples, StepsRun, Verdict
+from emulate.verify.verdict import Difference, Finding, Location, Reference, Run, Samples, StepGraph, StepsRun, Verdict
 
 
 class Screen(io.StringIO):
@@ -316,3 +316,10 @@ def test_every_verdict_can_be_shown(all_runs, width):
     text = render(Verdict("train.py", 0, "cpu", {}, Reference("ok"), tuple(all_runs)), width)
     assert "\x1b" not in text
     assert text.count("\n  1. ") <= len(all_runs)
+
+
+def test_a_verdict_that_agrees_says_in_one_sentence_whether_it_depends_on_the_number_of_replicas(made):
+    step = StepGraph("The step does not depend on the number of replicas.", same_on_replicas=True, depends_on_number=False)
+    said = "  step         The step does not depend on the number of replicas."
+    assert said in render(made.verdict(made.equivalent(step_graph=step)), 120)
+    assert said not in render(made.verdict(made.divergent(step_graph=step)), 120)

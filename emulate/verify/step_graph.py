@@ -1,0 +1,225 @@
+"""Say whether a step depends on the number of replicas: compare its graph on one device with that on each replica."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulate.probe import Trace
+from emulate.verify.lines import located
+from emulate.verify.verdict import Location, StepGraph
+
+_EXAMPLES, _NUMBER, _SUM = "the number of examples", "the number of the replica", "a sum over the replicas"
+"""What two graphs may differ in."""
+Line = Mapping[str, Any]
+Pair = tuple[int | None, int | None]
+
+
+class _Graph:
+    """Read the description of a step's graph from its event.
+
+    Args:
+        event: What the probe has written.
+    """
+
+    def __init__(self, event: Mapping[str, Any]) -> None:
+        self.replica, self.rows = int(event["replicas"][0]), list(event["rows"])
+        self.operations, self.leaves = event["operations"], event["leaves"]
+        self.forward = int(event["forward"])
+        self.lines: list[Line | None] = [None if at is None else event["lines"][at] for at in event["at"]]
+
+    def kind(self, place: int) -> tuple[Any, ...]:
+        """Return the pass, line, type and attributes of an operation, and how many inputs it takes."""
+        line, (name, attributes, inputs) = self.lines[place] or {}, self.operations[place]
+        where = place < self.forward, line.get("file"), line.get("cell"), line.get("line")
+        return *where, name, attributes, len(inputs)
+
+    def kind_with_inputs(self, place: int) -> tuple[Any, ...]:
+        """Return the same with the types of operations and constants that it takes."""
+        inputs = self.operations[place][2]
+        taken = [self.operations[one[0]][0] if len(one) > 1 else self.leaves[one[0]][0] for one in inputs]
+        return *self.kind(place), *taken
+
+
+@dataclass
+class _Comparison:
+    """Compare two graphs.
+
+    Attributes:
+        names: What they are graphs of, in words.
+        apart: (line, text) of each operation that differs.
+        besides: What may differ and does, with the lines of the operations.
+    """
+
+    first: _Graph
+    other: _Graph
+    names: tuple[str, str]
+    apart: list[tuple[Line | None, str]] = field(default_factory=list)
+    besides: dict[str, list[Line]] = field(default_factory=dict)
+    _met: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+
+    def __post_init__(self) -> None:
+        pairs = self._pairs_apart()
+        # The backward pass has other operations wherever the forward pass has them.
+        forward = [(a, b) for a, b in pairs if (a or 0) < self.first.forward and (b or 0) < self.other.forward]
+        self.apart += [self._text(*pair) for pair in forward or pairs]
+
+    def _pairs_apart(self) -> list[Pair]:
+        """Return the places of operations that differ; None for that of one that only the other graph has."""
+        first, other = ([one[:2] for one in graph.operations] for graph in (self.first, self.other))
+        if first == other:
+            return [(place, place) for place in range(len(first)) if not self._agree(place, place, exactly=True)]
+        left = self._left(_Graph.kind_with_inputs, range(len(first)), range(len(other)))
+        left = self._left(_Graph.kind, [a for a, _ in left if a is not None], [b for _, b in left if b is not None])
+        order = (place for place, (one, another) in enumerate(zip(first, other, strict=False)) if one != another)
+        return left or [(place, place) for place in itertools.islice(order, 1)]
+
+    def _left(self, kind: Any, places: Iterable[int], others: Iterable[int]) -> list[Pair]:
+        """Return the operations that do not agree, where those of one kind are paired in their order."""
+        groups: dict[Any, tuple[list[int], list[int]]] = {}
+        for which, (graph, some) in enumerate(((self.first, places), (self.other, others))):
+            for place in some:
+                groups.setdefault(kind(graph, place), ([], []))[which].append(place)
+        every = [pair for group in groups.values() for pair in itertools.zip_longest(*group)]
+        left = [(a, b) for a, b in every if a is None or b is None or not self._agree(a, b)]
+        return sorted(left, key=lambda pair: None not in pair)  # others may differ by taking what one graph has alone
+
+    def _agree(self, place: int, at: int, *, exactly: bool = False) -> bool:
+        """Return whether two operations take the same: from the same operations, or from some of the same type."""
+        found = []
+        for one, another in zip(self.first.operations[place][2], self.other.operations[at][2], strict=True):
+            if len(one) == len(another) == 1:
+                found.append(self._besides(one[0], another[0], exactly=exactly))
+            elif len(one) == len(another):
+                types = self.first.operations[one[0]][0], self.other.operations[another[0]][0]
+                is_same = one == another if exactly else types[0] == types[1] and one[1] == another[1]
+                found.append("" if is_same else None)
+            else:  # one device has itself what is a sum on several replicas
+                dtype, value = self.first.leaves[one[0]] if len(one) == 1 else self.other.leaves[another[0]]
+                found.append(_SUM if value is None and dtype not in ("resource", "variant") else None)
+        if None in found:
+            return False
+        line = self.other.lines[at]
+        for besides in filter(None, found if line else ()):
+            self.besides.setdefault(besides, []).append(line or {})
+        return True
+
+    def _besides(self, leaf: int, leaf_of_other: int, *, exactly: bool) -> str | None:
+        """Return what two leaves may differ in; empty where they are equal, None where they may not."""
+        (dtype, value), (dtype_of_other, value_of_other) = self.first.leaves[leaf], self.other.leaves[leaf_of_other]
+        if "number" in (value, value_of_other):
+            own = ("number", [self.first.replica]), ("number", [self.other.replica])
+            return _NUMBER if value in own[0] and value_of_other in own[1] else None
+        if (dtype, value) == (dtype_of_other, value_of_other):
+            return "" if value is not None or not exactly or self._is_same_tensor(leaf, leaf_of_other) else None
+        are_lists = isinstance(value, list) and isinstance(value_of_other, list)
+        if dtype != dtype_of_other or not are_lists:
+            return None
+        if len(value) != len(value_of_other):  # of equal elements the number may be that of the examples
+            return _EXAMPLES if len({*value, *value_of_other}) == 1 else None
+        apart = [pair for pair in zip(value, value_of_other, strict=True) if pair[0] != pair[1]]
+        if all(pair == (self.first.replica, self.other.replica) for pair in apart):
+            return _NUMBER
+        return _EXAMPLES if all(map(self._counts_examples, apart)) else None
+
+    def _is_same_tensor(self, leaf: int, leaf_of_other: int) -> bool:
+        """Return whether each leaf has stood for the other one, and no third, so far."""
+        first, other = self._met
+        return first.setdefault(leaf, leaf_of_other) == leaf_of_other and other.setdefault(leaf_of_other, leaf) == leaf
+
+    def _counts_examples(self, pair: tuple[Any, Any]) -> bool:
+        """Return whether two numbers are the same multiple of the replicas' examples."""
+        if not all(isinstance(one, (int, float)) for one in pair):
+            return False
+        sizes = itertools.product(self.first.rows, self.other.rows)
+        return any(pair[0] % one == 0 and pair[0] // one == pair[1] / another > 0 for one, another in sizes)
+
+    def _text(self, place: int | None, at: int | None) -> tuple[Line | None, str]:
+        """Return the line and the text of an operation of the first graph and of one of the other."""
+        if place is None:
+            assert at is not None
+            return self.other.lines[at], f"{self.other.operations[at][0]} only on {self.names[1]}"
+        (kind, _, inputs), line = self.first.operations[place], self.first.lines[place]
+        if at is None:
+            return line, f"{kind} only on {self.names[0]}"
+        for one, another in zip(inputs, self.other.operations[at][2], strict=True):
+            if len(one) == len(another) == 1:
+                values = [self.other.leaves[another[0]][1], self.first.leaves[one[0]][1]]
+                if values[0] != values[1] and all(isinstance(value, list) and len(value) == 1 for value in values):
+                    ours, theirs = (f"{value:g}" if isinstance(value, (int, float)) else str(value) for (value,) in values)
+                    return line, f"{kind}: {ours} on {self.names[1]}, {theirs} on {self.names[0]}"
+        return line, kind
+
+
+def step_graph(reference: Trace, topology: Trace, num_replicas: int) -> StepGraph | None:
+    """Say whether the step of a run depends on the number of replicas.
+
+    Args:
+        reference: The program's run on one device.
+        topology: Its run on several replicas.
+        num_replicas: How many.
+
+    Returns:
+        The result; None where the graph of a step is not known for the reference and for every replica.
+    """
+    alone = {event["function"]: event for _, event in reversed(reference.of("graph"))}
+    events = [event for _, event in topology.of("graph")]
+    functions = dict.fromkeys(event["function"] for event in events)
+    if not functions or functions.keys() != alone.keys() or num_replicas < 2:
+        return None
+    replicas: list[_Comparison] = []
+    numbers: list[_Comparison] = []
+    for function in functions:
+        own = [event for event in events if event["function"] == function]
+        # Virtual replicas share one trace.
+        if not topology.topology.is_virtual and sum(len(event["replicas"]) for event in own) != num_replicas:
+            return None
+        first, *others = sorted(map(_Graph, own), key=lambda graph: graph.replica)
+        names = [f"replica {graph.replica}" for graph in (first, *others)]
+        replicas += [_Comparison(first, other, (names[0], name)) for other, name in zip(others, names[1:], strict=True)]
+        numbers.append(_Comparison(_Graph(alone[function]), first, ("one device", f"{num_replicas} replicas")))
+    return _summary(replicas, numbers, num_replicas)
+
+
+_IS_SAME = "The step does not depend on the number of replicas"
+
+
+def _summary(replicas: Sequence[_Comparison], numbers: Sequence[_Comparison], num_replicas: int) -> StepGraph:
+    differing = next((one for one in replicas if one.apart), None)
+    if differing is not None:
+        first, other = differing.names
+        text = f"The step is not the same on all replicas: {other} differs from {first} in {_in_words(differing.apart)}."
+        return StepGraph(text, same_on_replicas=False, depends_on_number=None, locations=_locations(differing.apart))
+    apart = [pair for one in numbers for pair in one.apart]
+    if apart:
+        text = f"{_IS_SAME} except in {_in_words(apart)}."
+        return StepGraph(text, same_on_replicas=True, depends_on_number=True, locations=_locations(apart))
+    besides: dict[str, list[Line]] = {}
+    for one in (*numbers, *replicas):
+        for reason, lines in one.besides.items():
+            besides.setdefault(reason, []).extend(lines)
+    text = f"{_IS_SAME}: its graph is the same on one device and on each of {num_replicas} replicas"
+    without = [_EXAMPLES] if _EXAMPLES in besides else []
+    locations: list[Location] = []
+    for reason in (one for one in (_NUMBER, _SUM) if one in besides):
+        found = located(besides[reason])
+        without.append(f"{reason} in {', '.join(location.place for location in found)}")
+        locations += found
+    text += f", apart from {' and '.join(without)}." if without else "."
+    return StepGraph(text, same_on_replicas=True, depends_on_number=False, locations=tuple(dict.fromkeys(locations)))
+
+
+def _locations(apart: Sequence[tuple[Line | None, str]]) -> tuple[Location, ...]:
+    return located(line for line, _ in apart if line is not None)
+
+
+def _in_words(apart: Sequence[tuple[Line | None, str]]) -> str:
+    """Return the lines, each with its first operation and the number of others."""
+    texts: dict[str, list[str]] = {}
+    for line, text in apart:
+        place = "an operation without a line" if line is None else located([line])[0].place
+        if text not in texts.setdefault(place, []):
+            texts[place].append(text)
+    return ", ".join(f"{place} ({some[0]}{f'; {len(some) - 1} more' if some[1:] else ''})" for place, some in texts.items())
