@@ -216,10 +216,10 @@ def _locations(apart: Sequence[tuple[Line | None, str]]) -> tuple[Location, ...]
 
 
 def _in_words(apart: Sequence[tuple[Line | None, str]]) -> str:
-    """Return the lines, each with its first operation and the number of others."""
+    """Return the lines, each with its operation, or their number."""
     texts: dict[str, list[str]] = {}
     for line, text in apart:
         place = "an operation without a line" if line is None else located([line])[0].place
         if text not in texts.setdefault(place, []):
             texts[place].append(text)
-    return ", ".join(f"{place} ({some[0]}{f'; {len(some) - 1} more' if some[1:] else ''})" for place, some in texts.items())
+    return ", ".join(f"{place} ({f'{len(some)} operations' if some[1:] else some[0]})" for place, some in texts.items())
