@@ -83,8 +83,22 @@ class OfOptimizer:
     taken_over: list[Any] | None = None
 
 
+@dataclass
+class OfVariable:
+    """Hold what a `tf.Variable` with slices of a table keeps.
+
+    Attributes:
+        shard: Which replica holds which rows: a `static.ShardInfo`; None for any other variable.
+        table: A weak reference to its `ShardedTable`, or None.
+    """
+
+    shard: Any = None
+    table: weakref.ref[Any] | None = None
+
+
 of_model = Kept(OfModel)
 of_optimizer = Kept(OfOptimizer)
+of_variable = Kept(OfVariable)
 limit_of: weakref.WeakKeyDictionary[Any, float | None] = weakref.WeakKeyDictionary()
 """The longest time of a step of each strategy of several hosts, in seconds."""
 warned_metrics: weakref.WeakSet[Any] = weakref.WeakSet()

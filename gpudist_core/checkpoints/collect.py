@@ -9,6 +9,7 @@ from typing import Any
 from gpudist_core.checkpoints import names
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
 from gpudist_core.errors import UsageError
+from gpudist_core.gradients.reduction import shard_of
 from gpudist_core.replicas import Replicas
 
 
@@ -71,7 +72,7 @@ class Collector:
         replicas = self._replicas
         if isinstance(variable, _State):
             return self._per_replica(name, variable.variable)
-        shard = _shard_of(variable) or owner
+        shard = shard_of(variable) or owner
         variable = models.plain(variable)
         check_kept(name, variable.dtype)
         copies = self._strategy.experimental_local_results(variable)
@@ -121,13 +122,6 @@ def _variables_of(value: Any) -> list[Any]:
     return [value] if variables is None else list(variables)
 
 
-def _shard_of(variable: Any) -> Any:
-    """Return the `ShardInfo` of a variable that holds slices of a table; None for another variable."""
-    from gpudist_core.upstream import models
-
-    return getattr(variable, "_gpudist_shard", None) or getattr(models.plain(variable), "_gpudist_shard", None)
-
-
 def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[Any]:
     """Return, for each slot, the `ShardInfo` of its table; None for slots of other variables.
 
@@ -135,7 +129,7 @@ def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[An
     """
     shards: dict[str, list[Any]] = {}
     for variable in variables:
-        shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(_shard_of(variable))
+        shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(shard_of(variable))
     seen: Counter[str] = Counter()
     found = []
     for slot in slots:

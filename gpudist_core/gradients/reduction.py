@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpudist_core.errors import UsageError
+from gpudist_core.state import of_variable
+from gpudist_core.upstream import models
 from gpudist_core.upstream import strategies as upstream
 
 
@@ -125,13 +127,9 @@ def is_sharded(variable: Any) -> bool:
 
 
 def shard_of(variable: Any) -> Any:
-    """Return the `ShardInfo` that `static.shard` attached to a variable, or None."""
-    value = getattr(variable, "value", None)
-    for one in (variable, None if callable(value) else value):
-        shard = getattr(one, "_gpudist_shard", None)
-        if shard is not None:
-            return shard
-    return None
+    """Return the `ShardInfo` of a variable with slices of a table, or None."""
+    kept = of_variable.known(models.plain(variable))
+    return None if kept is None else kept.shard
 
 
 def agree_on_finite(grads: list[Any], variables: list[Any]) -> list[Any]:

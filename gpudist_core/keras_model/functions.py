@@ -19,7 +19,7 @@ from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
 from gpudist_core.strategies.waiting import limited
-from gpudist_core.upstream import batch_norm, central_storage, randomness, row_means, trainer, whole_numbers
+from gpudist_core.upstream import batch_norm, randomness, row_means, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}
 
@@ -121,7 +121,6 @@ class BatchFunction(CountingFunction):
                     outputs = self._strategy.run(on_replica, args=(data,))
                 return outputs, () if self._accumulations is None else self._accumulations.applied
 
-            central_storage.prepare(self._model, *trainer.optimizers_of(self._model))
             compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
             self._compiled[updates] = one if self._model.run_eagerly else compiled
         return self._compiled[updates]

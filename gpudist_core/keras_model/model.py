@@ -20,6 +20,7 @@ from gpudist_core.keras_model.epochs import Epochs
 from gpudist_core.keras_model.functions import BatchFunction, CountingFunction, PredictFunction, trained_by
 from gpudist_core.keras_model.sources import FromDistributed, source_of
 from gpudist_core.pipelines import Pipeline
+from gpudist_core.static import table_of
 from gpudist_core.upstream import metric_variables, models, optimizers, trainer
 from gpudist_core.values import is_whole
 
@@ -138,7 +139,7 @@ class DistributedModel:
         """
         me: Any = self
         values, variables = list(weights), me.weights
-        tables = {i: kept[0] for i, v in enumerate(variables) if (kept := getattr(v, "_gpudist_table", None)) is not None}
+        tables = {i: table for i, v in enumerate(variables) if (table := table_of(v)) is not None}
         if not tables or len(values) != len(variables):
             super().set_weights(values)  # type: ignore[misc]
             return

@@ -11,7 +11,7 @@ from typing import Any
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
-from gpudist_core.upstream import central_storage, models, trainer
+from gpudist_core.upstream import models, trainer
 
 _remembered = threading.local()
 
@@ -135,7 +135,6 @@ def watched(metrics: list[Any]) -> Iterator[None]:
     """
     each = list({id(metric): metric for metric in metrics}.values())  # a model may name one twice
     for metric in each:
-        central_storage.add_up(metric.variables)
         object.__setattr__(metric, "result", _watching(metric, metric.result))
     try:
         yield

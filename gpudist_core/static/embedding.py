@@ -103,9 +103,9 @@ def _layer_class() -> Any:
             table = allocate(source, strategy, 0, self._create)
             initialize(table, initializer or uniform(seed=seed))
             if table.info.total_replicas > 1:
-                # Keras's get_weights would give one slice, and set_weights write it into all.
+                # Keras (3.8 to 3.15) gives `get_weights` what `numpy` of the variable returns, which would be one slice. Keras
+                # asks no layer for it, and only in between steps. So the variable, which this layer has made, has its own.
                 object.__setattr__(table.variable, "numpy", table.as_numpy)
-                object.__setattr__(table.variable, "_gpudist_table", [table])
             self._table = [table]  # in a list of its own kind: Keras would look for layers and weights inside of it
             self.built = True
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """Describe how a table is split over the replicas. The variable with the slices carries it as `_gpudist_shard`.
+    """Describe how a table is split over the replicas.
 
     Attributes:
         axis: The dimension that is split.

@@ -13,6 +13,7 @@ plain variable of the strategy, and the same program runs.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,12 +23,13 @@ from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
 from gpudist_core.replicas import replicas_of
+from gpudist_core.state import of_variable
 from gpudist_core.static import context, memory, operations
 from gpudist_core.static.info import ShardInfo
 from gpudist_core.static.initializers import Initializer, check_initializer
 from gpudist_core.static.room import check_room
 from gpudist_core.static.sources import PIECE_BYTES, Source, exactly, numeric, source_of
-from gpudist_core.upstream import central_storage
+from gpudist_core.upstream import central_storage, models
 from gpudist_core.upstream import static as upstream
 from gpudist_core.values import is_whole
 
@@ -45,8 +47,8 @@ class ShardedTable:
         shape: The shape of the whole table.
 
     Attributes:
-        variable: The variable that an optimizer trains: another slice on each replica. It carries `_gpudist_shard`. Its local
-            gradient is the slice's total.
+        variable: The variable that an optimizer trains: another slice on each replica. Its local gradient
+            is the slice's total.
         strategy: The strategy whose replicas hold the slices.
         info: Which replica holds which rows.
         shape: The shape of the whole table.
@@ -57,15 +59,14 @@ class ShardedTable:
         self.strategy = strategy
         self.info = info
         self.shape = shape
-        for one in {id(one): one for one in (variable, self._tf)}.values():
-            one._gpudist_shard = info
+        kept = of_variable.of(self._tf)
+        kept.shard, kept.table = info, weakref.ref(self)
         self._read_piece: Any = None
 
     @property
     def _tf(self) -> Any:
         """Return the tf.Variable, also if a Keras variable wraps it."""
-        value = getattr(self.variable, "value", None)
-        return self.variable if callable(value) or value is None else value
+        return models.plain(self.variable)
 
     @property
     def dtype(self) -> Any:
@@ -286,6 +287,12 @@ class ShardedTable:
         return f"<ShardedTable {self.name!r} shape={self.shape} dtype={self.dtype.name} {self.info}>"
 
 
+def table_of(variable: Any) -> ShardedTable | None:
+    """Return the table of a Keras or TensorFlow variable that holds its slices; None for any other variable."""
+    kept = of_variable.known(models.plain(variable))
+    return None if kept is None or kept.table is None else kept.table()
+
+
 def shard(
     tensor: Any,
     strategy: Any,
@@ -378,9 +385,7 @@ def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[i
             lambda create, **kwargs: create(**{**kwargs, "initial_value": lambda: zeros(devices[0])})
         )
     with strategy.scope(), creation:
-        table = ShardedTable(create(lay), strategy, info, shape)
-    central_storage.let_first_assign(table.variable)
-    return table
+        return ShardedTable(create(lay), strategy, info, shape)
 
 
 def initialize(table: ShardedTable, initializer: Initializer) -> None:

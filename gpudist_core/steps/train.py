@@ -19,7 +19,6 @@ from gpudist_core.strategies.made import warn_of_one_device
 from gpudist_core.strategies.waiting import limited
 from gpudist_core.upstream import (
     batch_norm,
-    central_storage,
     losses,
     metric_variables,
     models,
@@ -320,7 +319,6 @@ class TrainStep:
         """Update the metrics with one replica's examples. A loss that is one number for a batch is the mean over them."""
         with row_means.counting(tapes=False):
             for metric in self.metrics:
-                central_storage.add_up(metric.variables)
                 metric.update_state(y, y_pred, sample_weight=weight)
 
     def _pass(
@@ -387,7 +385,6 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
-        central_storage.prepare(self.model, self.optimizer)
 
     def _check_place(self) -> None:
         if self.accumulate > 1 and not tf.executing_eagerly():

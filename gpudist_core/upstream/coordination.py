@@ -123,6 +123,7 @@ def let_be_read(model: Any) -> None:
 
     for variable in map(plain, getattr(model, "variables", [])):
         if isinstance(variable, ShardedVariable) and not hasattr(variable, "__array__"):
+            # Keras (3.8 to 3.15) reads weights with `np.array(variable)` outside of steps, where nothing is replaced.
             variable.__array__ = functools.partial(_read, weakref.ref(variable))
 
 
