@@ -46,6 +46,8 @@ def replacements() -> Replacements:
     yield tf.GradientTape, "gradient", _of_all
     yield from ((context, name, _meeting) for name in ("all_reduce", "all_gather", "merge_call"))
     yield context, "all_reduce", _refusing_sums
+    yield context, "merge_call", _noting_gradients
+    yield from ((tf.distribute.StrategyExtended, name, _refusing_merged_sums) for name in ("reduce_to", "batch_reduce_to"))
     yield strategies, "all_reduce", _meeting
     yield backend.Variable, "_direct_assign", _looking_for_rows
     yield TFOptimizer, "_all_reduce_sum_gradients", _summing_once
@@ -198,21 +200,69 @@ def _refusing_sums(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def all_reduce(self: Any, reduce_op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
-        trace, caller = _current(), str(sys._getframe(1).f_globals.get("__name__"))
-        sums = str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
-        parts = [] if caller.startswith("gpudist_core.") or not sums else tf.nest.flatten(value, expand_composites=True)
-        if trace is not None and any(map(trace.is_of_gradients, parts)):
-            raise UsageError(
-                "The gradients in a custom step are those of all replicas, and must not be summed again",
-                "Leave the all_reduce out, and a division of its result by the number of replicas.",
-                reduce_op="SUM",
-                replicas=self.num_replicas_in_sync,
-            )
+        if _is_sum(reduce_op) and not _caller().startswith("gpudist_core.") and _are_of_gradients(value):
+            raise _summed_twice(self.num_replicas_in_sync)
         return original(self, reduce_op, value, *args, **kwargs)
 
     return all_reduce
+
+
+def _noting_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Note that a merge call of a custom step gets gradients. The optimizers of tf_keras (2.21) sum them in one."""
+
+    @functools.wraps(original)
+    def merge_call(self: Any, merge_fn: Any, args: Any = (), kwargs: Any = None) -> Any:
+        replicas = self.num_replicas_in_sync
+
+        @functools.wraps(merge_fn)
+        def merge(*args: Any, **kwargs: Any) -> Any:  # in the thread of all replicas
+            outer, _here.merging = getattr(_here, "merging", 0), replicas
+            try:
+                return merge_fn(*args, **kwargs)
+            finally:
+                _here.merging = outer
+
+        # TensorFlow's own call is that of a collective, which `_refusing_sums` has let pass.
+        is_own = _caller().startswith(("gpudist_core.", "tensorflow."))
+        return original(self, merge_fn if is_own or not _are_of_gradients(args) else merge, args, kwargs)
+
+    return merge_call
+
+
+def _refusing_merged_sums(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def reduce_to(self: Any, reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
+        if (replicas := getattr(_here, "merging", 0)) and _is_sum(reduce_op):
+            raise _summed_twice(replicas)
+        return original(self, reduce_op, *args, **kwargs)
+
+    return reduce_to
+
+
+def _caller() -> str:
+    """Return the name of the module that calls the replacement that asks for it."""
+    return str(sys._getframe(2).f_globals.get("__name__"))
+
+
+def _is_sum(reduce_op: Any) -> bool:
+    return str(getattr(reduce_op, "name", reduce_op)).upper() == "SUM"
+
+
+def _are_of_gradients(value: Any) -> bool:
+    import tensorflow as tf
+
+    trace = _current()
+    return trace is not None and any(map(trace.is_of_gradients, tf.nest.flatten(value, expand_composites=True)))
+
+
+def _summed_twice(replicas: int) -> UsageError:
+    return UsageError(
+        "The gradients in a custom step are those of all replicas, and must not be summed again",
+        "Leave the all_reduce out, and a division of its result by the number of replicas. Use an optimizer of Keras 3: one of "
+        "tf_keras sums by itself.",
+        reduce_op="SUM",
+        replicas=replicas,
+    )
 
 
 def _summing_once(original: Callable[..., Any]) -> Callable[..., Any]:
