@@ -31,7 +31,7 @@ def replacements() -> Replacements:
 
 
 def _adding(add: Callable[..., Any], *, adds_up_rows: bool) -> Callable[..., Any]:
-    from keras.src import tree
+    import keras
 
     @functools.wraps(add)
     def add_loss(self: Any, loss: Any) -> Any:
@@ -39,10 +39,10 @@ def _adding(add: Callable[..., Any], *, adds_up_rows: bool) -> Callable[..., Any
         if kept is None:
             return add(self, loss)
         if adds_up_rows and _is_of_activities(sys._getframe(1)):
-            loss = tree.map_structure(_as_mean, loss)
+            loss = keras.tree.map_structure(_as_mean, loss)
         else:
-            loss = tree.map_structure(_by_row, loss)
-        kept.setdefault(id(self), []).extend(tree.flatten(loss))
+            loss = keras.tree.map_structure(_by_row, loss)
+        kept.setdefault(id(self), []).extend(keras.tree.flatten(loss))
         return None
 
     return add_loss

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gpudist_core.upstream import eager
+
 # More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
 _KEYS_APART, _OWN_RING = 10_000, 5_000
 _OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count, apart from those of one
@@ -15,12 +17,12 @@ _OF_SEVERAL_HOSTS = 1_000_000  # from where on strategies of several hosts count
 
 def is_initialized() -> bool:
     """Return whether TensorFlow's runtime has started. After that, no server for collectives can be started."""
-    return _context()._context_handle is not None
+    return eager.context()._context_handle is not None
 
 
 def has_collective_server() -> bool:
     """Return whether this process already belongs to a cluster: a second strategy then needs no new server."""
-    return _context()._collective_ops_server_def is not None
+    return eager.context()._collective_ops_server_def is not None
 
 
 def is_in_cluster(spec: Any) -> bool:
@@ -32,7 +34,7 @@ def is_in_cluster(spec: Any) -> bool:
     Returns:
         True if it has the same jobs with the same tasks.
     """
-    return bool(_context()._collective_ops_server_def.cluster == spec.as_cluster_def())
+    return bool(eager.context()._collective_ops_server_def.cluster == spec.as_cluster_def())
 
 
 @contextlib.contextmanager
@@ -59,7 +61,7 @@ def beside_other_strategies() -> Iterator[None]:
     """
     import tensorflow as tf
 
-    context = _context()
+    context = eager.context()
 
     def find_devices(server_def: Any) -> None:
         context.ensure_initialized()
@@ -125,12 +127,6 @@ def _with_gradient(context: Any, value: Any, total: Any) -> Any:
     return total if isinstance(value, tf.IndexedSlices) else summed(value)
 
 
-def _context() -> Any:
-    from tensorflow.python.eager import context
-
-    return context.context()
-
-
 def abort_collectives(text: str) -> None:
     """Abort the collectives of this process from another thread. All later collectives raise the same error.
 
@@ -139,7 +135,7 @@ def abort_collectives(text: str) -> None:
     """
     import tensorflow as tf
 
-    _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
+    eager.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
 
 
 def new_collective_keys() -> int:
