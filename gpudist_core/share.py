@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 
-_current = threading.local()
+_current: PerThread[Share | None] = PerThread(None)
 
 
 class Share:
@@ -105,29 +105,18 @@ class Share:
 @contextlib.contextmanager
 def sharing(share: Share) -> Iterator[Share]:
     """Set the share that the code traced by this thread uses. Meanwhile `patches.of_step` are installed."""
-    outer = current()
-    with patches.of_step:
-        _current.share = share
-        try:
-            yield share
-        finally:
-            _current.share = outer
+    with patches.of_step, _current.set(share):
+        yield share
 
 
-@contextlib.contextmanager
-def outside() -> Iterator[None]:
+def outside() -> contextlib.AbstractContextManager[Any]:
     """Trace code that does not depend on the examples of a step."""
-    outer = current()
-    _current.share = None
-    try:
-        yield
-    finally:
-        _current.share = outer
+    return _current.set(None)
 
 
 def current() -> Share | None:
     """Return the share of the step that this thread traces, or None outside a step."""
-    return getattr(_current, "share", None)
+    return _current.value
 
 
 def rows_of(batch: Any) -> Any:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import models, trainer
 
-_remembered = threading.local()
+_remembered: PerThread[dict[int, tuple[Any, Any, Any]] | None] = PerThread(None)
 
 
 class Results:
@@ -147,7 +147,7 @@ def _watching(metric: Any, result: Any) -> Any:
     @functools.wraps(result)
     def watch(*args: Any, **kwargs: Any) -> Any:
         value = result(*args, **kwargs)
-        seen = getattr(_remembered, "seen", None)
+        seen = _remembered.value
         if seen is not None:
             named = value.items() if isinstance(value, dict) else [(None, value)]
             seen.update({id(part): (part, metric, key) for key, part in named})
@@ -156,12 +156,6 @@ def _watching(metric: Any, result: Any) -> Any:
     return watch
 
 
-@contextlib.contextmanager
-def remembering() -> Iterator[dict[int, tuple[Any, Any, Any]]]:
+def remembering() -> contextlib.AbstractContextManager[Any]:
     """Remember, while one replica's step is traced, what each watched metric returned, by the identity of the value."""
-    outer = getattr(_remembered, "seen", None)
-    _remembered.seen = {}
-    try:
-        yield _remembered.seen
-    finally:
-        _remembered.seen = outer
+    return _remembered.set({})

@@ -9,33 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import run_state
 from gpudist_core.upstream.patches import Replacements
 
-_mode = threading.local()
+_mode = PerThread((False, False))
 
 
-@contextlib.contextmanager
-def synchronizing(wanted: bool, *, compiled: bool = False) -> Iterator[None]:
+def synchronizing(wanted: bool, *, compiled: bool = False) -> contextlib.AbstractContextManager[Any]:
     """Set, while this thread traces a step, whether BatchNormalization uses the moments of the global batch.
 
     Args:
         wanted: Whether to use them. Otherwise each replica uses its own examples, as in Keras.
         compiled: Whether XLA compiles the step, which then cannot wait for the other replicas.
     """
-    outer = getattr(_mode, "wanted", False), getattr(_mode, "compiled", False)
-    _mode.wanted, _mode.compiled = wanted, compiled
-    try:
-        yield
-    finally:
-        _mode.wanted, _mode.compiled = outer
+    return _mode.set((wanted, compiled))
 
 
 def replacements() -> Replacements:
@@ -51,7 +45,7 @@ def _of_all_rows(original: Callable[..., Any]) -> Callable[..., Any]:
         share = shares.current()
         if share is None or not are_of_all():
             return original(self, inputs, mask)
-        if _mode.compiled and share.num_replicas > 1:
+        if _mode.value[1] and share.num_replicas > 1:
             raise UsageError(
                 "A pass compiled by XLA cannot wait for other replicas, as synchronized BatchNormalization must",
                 "Leave jit_compile out, or use synchronize_batch_norm=False, whose result depends on the topology.",
@@ -83,7 +77,7 @@ def is_one(layer: Any) -> bool:
 
 def are_of_all() -> bool:
     """Return whether the step that this thread traces uses the moments of all replicas' examples."""
-    return bool(getattr(_mode, "wanted", False))
+    return _mode.value[0]
 
 
 def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int]) -> tuple[Any, Any]:

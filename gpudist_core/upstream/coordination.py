@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 from gpudist_core.upstream.models import plain
 
-_current = threading.local()
+_seeds: PerThread[Seeds | None] = PerThread(None)
 CALLS_PER_ITEM = 4096
 
 
@@ -55,13 +55,9 @@ def reading_seeds(item: Any) -> Iterator[Seeds]:
     Yields:
         The seeds that were read.
     """
-    outer = getattr(_current, "seeds", None)
-    with patches.of_step:
-        _current.seeds = Seeds(item)
-        try:
-            yield _current.seeds
-        finally:
-            _current.seeds = outer
+    seeds = Seeds(item)
+    with patches.of_step, _seeds.set(seeds):
+        yield seeds
 
 
 def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -> None:
@@ -89,7 +85,7 @@ def replacements() -> patches.Replacements:
 def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def following(self: Any, ordered: bool = True) -> Any:
-        seeds = getattr(_current, "seeds", None)
+        seeds = _seeds.value
         return original(self, ordered) if seeds is None else seeds.next(self)
 
     return following
@@ -106,11 +102,8 @@ def parts_of(variable: Any) -> list[Any]:
     """
     from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-    value = getattr(variable, "value", None)
-    for one in (variable, None if callable(value) else value):
-        if isinstance(one, ShardedVariable):
-            return list(one.variables)
-    return [variable]
+    whole = plain(variable)
+    return list(whole.variables) if isinstance(whole, ShardedVariable) else [variable]
 
 
 def let_be_read(model: Any) -> None:
@@ -148,6 +141,4 @@ def num_tasks(strategy: Any) -> tuple[int, int]:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Return the TensorFlow variables that a Keras optimizer was built with."""
-    import keras
-
-    return [v.value if isinstance(v, keras.Variable) else v for v in optimizer._trainable_variables]
+    return [plain(variable) for variable in optimizer._trainable_variables]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,22 +17,18 @@ from typing import Any
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import layer_state, strategies
 from gpudist_core.upstream.patches import Replacements
 
-_here = threading.local()
+_trace: PerThread[_Trace | None] = PerThread(None)
+_merging = PerThread(0)  # of how many replicas this thread merges gradients
 Key = tuple[int, str]
 
 
-@contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> contextlib.AbstractContextManager[Any]:
     """Let this thread trace one replica's part of a custom step."""
-    outer = getattr(_here, "trace", None)
-    _here.trace = _Trace()
-    try:
-        yield
-    finally:
-        _here.trace = outer
+    return _trace.set(_Trace())
 
 
 def replacements() -> Replacements:
@@ -91,20 +86,20 @@ class _Trace:
         """Note that a value is equal on all replicas: the result of a collective."""
         import tensorflow as tf
 
-        for one in tf.nest.flatten(value, expand_composites=True):
-            if tf.is_symbolic_tensor(one):
-                self._same[_key(one)] = one
+        for tensor in tf.nest.flatten(value, expand_composites=True):
+            if tf.is_symbolic_tensor(tensor):
+                self._same[_key(tensor)] = tensor
                 if gradients:
-                    self._gradients[_key(one)] = one
+                    self._gradients[_key(tensor)] = tensor
 
     def is_of_rows(self, value: Any) -> bool:
         """Return whether a tensor depends on this replica's examples other than by gradients or collectives."""
-        return any(self._is_of_the_batch(one) for one in self._sources(value))
+        return any(self._is_of_the_batch(source) for source in self._sources(value))
 
     def is_of_gradients(self, value: Any) -> bool:
         """Return whether a tensor depends on gradients, and not on this replica's examples besides."""
         sources = list(self._sources(value))
-        return any(_key(one) in self._gradients for one in sources) and not any(map(self._is_of_the_batch, sources))
+        return any(_key(source) in self._gradients for source in sources) and not any(map(self._is_of_the_batch, sources))
 
     def _is_of_the_batch(self, value: Any) -> bool:
         is_argument = value.op.type == "Placeholder" and value.graph is self._graph
@@ -117,20 +112,20 @@ class _Trace:
         seen: set[Key] = set()
         waiting = [value]
         while waiting:
-            one = waiting.pop()
-            if not tf.is_symbolic_tensor(one) or _key(one) in seen:
+            tensor = waiting.pop()
+            if not tf.is_symbolic_tensor(tensor) or _key(tensor) in seen:
                 continue
-            seen.add(_key(one))
-            yield one
-            if _key(one) not in self._same and _has_numbers(one):
-                outer = _captured(one)
-                waiting += one.op.inputs if outer is None else [outer]
+            seen.add(_key(tensor))
+            yield tensor
+            if _key(tensor) not in self._same and _has_numbers(tensor):
+                outer = _captured(tensor)
+                waiting += tensor.op.inputs if outer is None else [outer]
 
 
 def _current() -> _Trace | None:
     """Return the trace of a custom step on several replicas, or None."""
     share = shares.current()
-    return None if share is None or share.num_replicas == 1 else getattr(_here, "trace", None)
+    return None if share is None or share.num_replicas == 1 else _trace.value
 
 
 def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,7 +135,7 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
         trace, share = _current(), shares.current()
         flat = [] if trace is None else tf.nest.flatten(sources)
-        variables = [(place, one) for place, one in enumerate(flat) if _is_variable(one)]
+        variables = [(place, source) for place, source in enumerate(flat) if _is_variable(source)]
         if trace is None or share is None or not variables:
             return original(self, target, sources, output_gradients, **kwargs)
         targets = tf.nest.flatten(target)
@@ -154,7 +149,7 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
             parts = reduction.sum_over_replicas(parts, [variable for _, variable in variables], differentiable=True)
             trace.remember([part for part in parts if part is not None], gradients=True)
             trace.slices |= {
-                id(part): part for part, (_, one) in zip(parts, variables, strict=True) if reduction.is_sharded(one)
+                id(part): part for part, (_, source) in zip(parts, variables, strict=True) if reduction.is_sharded(source)
             }
         else:
             trace.has_parts = True
@@ -216,11 +211,8 @@ def _noting_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
 
         @functools.wraps(merge_fn)
         def merge(*args: Any, **kwargs: Any) -> Any:  # in the thread of all replicas
-            outer, _here.merging = getattr(_here, "merging", 0), replicas
-            try:
+            with _merging.set(replicas):
                 return merge_fn(*args, **kwargs)
-            finally:
-                _here.merging = outer
 
         # TensorFlow's own call is that of a collective, which `_refusing_sums` has let pass.
         is_own = _caller().startswith(("gpudist_core.", "tensorflow."))
@@ -232,8 +224,8 @@ def _noting_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refusing_merged_sums(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_to(self: Any, reduce_op: Any, *args: Any, **kwargs: Any) -> Any:
-        if (replicas := getattr(_here, "merging", 0)) and _is_sum(reduce_op):
-            raise _summed_twice(replicas)
+        if _merging.value and _is_sum(reduce_op):
+            raise _summed_twice(_merging.value)
         return original(self, reduce_op, *args, **kwargs)
 
     return reduce_to
@@ -280,9 +272,11 @@ def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def norm(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
         trace = _current()
-        given = [one for value in (*args, *kwargs.values()) for one in (value if isinstance(value, (list, tuple)) else [value])]
-        if trace is not None and any(id(one) in trace.slices for one in given):
+        given = tf.nest.flatten((args, kwargs))
+        if trace is not None and any(id(value) in trace.slices for value in given):
             raise UsageError(
                 "A custom step must not compute the norm of a sharded table's gradient, of which each replica has a slice",
                 "Use clipnorm or global_clipnorm of the optimizer.",

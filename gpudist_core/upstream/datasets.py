@@ -17,16 +17,16 @@ def shuffles_that_vary(dataset: Any) -> list[str]:
     import tensorflow as tf
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
 
-    found = []
+    shuffles = []
     if isinstance(dataset, _ShuffleDataset):
         seeds = [int(tf.get_static_value(seed) or 0) for seed in (dataset._seed, dataset._seed2)]
         if not any(seeds):
-            found.append("unseeded")
+            shuffles.append("unseeded")
         elif dataset._reshuffle_each_iteration:
-            found.append("reshuffled")
+            shuffles.append("reshuffled")
     for part in dataset._inputs():
-        found += shuffles_that_vary(part)
-    return found
+        shuffles += shuffles_that_vary(part)
+    return shuffles
 
 
 def without_prefetch(dataset: Any) -> Any:

@@ -57,7 +57,7 @@ def _with_a_row(operation: Callable[..., Any]) -> Callable[..., Any]:
 
         rows = tf.shape(input)[0]
         padded = operation(_padded(input, 0, rows), *args, **kwargs)
-        return tf.nest.map_structure(lambda one: tf.ensure_shape(one[:rows], [input.shape[0], *one.shape[1:]]), padded)
+        return tf.nest.map_structure(lambda output: tf.ensure_shape(output[:rows], [input.shape[0], *output.shape[1:]]), padded)
 
     return run
 
@@ -100,13 +100,13 @@ def _of_sequences(ctc_loss: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         axis, given = 1 if logits_time_major else 0, (labels, logits, label_length, logit_length)
-        is_plain = not args and kwargs.get("unique") is None and all(isinstance(one, tf.Tensor) for one in given)
+        is_plain = not args and kwargs.get("unique") is None and all(isinstance(value, tf.Tensor) for value in given)
         if shares.current() is None or not is_plain or logits.shape.rank != 3 or logits.shape[axis] not in (None, 0):
             return ctc_loss(*given, logits_time_major, *args, **kwargs)
         rows = tf.shape(logits)[axis]
         lengths = _padded(label_length, 0, rows), _padded(logit_length, 0, rows, 1)
-        found = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
-        return tf.ensure_shape(found[:rows], [logits.shape[axis]])
+        losses = ctc_loss(_padded(labels, 0, rows), _padded(logits, axis, rows), *lengths, logits_time_major, **kwargs)
+        return tf.ensure_shape(losses[:rows], [logits.shape[axis]])
 
     return run
 
@@ -143,11 +143,11 @@ def with_a_sequence(operation: Callable[..., Any]) -> Callable[..., Any]:
         rows = tf.shape(input)[axis]
         states = {name: _padded(kwargs[name], axis, rows) for name in ("input_h", "input_c") if _has_rows(kwargs.get(name))}
         lengths = _padded(sequence_lengths, 0, rows, 1)
-        found = operation(
+        outputs = operation(
             input=_padded(input, axis, rows), sequence_lengths=lengths, time_major=time_major, **{**kwargs, **states}
         )
-        cut = [(one[:, :rows] if time_major else one[:rows]) if _has_rows(one) else one for one in found[:3]]
-        return (*cut, *found[3:])
+        cut = [(output[:, :rows] if time_major else output[:rows]) if _has_rows(output) else output for output in outputs[:3]]
+        return (*cut, *outputs[3:])
 
     return run
 

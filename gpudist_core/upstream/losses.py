@@ -137,7 +137,7 @@ def _called_alone(loss: Any) -> Any:
 
     def values(y: Any, y_pred: Any) -> Any:
         y, y_pred = (
-            keras.tree.map_structure(lambda one: keras.ops.convert_to_tensor(one, dtype=loss.dtype), given)
+            keras.tree.map_structure(lambda value: keras.ops.convert_to_tensor(value, dtype=loss.dtype), given)
             for given in (y, y_pred)
         )
         return loss.call(y, y_pred)

@@ -51,7 +51,7 @@ def _has_rows(values: Any, outputs: Any) -> bool:
 
     if not values.shape.rank or values.shape[0] is None:
         return bool(values.shape.rank != 0)
-    shapes = [one.shape for one in tf.nest.flatten(outputs) if getattr(getattr(one, "shape", None), "rank", None)]
+    shapes = [output.shape for output in tf.nest.flatten(outputs) if getattr(getattr(output, "shape", None), "rank", None)]
     if not shapes:
         return True
     return any(shape[0] is not None and values.shape[0] % max(shape[0], 1) == 0 for shape in shapes)

@@ -84,8 +84,8 @@ def check_scope(
     if strategy.num_replicas_in_sync == 1:
         return
     owners = [("model", model), ("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
-    made = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
-    for name, variables in [*made, ("variable that is trained", list(trained or []))]:
+    owned = [(name, list(getattr(owner, "variables", []))) for name, owner in owners]
+    for name, variables in [*owned, ("variable that is trained", list(trained or []))]:
         for variable in variables:
             if getattr(plain(variable), "distribute_strategy", None) is not strategy:
                 raise _outside(name, variable, strategy)

@@ -8,18 +8,17 @@ Keras 3.15 checks, clips and accumulates each replica's own gradients and sums a
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
-from gpudist_core.state import OfOptimizer, of_optimizer
+from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
 from gpudist_core.upstream import classes, custom_step, saved_sums
 
 Reduce = Callable[[list[Any], list[Any]], list[Any]]
 # The optimizers whose gradients this thread, that of one replica, has summed already.
-_summed = threading.local()
+_summed: PerThread[frozenset[int]] = PerThread(frozenset())
 
 
 def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
@@ -194,7 +193,8 @@ def variables_of(optimizer: Any) -> list[Any]:
     import keras
 
     inner = getattr(optimizer, "inner_optimizer", None)
-    kept = [v for one in (optimizer, inner) if one is not None for v in vars(one).values() if isinstance(v, keras.Variable)]
+    owners = [optimizer] if inner is None else [optimizer, inner]
+    kept = [value for owner in owners for value in vars(owner).values() if isinstance(value, keras.Variable)]
     return list({id(variable): variable for variable in [*optimizer.variables, *kept]}.values())
 
 
@@ -246,7 +246,7 @@ def is_summed(optimizer: Any) -> bool:
     kept = of_optimizer.known(optimizer)
     if kept is None or not (kept.is_exact or kept.is_reduced):
         return False
-    return kept.is_reduced or id(optimizer) in getattr(_summed, "optimizers", ()) or custom_step.are_gradients_summed()
+    return kept.is_reduced or id(optimizer) in _summed.value or custom_step.are_gradients_summed()
 
 
 @contextlib.contextmanager
@@ -255,13 +255,9 @@ def _summed_first(optimizer: Any, grads: list[Any], variables: list[Any]) -> Ite
     if is_summed(optimizer):
         yield list(grads)
         return
-    kept: frozenset[int] = getattr(_summed, "optimizers", frozenset())
     grads = _gradients_of_all(optimizer, list(grads), variables)
-    _summed.optimizers = kept | {id(optimizer)}
-    try:
+    with _summed.set(_summed.value | {id(optimizer)}):
         yield grads
-    finally:
-        _summed.optimizers = kept
 
 
 def _is_complete(optimizer: Any) -> bool:

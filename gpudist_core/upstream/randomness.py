@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
+from gpudist_core.state import PerThread
 from gpudist_core.upstream.patches import Replacements
 
-_mode = threading.local()
+_mode: PerThread[str | None] = PerThread(None)
 # What a test harness that watches draws sets: that it gives each row its own, or how it looks away from a draw for all rows.
 rows_are_keyed = False
 unwatched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
@@ -27,15 +27,9 @@ WITH_PARAMETERS = ("gamma", "beta", "binomial")
 MIXING = ("shuffle", "categorical")
 
 
-@contextlib.contextmanager
-def drawing(mode: str) -> Iterator[None]:
+def drawing(mode: str) -> contextlib.AbstractContextManager[Any]:
     """Set, while this thread traces a step, how random numbers are drawn: `replica` or `row`."""
-    outer = getattr(_mode, "mode", None)
-    _mode.mode = mode
-    try:
-        yield
-    finally:
-        _mode.mode = outer
+    return _mode.set(mode)
 
 
 def replacements() -> Replacements:
@@ -69,7 +63,7 @@ def _folded(cast_seed: Callable[..., Any]) -> Callable[..., Any]:
         import tensorflow as tf
 
         share, seed = shares.current(), cast_seed(seed)
-        if share is None or getattr(_mode, "mode", None) != "replica" or share.num_replicas == 1:
+        if share is None or _mode.value != "replica" or share.num_replicas == 1:
             return seed
         return tf.random.experimental.stateless_fold_in(seed, share.replica)
 
@@ -80,7 +74,7 @@ def _rows_mode() -> Any:
     share = shares.current()
     if share is None or rows_are_keyed or share.num_replicas == 1:
         return None
-    return share if getattr(_mode, "mode", None) == "row" else None
+    return share if _mode.value == "row" else None
 
 
 def _by_row(original: Callable[..., Any], *, takes_scalars: bool = False) -> Callable[..., Any]:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
+from gpudist_core.state import PerThread
 from gpudist_core.upstream import custom_step, losses, metric_functions
 from gpudist_core.upstream.patches import Replacements
 
-_means = threading.local()
+_means: PerThread[_Means | None] = PerThread(None)
 
 
 @contextlib.contextmanager
@@ -29,13 +29,8 @@ def counting(*, tapes: bool) -> Iterator[None]:
     Args:
         tapes: Whether the step is a custom one, whose tapes give the gradients of the mean over all replicas' examples.
     """
-    outer = getattr(_means, "state", None)
-    _means.state = _Means()
-    try:
-        with custom_step.tracing() if tapes else contextlib.nullcontext():
-            yield
-    finally:
-        _means.state = outer
+    with _means.set(_Means()), custom_step.tracing() if tapes else contextlib.nullcontext():
+        yield
 
 
 class _Means:
@@ -47,7 +42,7 @@ class _Means:
 
 
 def _current() -> tuple[_Means, shares.Share] | None:
-    means, share = getattr(_means, "state", None), shares.current()
+    means, share = _means.value, shares.current()
     return None if means is None or share is None else (means, share)
 
 

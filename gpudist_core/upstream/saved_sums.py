@@ -85,7 +85,7 @@ def _place(optimizer: Any) -> int | None:
     outer = len(optimizer._variables) if inner is not optimizer else 0
     averages = inner._model_variables_moving_average if inner.use_ema else []
     own = [inner._iterations, inner._learning_rate, *averages]
-    return outer + sum(isinstance(one, keras.Variable) for one in own)
+    return outer + sum(isinstance(value, keras.Variable) for value in own)
 
 
 def _sums(optimizer: Any) -> list[Any]:
@@ -101,5 +101,5 @@ def _sums(optimizer: Any) -> list[Any]:
         )
     kept = dict(saved["sums"]).get("sums") if saved else None
     if kept is not None:
-        return [np.asarray(one) for one in kept]
+        return [np.asarray(array) for array in kept]
     return [np.zeros(v.shape, v.dtype) for v in inner._trainable_variables]

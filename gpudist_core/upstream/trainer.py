@@ -229,7 +229,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
     waiting: list[Any] = [vars(model)]
     seen: set[int] = set()
-    found: dict[int, Any] = {}
+    optimizers: dict[int, Any] = {}
     while waiting:
         kept = waiting.pop()
         if id(kept) in seen:
@@ -237,10 +237,10 @@ def optimizers_of(model: Any) -> list[Any]:
         seen.add(id(kept))
         for value in list(kept.values() if isinstance(kept, Mapping) else kept):
             if isinstance(value, keras.optimizers.Optimizer):
-                found[id(value)] = value
+                optimizers[id(value)] = value
             elif isinstance(value, (list, tuple, Mapping)):
                 waiting.append(value)
-    return list(found.values())
+    return list(optimizers.values())
 
 
 def metrics_of(model: Any) -> list[Any]:
@@ -342,5 +342,5 @@ def seed() -> int | None:
 
     # Keras 3.8 remembers no seed of its own: set_random_seed gives it to TensorFlow.
     known = getattr(rng_utils, "get_random_seed", lambda: run_state.op_seeds()["seed"])
-    told: int | None = known()
-    return told
+    last_seed: int | None = known()
+    return last_seed

@@ -47,8 +47,8 @@ def is_of_variables(value: Any) -> bool:
         inputs = () if operation.type == "ReadVariableOp" else operation.inputs
         if not inputs:
             kinds.add(operation.type)
-        for one in inputs:
-            if one.op.name not in seen:
-                seen.add(one.op.name)
-                waiting.append(one.op)
+        for tensor in inputs:
+            if tensor.op.name not in seen:
+                seen.add(tensor.op.name)
+                waiting.append(tensor.op)
     return "ReadVariableOp" in kinds and kinds <= {"ReadVariableOp", "Const"}
