@@ -36,5 +36,5 @@ def in_type(values: Any, kind: Any) -> Any:
     if values.dtype.kind in "OSUM" or (values.dtype.kind == "c" and np.dtype(kind).kind != "c"):
         return None
     with np.errstate(invalid="ignore", over="ignore"):
-        found = values.astype(kind, copy=False)
-        return found if found is values or found.dtype.kind not in "iub" or (found == values).all() else None
+        converted = values.astype(kind, copy=False)
+        return converted if converted is values or converted.dtype.kind not in "iub" or (converted == values).all() else None

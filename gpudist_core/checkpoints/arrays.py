@@ -155,5 +155,5 @@ def dtype_of(name: str) -> np.dtype[Any]:
     except TypeError:
         import tensorflow as tf
 
-        found: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
-        return found
+        dtype: np.dtype[Any] = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+        return dtype

@@ -408,8 +408,8 @@ class Checkpoints(CallbackMethods):
             reason = str(error)
         assert self._hosts is not None
         reasons = self._hosts.training.all_gather("restoring", reason)
-        told = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
-        return (None, ", ".join(told)) if told else (opened, "")
+        reasons_by_host = [f"on host {host} {text}" if len(reasons) > 1 else text for host, text in enumerate(reasons) if text]
+        return (None, ", ".join(reasons_by_host)) if reasons_by_host else (opened, "")
 
     def _take(self, opened: restoring.Opened, items: list[Any], refused: Mapping[str, str], stacklevel: int) -> Restored:
         if self._fit is not None:

@@ -35,8 +35,8 @@ class Collector:
         from gpudist_core.upstream import optimizers
 
         variables = list(_unique(getattr(model, "variables", ()))) if model is not None else []
-        found = names.of_variables(variables, names.Numbered())
-        by_path = dict(zip((names.path_of(v) for v in variables), found, strict=True))
+        names_of_variables = names.of_variables(variables, names.Numbered())
+        by_path = dict(zip((names.path_of(v) for v in variables), names_of_variables, strict=True))
         known = optimizers.variables_of(optimizer) if hasattr(optimizer, "apply") else _variables_of(optimizer)
         slots = list(_unique(known))
         called = names.of_slots(slots, by_path, names.Numbered())
@@ -131,13 +131,13 @@ def _shards_of_owners(slots: Iterable[Any], variables: Iterable[Any]) -> list[An
     for variable in variables:
         shards.setdefault(names.path_of(variable).replace("/", "_"), []).append(shard_of(variable))
     seen: Counter[str] = Counter()
-    found = []
+    shards_of_slots = []
     for slot in slots:
         path = names.path_of(slot)
         of_name = shards.get(names.owner_of(path, shards) or "", [None])
-        found.append(of_name[min(seen[path], len(of_name) - 1)])
+        shards_of_slots.append(of_name[min(seen[path], len(of_name) - 1)])
         seen[path] += 1
-    return found
+    return shards_of_slots
 
 
 def _unique(variables: Iterable[Any]) -> Iterator[Any]:
@@ -156,18 +156,18 @@ def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
 
     seen = {id(models.plain(variable)) for variable in known}
     numbered = names.Numbered()
-    found = []
+    attributes = []
     for layer in run_state.flat_layers(model):
         for attribute, value in sorted(vars(layer).items()):
             inside = [value] if isinstance(value, (tf.Variable, tf.random.Generator)) else _inside(value)
-            for one in inside:
-                if isinstance(one, (tf.Variable, tf.random.Generator)) and id(one) not in seen:
-                    seen.add(id(one))
-                    found.append((f"{numbered(str(layer.path or layer.name))}/{attribute}", one))
-    called = names.unique(name for name, _ in found)
+            for item in inside:
+                if isinstance(item, (tf.Variable, tf.random.Generator)) and id(item) not in seen:
+                    seen.add(id(item))
+                    attributes.append((f"{numbered(str(layer.path or layer.name))}/{attribute}", item))
+    called = names.unique(name for name, _ in attributes)
     return [
-        (name, _State(name, one.state) if isinstance(one, tf.random.Generator) else one)
-        for name, (_, one) in zip(called, found, strict=True)
+        (name, _State(name, item.state) if isinstance(item, tf.random.Generator) else item)
+        for name, (_, item) in zip(called, attributes, strict=True)
     ]
 
 

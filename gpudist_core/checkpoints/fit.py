@@ -126,13 +126,13 @@ class FollowedFit:
         run.take("pipeline", kept.pipeline)
         run.take("step", kept.accumulations)
         known = [run.optimizer, *run.extra.values()]
-        run.others = [one for one in trainer.optimizers_of(model) if not any(one is other for other in known)]
-        for one in run.others:
-            if not one.built:
+        run.others = [optimizer for optimizer in trainer.optimizers_of(model) if not any(optimizer is other for other in known)]
+        for optimizer in run.others:
+            if not optimizer.built:
                 raise UsageError(
                     "An optimizer that a model keeps for a custom step must be built before it is saved",
                     "Build it after compile, in the strategy's scope: optimizer.build(part.trainable_variables).",
-                    optimizer=one.name,
+                    optimizer=optimizer.name,
                 )
         self._checkpoints._begin_fit(run.pipeline is not None)
 

@@ -114,15 +114,15 @@ class BatchFunction(CountingFunction):
         """Return the step, traced for the place of each optimizer's next update."""
         if updates not in self._compiled:
 
-            def one(data: Any, counts: Any) -> Any:
+            def step(data: Any, counts: Any) -> Any:
                 # The counts are no rows of the batch, so no argument: the replicas find them in the graph around them.
                 on_replica = functools.partial(self._on_replica, counts)
                 with watched(trainer.metrics_of(self._model)):
                     outputs = self._strategy.run(on_replica, args=(data,))
                 return outputs, () if self._accumulations is None else self._accumulations.applied
 
-            compiled = tf.function(one, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
-            self._compiled[updates] = one if self._model.run_eagerly else compiled
+            compiled = tf.function(step, autograph=False, reduce_retracing=True, jit_compile=self._model.jit_compile or None)
+            self._compiled[updates] = step if self._model.run_eagerly else compiled
         return self._compiled[updates]
 
     def _on_replica(self, counts: Any, data: Any) -> Any:

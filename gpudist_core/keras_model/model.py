@@ -171,7 +171,7 @@ class DistributedModel:
 
     def _gpudist_epochs_of(self, callbacks: Any, *, training: bool) -> Callable[..., Epochs]:
         """Return a function that makes the iterator for Keras's loop: first the loop's own, then that of its validation."""
-        made: list[Epochs] = []
+        iterators: list[Epochs] = []
 
         def make(
             x: Any = None,
@@ -199,8 +199,8 @@ class DistributedModel:
                 "shuffle": shuffle,
                 "class_weight": class_weight,
             }
-            trains = training and not made
-            if made and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
+            trains = training and not iterators
+            if iterators and isinstance(x, Pipeline):  # Keras hands on the size of the batches that it trains with
                 data["batch_size"] = None
             seed = self._gpudist_seed() if trains and shuffle else 0
             source = source_of(self._gpudist_place, data, training=trains, seed=seed)
@@ -208,9 +208,9 @@ class DistributedModel:
             if trains:
                 kept = state.of_model.of(self)
                 kept.pipeline, kept.epochs = source.pipeline, epochs
-            if not made and callbacks is not None:
+            if not iterators and callbacks is not None:
                 callbacks.set_params(callbacks.params | {"steps": epochs.num_batches})
-            made.append(epochs)
+            iterators.append(epochs)
             return epochs
 
         return make
@@ -317,7 +317,7 @@ class DistributedModel:
         if shares.current() is not None or not tf.executing_eagerly():
             return dict(super().get_metrics_result())  # type: ignore[misc]
         me: Any = self
-        functions = (one for one in (me.train_function, me.test_function) if isinstance(one, CountingFunction))
+        functions = (f for f in (me.train_function, me.test_function) if isinstance(f, CountingFunction))
         function = next(functions, None)
         with (Results(self, self._gpudist_place) if function is None else function.results()).summed():
             return dict(super().get_metrics_result())  # type: ignore[misc]

@@ -21,8 +21,8 @@ def common_seed(strategy: Any, number: int) -> int:
         A function of the seed from `keras.utils.set_random_seed` on the first host, and of the number. Without such a seed, the
         first host draws one.
     """
-    told = trainer.seed()
-    seed = of_first_host(strategy, secrets.randbits(32) if told is None else int(told))
+    user_seed = trainer.seed()
+    seed = of_first_host(strategy, secrets.randbits(32) if user_seed is None else int(user_seed))
     return derived(seed, number)
 
 

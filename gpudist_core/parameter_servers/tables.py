@@ -119,9 +119,9 @@ def partition(
     kind = tf.as_dtype(dtype if dtype is not None else "float32" if callable(values) else values.dtype)
     sizes = part_sizes(whole[0], parts, strategy)
     with strategy.scope():
-        made = [_variable((size, *whole[1:]), kind, trainable, f"{name or 'table'}_{i}") for i, size in enumerate(sizes)]
-    table = PartitionedTable(made, name)
-    fill(made, values if callable(values) else lambda start, shape: values[start : start + shape[0]])
+        variables = [_variable((size, *whole[1:]), kind, trainable, f"{name or 'table'}_{i}") for i, size in enumerate(sizes)]
+    table = PartitionedTable(variables, name)
+    fill(variables, values if callable(values) else lambda start, shape: values[start : start + shape[0]])
     return table
 
 

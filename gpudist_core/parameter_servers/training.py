@@ -141,15 +141,15 @@ class CoordinatedTraining:
             raise UsageError("steps must be an integer >= 0 or None", "None means the rest of the epoch.", steps=steps)
         batches = _batches(data, steps)
         run = self._in_lock_step if self.schedule == "lock-step" else self._asynchronously
-        found = self._outside_scope(lambda: run(batches))
-        if steps is not None and len(found) < steps:
+        losses = self._outside_scope(lambda: run(batches))
+        if steps is not None and len(losses) < steps:
             raise UsageError(
                 "The data must last for all steps",
                 "Use fewer steps, or a Pipeline, which starts again.",
                 steps=steps,
-                batches=len(found),
+                batches=len(losses),
             )
-        return np.asarray(found, np.float32)
+        return np.asarray(losses, np.float32)
 
     def __call__(self, batch: Any) -> Any:
         """Train on one global batch and wait for it.
@@ -226,33 +226,33 @@ class CoordinatedTraining:
         self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
 
     def _in_lock_step(self, batches: Iterable[Any]) -> list[float]:
-        found = []
+        losses = []
         for batch in map(_checked, batches):
             self._build(batch)
             parts = self._send(0, 0, batch, self._workers.num_workers)
             arrived: dict[Any, Any] = {}
             while self._workers.under_way:
                 arrived.update(self._workers.results())
-            found.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
-        return found
+            losses.append(self._take(batch, [arrived[0, part] for part in range(parts)], items=None))
+        return losses
 
     def _asynchronously(self, batches: Iterable[Any]) -> list[float]:
-        found: dict[int, float] = {}
+        losses: dict[int, float] = {}
         under_way: dict[int, Any] = {}
         for item, batch in enumerate(map(_checked, batches)):
             self._build(batch)
             under_way[item] = batch
             self._send(item, item, batch, 1)
             while self._workers.under_way >= self._workers.ahead:
-                self._take_arrived(under_way, found)
+                self._take_arrived(under_way, losses)
         while self._workers.under_way:
-            self._take_arrived(under_way, found)
-        coordination.advance_seeds(self._drawn, len(found))
-        return [found[item] for item in sorted(found)]
+            self._take_arrived(under_way, losses)
+        coordination.advance_seeds(self._drawn, len(losses))
+        return [losses[item] for item in sorted(losses)]
 
-    def _take_arrived(self, under_way: dict[int, Any], found: dict[int, float]) -> None:
+    def _take_arrived(self, under_way: dict[int, Any], losses: dict[int, float]) -> None:
         for (item, _), part in self._workers.results():
-            found[item] = self._take(under_way.pop(item), [part], items=1)
+            losses[item] = self._take(under_way.pop(item), [part], items=1)
 
     def _send(self, key: int, item: int, batch: tuple[Any, ...], parts: int) -> int:
         """Send the parts of a batch that have examples, and return their number."""
@@ -369,13 +369,13 @@ def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
-    found = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
-    rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(found)}
+    parts = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
+    rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(parts)}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
     if rows == {0}:
         raise UsageError("A batch must have at least one example", "Leave empty batches out.", rows=0)
-    return found
+    return parts
 
 
 def _tensor(value: Any) -> Any:

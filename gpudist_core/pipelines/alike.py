@@ -135,10 +135,10 @@ class _Hosts:
             HostFailed: If a host could not make the batch.
             UsageError: If the hosts have different examples.
         """
-        told = self.told(mine, lambda told: len(set(told)) == 1)
-        if told is None:
+        texts = self.told(mine, lambda texts: len(set(texts)) == 1)
+        if texts is None:
             return
-        failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(told) if text.startswith(_FAILED)}
+        failed = {host: text.removeprefix(_FAILED) for host, text in enumerate(texts) if text.startswith(_FAILED)}
         if failed:
             raise HostFailed(
                 f"Every host must make each global batch. Received: batch={self._batch}, failed hosts={failed}. "
@@ -148,7 +148,7 @@ class _Hosts:
             "All hosts must read the same examples in the same order",
             "Give shuffles and random draws a seed that is the same on all hosts: np.random.default_rng(SEED).",
             batch=self._batch,
-            hosts=told,
+            hosts=texts,
         )
 
     def told(self, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
@@ -162,11 +162,11 @@ class _Hosts:
             The answers by host, or None.
         """
         self._batch += 1
-        told = self._gathered(mine)
-        if are_alike(told):
+        texts = self._gathered(mine)
+        if are_alike(texts):
             return None
         self._part()
-        return told
+        return texts
 
     def fail(self, error: BaseException) -> None:
         """Tell the other hosts that this host cannot make the batch."""
@@ -184,11 +184,11 @@ class _Hosts:
         if self._host:
             self._tell(self._host, mine)
             return list(json.loads(self._waited_for(_ALL, 0)))
-        told = [mine, *(self._waited_for(host, host) for host in range(1, self._num_hosts))]
+        texts = [mine, *(self._waited_for(host, host) for host in range(1, self._num_hosts))]
         if self._batch and self._batch % _KEPT_BATCHES == 0:  # whoever has told this batch's has heard of those before
             key_value.delete(self._key(self._batch - 1).rpartition("/")[0])
-        self._tell(_ALL, json.dumps(told))
-        return told
+        self._tell(_ALL, json.dumps(texts))
+        return texts
 
     def _part(self) -> None:
         """End the exchange. The first host, which runs the store, waits until the others have got the reason."""

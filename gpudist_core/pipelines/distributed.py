@@ -47,8 +47,8 @@ class Rowwise:
 
     def __call__(self, share: HostShare) -> Rows:
         """Return the examples of a share as the replicas get them, flattened."""
-        made = partial(self._made, share)
-        parts = self._cache.get(share.rows, made) if self._cache is not None else made(None)
+        make = partial(self._made, share)
+        parts = self._cache.get(share.rows, make) if self._cache is not None else make(None)
         parts = self._after(parts, self._plan.seed, share.epoch, share.rows, share.repeats)
         if self._plan.weighting is None:
             return parts

@@ -167,16 +167,16 @@ class Mapper:
         in_python, self._in_python = self._in_python, []
         if in_python:
             again = tf.nest.flatten(self._one(*(part[0] for part in given)))
-            if not all(_is_alike(one, other[0]) for one, other in zip(again, mapped, strict=True)):
+            if not all(_is_alike(second, first[0]) for second, first in zip(again, mapped, strict=True)):
                 raise _draws(in_python)
 
 
-def _is_alike(one: Any, other: Any) -> bool:
-    one, other = np.asarray(one), np.asarray(other)
-    if one.dtype.kind in "iubOSU":
-        return bool((one == other).all())
-    one, other = (value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in (one, other))
-    return bool(np.allclose(one, other, _TOLERANCE, _TOLERANCE, equal_nan=True))
+def _is_alike(first: Any, second: Any) -> bool:
+    first, second = np.asarray(first), np.asarray(second)
+    if first.dtype.kind in "iubOSU":
+        return bool((first == second).all())
+    first, second = (value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in (first, second))
+    return bool(np.allclose(first, second, _TOLERANCE, _TOLERANCE, equal_nan=True))
 
 
 def _tensor(value: Any) -> Any:
@@ -238,9 +238,9 @@ def _drawn_in_python() -> dict[str, Any]:
 
 def _check_draws(concrete: Any, in_python: list[str]) -> None:
     """Refuse random draws and stateful variables: they would give other examples on another topology, or after a restore."""
-    found = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
-    if found:
-        raise _draws(found)
+    drawing = [*sorted({node.op for node in _nodes(concrete) if _remembers(node.op)}), *in_python]
+    if drawing:
+        raise _draws(drawing)
 
 
 def _nodes(concrete: Any) -> list[Any]:

@@ -92,7 +92,7 @@ def _known_most(rows: Any) -> int | None:
 
     def of_all(strategy: Any, rows: Any) -> Any:
         each = strategy.experimental_local_results(rows)
-        return max(each) if all(isinstance(one, int) for one in each) else None
+        return max(each) if all(isinstance(number, int) for number in each) else None
 
     most: int | None = context.merge_call(of_all, args=(rows,))
     return most

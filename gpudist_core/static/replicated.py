@@ -172,10 +172,10 @@ class Replicated:
     def bytes_per_device(self) -> dict[str, int]:
         """Return the size in bytes of this host's copies, by the device's full name."""
         size = int(np.prod(self.shape, dtype=np.int64)) * int(self.dtype.size)
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for copy in self._all():
-            found[copy.device] = found.get(copy.device, 0) + size
-        return found
+            sizes[copy.device] = sizes.get(copy.device, 0) + size
+        return sizes
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

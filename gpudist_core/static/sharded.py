@@ -162,7 +162,7 @@ class ShardedTable:
 
     def bytes_per_device(self) -> dict[str, int]:
         """Return the size in bytes of this host's slices, by the device's full name."""
-        return {one.device: int(np.prod(one.shape, dtype=np.int64)) * int(one.dtype.size) for one in self.slices}
+        return {part.device: int(np.prod(part.shape, dtype=np.int64)) * int(part.dtype.size) for part in self.slices}
 
     def _local(self) -> Iterator[tuple[int, int, Any]]:
         """Yield this host's slices: (start, stop, variable)."""

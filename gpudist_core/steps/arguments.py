@@ -130,7 +130,7 @@ def checked_variables(variables: Any) -> list[Any] | None:
     if variables is None:
         return None
     kept = list(variables) if isinstance(variables, Iterable) and not hasattr(variables, "assign") else [variables]
-    if hasattr(variables, "assign") or not all(hasattr(one, "assign") and hasattr(one, "dtype") for one in kept):
+    if hasattr(variables, "assign") or not all(hasattr(variable, "assign") and hasattr(variable, "dtype") for variable in kept):
         raise UsageError(
             "variables must be a list of variables",
             "Pass the variables to train: variables=model.trainable_variables.",

@@ -94,10 +94,10 @@ def type_of(array: Any) -> Any:
     try:
         if isinstance(first, (str, bytes)):
             return tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
-        told = type(first).__name__
+        received = type(first).__name__
     except TypeError:  # times, records
-        told = str(array.dtype)
-    raise UsageError("An array must hold numbers or strings", "Convert the objects to arrays of numbers.", first=told)
+        received = str(array.dtype)
+    raise UsageError("An array must hold numbers or strings", "Convert the objects to arrays of numbers.", first=received)
 
 
 def digest(*parts: Any) -> str:
@@ -169,16 +169,16 @@ def all_in_type(values: Any, kind: Any, position: int) -> Any:
     Raises:
         UsageError: If the dtype cannot hold a value.
     """
-    found = in_type(values, kind)
-    if found is None:
+    converted = in_type(values, kind)
+    if converted is None:
         raise UsageError(
             "All examples must fit the dtype of the signature, or of the first example if there is no signature",
             "Pass signature=... with a dtype for all values, or use one type in all examples: 0.0 instead of 0.",
             component=position,
             signature="string" if kind is object else _name(np.dtype(kind)),
-            found=_name(values.dtype),
+            converted=_name(values.dtype),
         )
-    return found
+    return converted
 
 
 def _name(kind: np.dtype[Any]) -> str:

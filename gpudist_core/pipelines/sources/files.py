@@ -44,8 +44,8 @@ class FileRows:
 
         # Files are waited for, not computed: several at once, whatever the number of cores.
         with ThreadPoolExecutor(min(_READERS, max(1, len(rows)))) as pool:
-            found = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
-        return stacked(found, tf.nest.flatten(self.spec))
+            rows_of_files = list(pool.map(lambda row: tf.nest.flatten(self._read(self._files[row])), rows.tolist()))
+        return stacked(rows_of_files, tf.nest.flatten(self.spec))
 
     @cached_property
     def fingerprint(self) -> str:

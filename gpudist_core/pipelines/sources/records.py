@@ -88,8 +88,10 @@ class RecordSource:
         for number, offset, length in zip(self._file_of_row[places].tolist(), offsets, lengths, strict=True):
             with _opened(self._files[number]) as (read, _):
                 content.append(bytes(sorted(read(offset + _HEADER, min(length, _LOOKED_AT)))))
-        found = digest(self._lengths.tobytes(), *content)
-        return f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {found[:8]}"
+        checksum = digest(self._lengths.tobytes(), *content)
+        return (
+            f"{self.num_rows} records of {len(self._files)} files from {os.path.basename(self._files[0])!r} on: {checksum[:8]}"
+        )
 
 
 def looks_of(paths: Sequence[str]) -> str:

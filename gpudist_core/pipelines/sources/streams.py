@@ -62,14 +62,14 @@ class GeneratorStream:
 
     def _anew(self) -> Iterator[Any]:
         """Return a new iterable of all examples. Refuse the same iterator a second time: examples would be missing."""
-        made = self._make()
-        rows = iter(made)
-        if rows is made and made is self._latest:
+        elements = self._make()
+        rows = iter(elements)
+        if rows is elements and elements is self._latest:
             raise UsageError(
                 "make must return a new iterable at each call",
                 "Create the iterator inside the function: lambda: zip(x, y).",
                 make=self._make,
-                returned=f"the same {type(made).__name__} again",
+                returned=f"the same {type(elements).__name__} again",
             )
         self._latest = rows
         return rows
