@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 
 
@@ -54,8 +56,6 @@ def replicas_of(strategy: Any) -> Replicas:
         >>> gd.replicas_of(tf.distribute.get_strategy()).num_hosts
         1
     """
-    import tensorflow as tf
-
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(
             "strategy must be a tf.distribute.Strategy",
@@ -96,8 +96,6 @@ def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
         >>> gd.per_replica(tf.distribute.get_strategy(), [tf.constant([1.0, 2.0])]).shape
         TensorShape([2])
     """
-    import tensorflow as tf
-
     replicas = replicas_of(strategy)
     if len(values) != len(replicas.devices):
         raise UsageError(

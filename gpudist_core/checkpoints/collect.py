@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.checkpoints import names
 from gpudist_core.checkpoints.items import Item, PerReplica, Sliced, Whole, aggregation_on_read, check_kept
 from gpudist_core.errors import UsageError
@@ -98,8 +100,6 @@ class _State:
 
 def _variables_of(value: Any) -> list[Any]:
     """Return the variables of an object in `extra`."""
-    import tensorflow as tf
-
     from gpudist_core.static import ShardedTable
 
     if isinstance(value, tf.random.Generator):
@@ -150,8 +150,6 @@ def _unique(variables: Iterable[Any]) -> Iterator[Any]:
 
 def _attributes(model: Any, known: Iterable[Any]) -> list[tuple[str, Any]]:
     """Return plain tf.Variables and random generators in the attributes of layers. Keras 3 does not list them as variables."""
-    import tensorflow as tf
-
     from gpudist_core.upstream import models, run_state
 
     seen = {id(models.plain(variable)) for variable in known}

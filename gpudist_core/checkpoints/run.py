@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.checkpoints import random_state, states
 from gpudist_core.checkpoints.collect import Collector
@@ -66,8 +67,6 @@ class RunParts:
 
     def replicas(self) -> Replicas:
         """Return the replicas of the strategy. A coordinator of parameter servers counts as one."""
-        import tensorflow as tf
-
         if isinstance(self.strategy, tf.distribute.experimental.ParameterServerStrategy):
             return Replicas(1, 0, ("",), 0, 1)
         return replicas_of(self.strategy)

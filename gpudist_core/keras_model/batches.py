@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.placing import placed
@@ -38,8 +39,6 @@ def distributed(strategy: Any, batch: Any) -> Any:
     Raises:
         UsageError: If its parts have different numbers of examples.
     """
-    import tensorflow as tf
-
     if isinstance(batch, Placed):
         return batch.value
     batch = tf.nest.map_structure(_value, batch)
@@ -53,8 +52,6 @@ def distributed(strategy: Any, batch: Any) -> Any:
 
 
 def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
-    import tensorflow as tf
-
     rows = {_rows(leaf) for leaf in leaves}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
@@ -70,8 +67,6 @@ def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> An
 
 def _without_none(strategy: Any, values: list[Any]) -> Any:
     """Call `per_replica` for values in which some components are None on all replicas."""
-    import tensorflow as tf
-
     if len(values) == 1:
         return values[0]
     flat = [[v for v in tf.nest.flatten(value) if v is not None] for value in values]
@@ -81,8 +76,6 @@ def _without_none(strategy: Any, values: list[Any]) -> Any:
 
 def _value(leaf: Any) -> Any:
     """Return a leaf of a batch. Keras's generators use an empty Optional in place of None."""
-    import tensorflow as tf
-
     if leaf is None or isinstance(leaf, tf.experimental.Optional):
         return None
     if isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.distribute.DistributedValues, np.ndarray)):
@@ -92,8 +85,6 @@ def _value(leaf: Any) -> Any:
 
 def leaves_of(batch: Any) -> list[Any]:
     """Return the dense tensors of a batch that is not distributed, including those inside ragged and sparse tensors."""
-    import tensorflow as tf
-
     values = tf.nest.map_structure(_value, batch)
     return [leaf for leaf in tf.nest.flatten(values, expand_composites=True) if leaf is not None]
 
@@ -114,8 +105,6 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
     Returns:
         One number for each replica; None on several hosts.
     """
-    import tensorflow as tf
-
     for leaf in tf.nest.flatten(batch):
         if leaf is None:
             continue
@@ -138,7 +127,6 @@ def spec_of(strategy: Any, batch: Any) -> Any:
     Returns:
         The structure with a `tf.TensorSpec` in place of each tensor.
     """
-    import tensorflow as tf
 
     def spec(leaf: Any) -> Any:
         if leaf is None:

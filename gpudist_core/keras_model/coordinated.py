@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import state
@@ -98,8 +99,6 @@ class TrainFunction(CountingFunction):
         Raises:
             StopIteration: If there is no batch.
         """
-        import keras
-
         place, trained = self._model._gpudist_place, False
         for batch in itertools.islice(iterator, self._model.steps_per_execution):
             x, y, weight = keras.utils.unpack_x_y_sample_weight(batches.distributed(place, batch))

@@ -127,7 +127,7 @@ class BatchFunction(CountingFunction):
 
     def _on_replica(self, counts: Any, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
-        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]), counts=counts)
+        share = shares.Share(shares.rows_of(data), counts=counts)
         with contextlib.ExitStack() as stack:
             stack.enter_context(shares.sharing(share))
             stack.enter_context(row_means.counting(tapes=self._own))
@@ -199,7 +199,7 @@ class PredictFunction:
 
     def _on_replica(self, data: Any) -> Any:
         data = randomness.with_unknown_rows(self._draws, data, self._strategy.num_replicas_in_sync)
-        share = shares.Share(shares.rows_of([leaf for leaf in tf.nest.flatten(data) if leaf is not None]))
+        share = shares.Share(shares.rows_of(data))
         synchronizing = batch_norm.synchronizing(self._model._gpudist_synchronizes)
         with shares.sharing(share), row_means.counting(tapes=False), randomness.drawing(self._draws), synchronizing:
             outputs = self._model.predict_step(data)

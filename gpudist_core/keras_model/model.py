@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -154,8 +155,6 @@ class DistributedModel:
 
     def _gpudist_callbacks(self, asked: dict[str, Any], *, history: bool) -> Any:
         """Return the callbacks in a list that does only what is needed in each step, in place of Keras's list."""
-        import keras
-
         if isinstance(asked.get("callbacks"), keras.callbacks.CallbackList) or "callbacks" not in asked:
             return None
         asked["callbacks"] = Callbacks(

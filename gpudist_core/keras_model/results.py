@@ -7,6 +7,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce_all
 from gpudist_core.replicas import replicas_of
@@ -25,8 +28,6 @@ class Results:
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
-        import tensorflow as tf
-
         self._model = model
         self._strategy = strategy
         self._several_hosts = replicas_of(strategy).num_hosts > 1
@@ -44,8 +45,6 @@ class Results:
 
     def on_replica(self) -> list[Any]:
         """Return each variable's sum over all replicas, in a replica's context; for other values, the first replica's."""
-        import tensorflow as tf
-
         context = tf.distribute.get_replica_context()
         values = [models.plain(variable).read_value() for variable in self.variables]
         if context is not None and context.num_replicas_in_sync > 1:
@@ -70,8 +69,6 @@ class Results:
         Returns:
             The results, as tensors.
         """
-        import tensorflow as tf
-
         names = tuple(plan)
         if names not in self._compiled:
 
@@ -85,8 +82,6 @@ class Results:
 
     @contextlib.contextmanager
     def _as_variables(self, sums: list[Any]) -> Iterator[None]:
-        import keras
-
         with keras.StatelessScope(state_mapping=list(zip(self.variables, sums, strict=True))):
             yield
 
@@ -97,8 +92,6 @@ class Results:
             yield
 
     def _sums(self) -> list[Any]:
-        import tensorflow as tf
-
         if self._several_hosts:
             sums = self._strategy.run(self.on_replica)
             return [self._strategy.experimental_local_results(value)[0] for value in sums]

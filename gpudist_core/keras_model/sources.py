@@ -6,7 +6,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model import batches
@@ -113,8 +115,6 @@ class FromAdapter:
     @property
     def spec(self) -> Any:
         """Return the structure of a batch."""
-        import tensorflow as tf
-
         return tf.nest.map_structure(
             lambda spec: None if isinstance(spec, tf.OptionalSpec) else spec, self.dataset.element_spec
         )
@@ -203,8 +203,6 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
         UsageError: If an argument is given that a pipeline provides itself, a pipeline is already distributed, or each host
             shuffles a dataset in its own order.
     """
-    import tensorflow as tf
-
     x = data["x"]
     if x is None:
         raise UsageError("fit, evaluate and predict need data", "Pass arrays, a tf.data.Dataset or a gd.Pipeline.", x=None)
@@ -253,22 +251,16 @@ def _of_pipeline(pipeline: Pipeline, data: dict[str, Any]) -> Pipeline:
 
 
 def _of_arrays(arrays: Any, batch_size: int, shuffle: bool, seed: int) -> Pipeline:
-    import tensorflow as tf
-
     prepared = tf.nest.map_structure(_prepared, arrays)
     return Pipeline.from_arrays(prepared, global_batch_size=batch_size, shuffle=shuffle, seed=seed)
 
 
 def _dense(leaf: Any) -> bool:
-    import tensorflow as tf
-
     return isinstance(leaf, (np.ndarray, tf.Tensor)) and getattr(leaf.dtype, "kind", "") != "O"
 
 
 def _prepared(leaf: Any) -> Any:
     """Convert floats to Keras's floatx, as its own adapter of arrays does."""
-    import keras
-
     array = leaf if isinstance(leaf, np.ndarray) else leaf.numpy()
     return (
         array.astype(keras.config.floatx()) if array.dtype.kind == "f" and array.dtype.name != keras.config.floatx() else array

@@ -20,11 +20,10 @@ from gpudist_core.parameter_servers.workers import Workers, server_lost
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
-from gpudist_core.upstream import coordination, losses, models, optimizers, patches, row_losses
-from gpudist_core.values import is_finite, is_whole
+from gpudist_core.upstream import coordination, losses, models, optimizers, patches, randomness, row_losses
+from gpudist_core.values import check_choice, is_finite, is_whole
 
 SCHEDULES = ("asynchronous", "lock-step")
-DRAWS = ("replica", "row")
 DEFAULT_TIMEOUT_SECONDS = 600.0
 _T = TypeVar("_T")
 
@@ -93,7 +92,8 @@ class CoordinatedTraining:
         timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
         strategy: Any = None,
     ) -> None:
-        _check_choices(schedule=(schedule, SCHEDULES), draws=(draws, DRAWS))
+        check_choice(SCHEDULES, schedule=schedule)
+        check_choice(randomness.DRAWS, draws=draws)
         arguments.check_accumulate(accumulate)
         optimizers.check(optimizer)
         optimizers.check_single_updates(optimizer)
@@ -204,24 +204,7 @@ class CoordinatedTraining:
         Raises:
             UsageError: If it comes from a training with another `accumulate`, or from a `TrainStep` with pending batches.
         """
-        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise UsageError("state must be a result of CoordinatedTraining.state()", state=state)
-        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
-        if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise UsageError(
-                "The state must come from a training with the same accumulate",
-                "Restore it there.",
-                pending=pending,
-                accumulate=self.accumulate,
-                accumulated_by=of,
-            )
-        if pending and "sums" not in state:
-            raise UsageError(
-                "Pending batches must be restored by what accumulated them: a CoordinatedTraining by another",
-                "Save after flush(), or restore it there.",
-                pending=pending,
-                state=sorted(state),
-            )
+        pending = arguments.checked_pending(state, self.accumulate, "CoordinatedTraining", "sums")
         self._pending = pending
         self._sums = unflattened(state["sums"], len(self.trained_variables)) if pending else None
 
@@ -325,12 +308,6 @@ class CoordinatedTraining:
             if lost is None and not isinstance(error, Unavailable):
                 self._workers.forget()
             raise (lost or error) from (error if lost else None)
-
-
-def _check_choices(**choices: tuple[str, tuple[str, ...]]) -> None:
-    for name, (value, possible) in choices.items():
-        if value not in possible:
-            raise UsageError(f"{name} must be {' or '.join(map(repr, possible))}", **{name: value})
 
 
 def _checked_strategy(strategy: Any) -> Any:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
@@ -291,8 +292,6 @@ def of_first_host(strategy: Any, value: int) -> int:
     Returns:
         The number of the first host.
     """
-    import tensorflow as tf
-
     from gpudist_core.gradients.reduction import all_reduce
     from gpudist_core.upstream import randomness
 

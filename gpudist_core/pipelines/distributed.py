@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import same_data
@@ -65,8 +66,6 @@ class Rowwise:
 
 
 def _with_weight(spec: Any, *, by_class: bool) -> Any:
-    import tensorflow as tf
-
     if not isinstance(spec, tuple) or len(spec) != 2:
         raise UsageError(
             "Weights need examples of the form (x, y)", "Return (x, y) from the last map, without a weight.", row=spec
@@ -142,8 +141,6 @@ class Distributed:
         return length_of(self._plan)
 
     def __iter__(self) -> Iterator[Any]:
-        import tensorflow as tf
-
         if not tf.executing_eagerly():
             raise UsageError(
                 "A pipeline must be iterated in Python",
@@ -187,8 +184,6 @@ class Distributed:
         return share.digest, self._made(share)
 
     def _made(self, share: HostShare) -> Any:
-        import tensorflow as tf
-
         parts = [np.asarray(part) if isinstance(part, np.memmap) else part for part in self._rowwise(share)]
         values = placed(parts, share.cuts, self._replicas.devices)
         return per_replica(self.strategy, [tf.nest.pack_sequence_as(self._rowwise.spec, value) for value in values])
@@ -267,8 +262,6 @@ def restore(plan: Plan, position: Position, state: Any) -> None:
 
 def batch_spec(row: Any) -> Any:
     """Return the structure of a batch of such examples."""
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), row)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -67,8 +68,6 @@ def label_component(row: Any) -> int:
     Raises:
         UsageError: If examples are not such pairs, or y is not one numeric tensor.
     """
-    import tensorflow as tf
-
     if not isinstance(row, tuple) or len(row) < 2 or len(tf.nest.flatten(row[1])) != 1:
         raise UsageError("Classes need examples of the form (x, y)", "Use such examples, or pass labels=....", row=row)
     (y,) = tf.nest.flatten(row[1])

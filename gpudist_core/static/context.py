@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.replicas import Replicas, replicas_of
 
@@ -23,8 +25,6 @@ def check_strategy(strategy: Any, what: str) -> Replicas:
     Raises:
         UsageError: For any other strategy or object.
     """
-    import tensorflow as tf
-
     if not isinstance(strategy, tf.distribute.Strategy):
         raise UsageError(f"{what} needs a tf.distribute.Strategy", "gd.make_strategy() returns one.", strategy=strategy)
     if "ParameterServer" in type(strategy).__name__:
@@ -45,8 +45,6 @@ def replica_in(strategy: Any) -> int | None:
     Returns:
         The replica's number over all hosts.
     """
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     if context is None or context.strategy is not strategy:
         return None
@@ -56,8 +54,6 @@ def replica_in(strategy: Any) -> int | None:
 
 def is_in_other_strategy(strategy: Any) -> bool:
     """Return whether this runs in a replica of another strategy. TensorFlow's default strategy does not count."""
-    import tensorflow as tf
-
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()
 
@@ -87,16 +83,12 @@ def meeting(what: str) -> Iterator[None]:
 
 def check_not_in_a_step(what: str) -> None:
     """Raise inside `Strategy.run`, where each replica would create the object in each step."""
-    import tensorflow as tf
-
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         raise UsageError(f"{what} must be made once, for all replicas", "Make it before Strategy.run.", inside="Strategy.run")
 
 
 def check_eager(what: str) -> None:
     """Raise in a graph: a call between steps must not become part of every step."""
-    import tensorflow as tf
-
     if not tf.executing_eagerly():
         raise UsageError(
             f"{what} must be called between steps", "Call it outside of tf.function and Strategy.run.", executing="a graph"

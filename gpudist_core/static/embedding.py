@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.static.initializers import Initializer, check_initializer, uniform
@@ -90,8 +91,6 @@ def _layer_class() -> Any:
             self, rows: int, dim: int, strategy: Any = None, *, initializer: Any = None, seed: int = 0, **kwargs: Any
         ) -> None:
             super().__init__(**kwargs)
-            import tensorflow as tf
-
             for what, count in (("rows", rows), ("dim", dim)):
                 if not is_whole(count, 1):
                     raise UsageError(f"{what} must be a positive integer", **{what: count})
@@ -119,8 +118,6 @@ def _layer_class() -> Any:
             return table
 
         def call(self, ids: Any) -> Any:
-            import tensorflow as tf
-
             ids = tf.convert_to_tensor(ids)
             return tf.cast(self.table.lookup(ids if ids.dtype.is_integer else tf.cast(ids, tf.int64)), self.compute_dtype)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from gpudist_core.errors import UsageError
@@ -98,8 +99,6 @@ def numeric(dtype: Any) -> np.dtype[Any]:
     Raises:
         UsageError: If its values are not numbers.
     """
-    import tensorflow as tf
-
     kind: np.dtype[Any]
     try:
         kind = np.dtype(tf.as_dtype(dtype).as_numpy_dtype)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.values import is_whole
@@ -45,6 +47,42 @@ def check_accumulate(accumulate: Any) -> None:
         )
 
 
+def checked_pending(state: Any, accumulate: int, owner: str, sums: str) -> int:
+    """Return the number of pending batches of a saved state.
+
+    Args:
+        state: The `state` argument of `restore`.
+        accumulate: Number of batches that make one update.
+        owner: The name of the class that saved the state and restores it.
+        sums: The key of the sums in the state.
+
+    Returns:
+        A number below `accumulate`.
+
+    Raises:
+        UsageError: If the state comes from another class, or from another `accumulate`.
+    """
+    if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
+        raise UsageError(f"state must be a result of {owner}.state()", state=state)
+    pending, saved_with = int(state["pending"]), int(state.get("accumulate", accumulate))
+    if pending and sums not in state:
+        raise UsageError(
+            f"Pending batches must be restored by what accumulated them: a {owner} by a {owner}",
+            "Save after flush(), or restore it there.",
+            pending=pending,
+            state=sorted(state),
+        )
+    if pending >= accumulate or (pending and saved_with != accumulate):
+        raise UsageError(
+            f"The state must come from a {owner} with the same accumulate",
+            "Restore it there.",
+            pending=pending,
+            accumulate=accumulate,
+            accumulated_by=saved_with,
+        )
+    return pending
+
+
 def checked_batch(batch: Any) -> tuple[Any, ...]:
     """Return a batch as (x, y) or (x, y, weight). The weight may be None.
 
@@ -57,8 +95,6 @@ def checked_batch(batch: Any) -> tuple[Any, ...]:
     Raises:
         UsageError: If the batch has another form, lacks a part, or has more than one tensor of weights.
     """
-    import tensorflow as tf
-
     if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
         received = type(batch).__name__ if not isinstance(batch, (tuple, list)) else f"{len(batch)} parts"
         raise UsageError("A batch must be (x, y) or (x, y, weight)", "Put several inputs into one nested x.", batch=received)

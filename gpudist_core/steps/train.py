@@ -28,9 +28,7 @@ from gpudist_core.upstream import (
     row_losses,
     row_means,
 )
-from gpudist_core.values import is_whole
-
-DRAWS = ("replica", "row")
+from gpudist_core.values import check_choice
 
 
 class TrainStep:
@@ -107,8 +105,7 @@ class TrainStep:
             raise UsageError(
                 "jit_compile=True can train the model's own variables only", "Leave variables out.", variables=len(variables)
             )
-        if draws not in DRAWS:
-            raise UsageError("draws must be 'replica' or 'row'", draws=draws)
+        check_choice(randomness.DRAWS, draws=draws)
         if jit_compile and draws == "row":
             raise UsageError(
                 "A pass compiled by XLA does not know the other replicas' numbers of examples, which draws='row' needs",
@@ -255,24 +252,7 @@ class TrainStep:
         Raises:
             UsageError: If it comes from a step with another `accumulate`.
         """
-        if not isinstance(state, Mapping) or not is_whole(state.get("pending"), 0):
-            raise UsageError("state must be a result of TrainStep.state()", state=state)
-        if state["pending"] and "accumulators" not in state:
-            raise UsageError(
-                "Pending batches must be restored by what accumulated them: a TrainStep by a TrainStep",
-                "Save after flush(), or restore it there.",
-                pending=state["pending"],
-                state=sorted(state),
-            )
-        pending, of = int(state["pending"]), int(state.get("accumulate", self.accumulate))
-        if pending >= self.accumulate or (pending and of != self.accumulate):
-            raise UsageError(
-                "The state must come from a step with the same accumulate",
-                "Restore it there.",
-                pending=pending,
-                accumulate=self.accumulate,
-                accumulated_by=of,
-            )
+        pending = arguments.checked_pending(state, self.accumulate, "TrainStep", "accumulators")
         if pending and not self.trained_variables:
             raise UsageError(
                 "A model must be built before its accumulated gradients are restored",

@@ -7,6 +7,8 @@ import warnings
 import weakref
 from typing import Any
 
+import tensorflow as tf
+
 _last: list[weakref.ref[Any]] = []
 
 
@@ -31,8 +33,6 @@ def warn_of_one_device(model: Any, strategy: Any) -> None:
         model: A model.
         strategy: The strategy that will train it.
     """
-    import tensorflow as tf
-
     if not _last or tf.distribute.has_strategy() or strategy is not tf.distribute.get_strategy() or _last[0]() is None:
         return
     gc.collect()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import UsageError
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_flag, check_numbers, on_one_host
@@ -105,8 +107,6 @@ class _Wish:
 
 
 def _on_one_host(wish: _Wish) -> Any:
-    import tensorflow as tf
-
     devices = chosen_devices(wish.devices)
     if wish.bytes_per_pack is not None and wish.all_reduce != "ring":
         raise UsageError(
@@ -130,8 +130,6 @@ def _on_one_host(wish: _Wish) -> Any:
 
 
 def _central_storage(devices: tuple[str, ...], all_reduce: str) -> Any:
-    import tensorflow as tf
-
     if all_reduce not in ("auto", "one-device"):
         raise UsageError(
             "Central storage must sum on the device that holds the variables", "Leave all_reduce out.", all_reduce=all_reduce
@@ -164,8 +162,6 @@ def _in_cluster(wish: _Wish, tasks: Tasks | None, cluster: Any) -> Any:
 
 
 def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
-    import tensorflow as tf
-
     options = between_hosts(wish.all_reduce, wish.bytes_per_pack, wish.collective_seconds)
     if upstream.has_collective_server():
         resolver = _resolver(tasks, cluster)
@@ -195,8 +191,6 @@ def _limited(strategy: Any, wish: _Wish) -> Any:
 
 
 def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
-    import tensorflow as tf
-
     resolver = _resolver(tasks, cluster)
     if tasks.role in ("worker", "ps"):
         server = tf.distribute.Server(resolver.cluster_spec(), tasks.role, tasks.index, protocol="grpc")
@@ -207,8 +201,6 @@ def _parameter_server(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
 
 def _resolver(tasks: Tasks, cluster: Any) -> Any:
     """Return TensorFlow's resolver for TF_CONFIG, or one that counts this host's GPUs."""
-    import tensorflow as tf
-
     # Without a count of the GPUs TensorFlow trains on the CPU.
     resolvers = tf.distribute.cluster_resolver
     if cluster is None and tasks.source == "TF_CONFIG":

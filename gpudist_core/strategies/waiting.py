@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core import state
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import key_value
@@ -41,8 +43,6 @@ def limited(strategy: Any, steps: int = 1) -> Iterator[None]:
         strategy: The strategy in which the call runs.
         steps: The number of steps of the call.
     """
-    import tensorflow as tf
-
     seconds = state.limit_of.get(strategy)
     if seconds is None or not tf.executing_eagerly():
         yield

@@ -12,6 +12,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients.reduction import all_reduce
@@ -34,8 +37,6 @@ def synchronizing(wanted: bool, *, compiled: bool = False) -> contextlib.Abstrac
 
 def replacements() -> Replacements:
     """Return what lets Keras's BatchNormalization know replicas."""
-    import keras
-
     yield keras.layers.BatchNormalization, "_moments", _of_all_rows
 
 
@@ -70,8 +71,6 @@ def mark(model: Any) -> None:
 
 def is_one(layer: Any) -> bool:
     """Return whether a layer is a BatchNormalization."""
-    import keras
-
     return isinstance(layer, keras.layers.BatchNormalization)
 
 
@@ -95,8 +94,6 @@ def global_moments(share: shares.Share, inputs: Any, mask: Any, axes: list[int])
     Returns:
         Mean and variance, each with the shape of the remaining axes.
     """
-    import tensorflow as tf
-
     weights = tf.ones_like(inputs) if mask is None else tf.cast(mask, inputs.dtype)[..., None] * tf.ones_like(inputs)
     count = tf.reduce_sum(weights, axes)
     mean = tf.math.divide_no_nan(tf.reduce_sum(inputs * weights, axes), count)

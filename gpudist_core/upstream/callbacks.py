@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+import keras
+
 # By the class's name: Keras 3.12, the last one for Python 3.10, has no OrbaxCheckpoint.
 _KEPT = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
@@ -22,8 +24,6 @@ _OF_KERAS = ("_current_epoch", "_model", "min_delta", "monitor_op", "params", "v
 
 def kept_by(callback: Any) -> tuple[str, ...]:
     """Return the attributes in which a callback of Keras, or a subclass, keeps state for later epochs."""
-    import keras
-
     for cls in type(callback).__mro__:
         if cls.__name__ in _KEPT and cls is getattr(keras.callbacks, cls.__name__, None):
             return _KEPT[cls.__name__]

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.state import PerThread
 from gpudist_core.upstream import patches
 from gpudist_core.upstream.models import plain
@@ -36,8 +38,6 @@ class Seeds:
 
     def next(self, generator: Any) -> Any:
         """Return the next seed of a generator without changing its state."""
-        import tensorflow as tf
-
         _, count = self.draws.get(id(generator), (generator, 0))
         self.draws[id(generator)] = (generator, count + 1)
         state = tf.convert_to_tensor(generator.state)
@@ -67,8 +67,6 @@ def advance_seeds(draws: dict[int, tuple[Any, int]], items: int | None = None) -
         draws: The draws of a `Seeds`.
         items: Number of finished items; None for one batch, which advances as on one device.
     """
-    import tensorflow as tf
-
     for generator, count in draws.values():
         value = generator.state.value
         step = count if items is None else items * CALLS_PER_ITEM
@@ -122,15 +120,12 @@ def let_be_read(model: Any) -> None:
 
 def _read(variable: Any, dtype: Any = None, copy: Any = None) -> Any:
     import numpy as np
-    import tensorflow as tf
 
     return np.asarray(tf.convert_to_tensor(variable()), dtype)
 
 
 def is_coordinated(strategy: Any) -> bool:
     """Return whether a strategy is a `ParameterServerStrategy` that works with a ClusterCoordinator."""
-    import tensorflow as tf
-
     return isinstance(strategy, (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.ParameterServerStrategy))
 
 

@@ -14,6 +14,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import reduction
@@ -33,7 +36,6 @@ def tracing() -> contextlib.AbstractContextManager[Any]:
 
 def replacements() -> Replacements:
     """Return what lets tapes, collectives and Keras's variables know replicas."""
-    import tensorflow as tf
     from keras.src import backend
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
 
@@ -74,8 +76,6 @@ class _Trace:
     """Know the tensors of one replica's trace that are equal on all replicas, and which of them are gradients."""
 
     def __init__(self) -> None:
-        import tensorflow as tf
-
         self.has_sums = self.has_parts = False
         self.slices: dict[int, Any] = {}
         self._graph = tf.compat.v1.get_default_graph()
@@ -84,8 +84,6 @@ class _Trace:
 
     def remember(self, value: Any, *, gradients: bool = False) -> None:
         """Note that a value is equal on all replicas: the result of a collective."""
-        import tensorflow as tf
-
         for tensor in tf.nest.flatten(value, expand_composites=True):
             if tf.is_symbolic_tensor(tensor):
                 self._same[_key(tensor)] = tensor
@@ -107,8 +105,6 @@ class _Trace:
 
     def _sources(self, value: Any) -> Iterator[Any]:
         """Yield a tensor of a graph and all that it is computed from. What is equal on all replicas ends the search."""
-        import tensorflow as tf
-
         seen: set[Key] = set()
         waiting = [value]
         while waiting:
@@ -131,8 +127,6 @@ def _current() -> _Trace | None:
 def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(self: Any, target: Any, sources: Any, output_gradients: Any = None, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         trace, share = _current(), shares.current()
         flat = [] if trace is None else tf.nest.flatten(sources)
         variables = [(place, source) for place, source in enumerate(flat) if _is_variable(source)]
@@ -161,15 +155,10 @@ def _of_all(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_variable(source: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
     return isinstance(source, (tf.Variable, keras.Variable))
 
 
 def _finite_without_rows(gradient: Any, share: shares.Share) -> Any:
-    import tensorflow as tf
-
     if gradient is None:
         return None
     values = reduction.values_of(gradient)
@@ -241,8 +230,6 @@ def _is_sum(reduce_op: Any) -> bool:
 
 
 def _are_of_gradients(value: Any) -> bool:
-    import tensorflow as tf
-
     trace = _current()
     return trace is not None and any(map(trace.is_of_gradients, tf.nest.flatten(value, expand_composites=True)))
 
@@ -272,8 +259,6 @@ def _refusing_slices(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def norm(*args: Any, **kwargs: Any) -> Any:
-        import tensorflow as tf
-
         trace = _current()
         given = tf.nest.flatten((args, kwargs))
         if trace is not None and any(id(value) in trace.slices for value in given):
@@ -315,8 +300,6 @@ def _key(value: Any) -> Key:
 
 
 def _has_numbers(value: Any) -> bool:
-    import tensorflow as tf
-
     return value.dtype not in (tf.resource, tf.variant, tf.string)
 
 

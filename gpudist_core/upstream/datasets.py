@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 
 def shuffles_that_vary(dataset: Any) -> list[str]:
     """List the shuffles in a dataset that give another order in another iteration, or in another process.
@@ -14,7 +16,6 @@ def shuffles_that_vary(dataset: Any) -> list[str]:
     Returns:
         One word for each: "unseeded" or "reshuffled".
     """
-    import tensorflow as tf
     from tensorflow.python.data.ops.shuffle_op import _ShuffleDataset
 
     shuffles = []
@@ -38,7 +39,6 @@ def without_prefetch(dataset: Any) -> Any:
     Returns:
         The dataset.
     """
-    import tensorflow as tf
     from tensorflow.python.data.ops.prefetch_op import _PrefetchDataset
 
     while isinstance(dataset, _PrefetchDataset):

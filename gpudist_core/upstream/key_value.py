@@ -5,6 +5,8 @@ TensorFlow starts it with every MultiWorkerMirroredStrategy. It needs no collect
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 from gpudist_core.upstream import eager
 
 
@@ -23,8 +25,6 @@ def put(key: str, value: str) -> bool:
     Returns:
         Whether the key was free. A key in use keeps its value.
     """
-    import tensorflow as tf
-
     try:
         eager.context().set_config_key_value(key, value)
     except tf.errors.AlreadyExistsError:
@@ -42,8 +42,6 @@ def get(key: str, seconds: float | None) -> str | None:
     Returns:
         The value, or None after the time limit.
     """
-    import tensorflow as tf
-
     try:
         return str(eager.context().get_config_key_value(key, 0 if seconds is None else max(1, int(seconds * 1000))))
     except tf.errors.DeadlineExceededError:

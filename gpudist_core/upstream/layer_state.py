@@ -17,6 +17,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.gradients.reduction import all_reduce
 from gpudist_core.state import PerThread
@@ -28,7 +31,6 @@ _left_alone = PerThread(False)
 
 def replacements() -> Replacements:
     """Return what lets Keras's variables know replicas."""
-    import keras
     from keras.src import backend
 
     yield backend.Variable, "_direct_assign", _averaging
@@ -91,8 +93,6 @@ def of_all(share: shares.Share, variable: Any, value: Any) -> Any:
             weighted
         by examples. Otherwise the value.
     """
-    import tensorflow as tf
-
     if share.num_replicas == 1 or not is_of_rows(variable) or _left_alone.value:
         return value
     if not share.can_meet():

@@ -11,6 +11,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from gpudist_core.errors import UsageError
 from gpudist_core.gradients import clipping, reduction
 from gpudist_core.state import OfOptimizer, PerThread, of_optimizer
@@ -58,8 +61,6 @@ def check(optimizer: Any) -> None:
     Raises:
         UsageError: If it is not a Keras 3 optimizer, and for `MultiOptimizer`, whose parts apply gradients by themselves.
     """
-    import keras
-
     if not isinstance(optimizer, keras.optimizers.Optimizer) or type(optimizer).__name__ == "MultiOptimizer":
         raise UsageError(
             "optimizer must be a Keras 3 optimizer, but no MultiOptimizer",
@@ -91,8 +92,6 @@ def check_slices(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _looks_at_all(optimizer: Any, variable: Any) -> bool:
-    import keras
-
     muon = getattr(keras.optimizers, "Muon", None)  # Keras 3.8 has none
     if muon is not None and isinstance(optimizer, muon):
         return not optimizer._should_use_adamw(variable)
@@ -190,8 +189,6 @@ def _kept_inside(optimizer: Any) -> OfOptimizer:
 
 def variables_of(optimizer: Any) -> list[Any]:
     """Return all variables of an optimizer. Keras omits the product of rates of a Nadam inside a `LossScaleOptimizer`."""
-    import keras
-
     inner = getattr(optimizer, "inner_optimizer", None)
     owners = [optimizer] if inner is None else [optimizer, inner]
     kept = [value for owner in owners for value in vars(owner).values() if isinstance(value, keras.Variable)]
@@ -268,7 +265,6 @@ def _is_complete(optimizer: Any) -> bool:
 
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
     """Create an optimizer's missing variables during tracing, on all replicas at once, outside of the graph."""
-    import tensorflow as tf
 
     def build(strategy: Any) -> None:
         del strategy
@@ -391,8 +387,6 @@ class _Exact(_Base):
 
 def _overwrite(optimizer: Any) -> None:
     """Replace the variables by their averages every n steps, by value: collectives do not work inside a `cond`."""
-    import tensorflow as tf
-
     every = of_optimizer.of(optimizer).overwrite
     if not every:
         return

@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core import share as shares
 from gpudist_core.errors import UsageError
 from gpudist_core.state import PerThread
@@ -86,8 +88,6 @@ def _unscaling(unscaled: Callable[..., Any]) -> Callable[..., Any]:
 
 def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None, mask: Any = None, **kwargs: Any) -> Any:
     """Weigh a loss that is one number for all examples: it is their mean."""
-    import tensorflow as tf
-
     losses.warn_of_one_number(share)
     given = {name: w for name, w in (("sample_weight", sample_weight), ("mask", mask)) if w is not None}
     if given and share.num_replicas > 1:
@@ -103,15 +103,11 @@ def _weighted_scalar(share: shares.Share, value: Any, sample_weight: Any = None,
 
 
 def _over(value: Any, fraction: Any) -> Any:
-    import tensorflow as tf
-
     return tf.math.divide_no_nan(value, tf.cast(fraction, value.dtype))
 
 
 def present(value: Any) -> Any:
     """Return a replica's scalar, or 0 without examples (a mean over no examples is NaN)."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -121,8 +117,6 @@ def present(value: Any) -> Any:
 
 def of_all(value: Any) -> Any:
     """Return a replica's part of the mean over all examples. The parts of all replicas sum to it."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -132,8 +126,6 @@ def of_all(value: Any) -> Any:
 
 def of_log(value: Any) -> Any:
     """Return the part as `of_all` does for a log of a step, in which arrays hold means over the examples, too."""
-    import tensorflow as tf
-
     share = shares.current()
     if share is None or share.num_replicas == 1:
         return value
@@ -146,8 +138,6 @@ def of_log(value: Any) -> Any:
 def _counting_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        import tensorflow as tf
-
         current = _current()
         if current is not None and current[0].outputs is not None:
             values = metric_functions.by_row(self, values, current[0].outputs)

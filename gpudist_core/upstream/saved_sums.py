@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import keras
 import numpy as np
 
 from gpudist_core import state
@@ -77,8 +78,6 @@ def _keeps(optimizer: Any) -> Any:
 
 def _place(optimizer: Any) -> int | None:
     """Return the index of the first sum in Keras's numbering; None if it saves none."""
-    import keras
-
     inner = _keeps(optimizer)
     if not inner.built or not state.of_optimizer.of(inner).accumulate:
         return None

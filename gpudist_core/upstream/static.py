@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.upstream import eager
 
@@ -26,8 +27,6 @@ def plain_variable(initial_value: Any, *, device: str, name: str) -> Any:
     Returns:
         The variable; it is not trainable.
     """
-    import tensorflow as tf
-
     with tf.init_scope(), tf.variable_creator_scope(lambda next_creator, **kwargs: _create(**kwargs)), tf.device(device):
         return tf.Variable(initial_value, trainable=False, name=name)
 
@@ -51,8 +50,6 @@ def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     Returns:
         The tensor. Nothing else refers to its memory, and none of its pages was touched yet.
     """
-    import tensorflow as tf
-
     count = int(np.prod(shape, dtype=np.int64))
     raw = np.zeros((count + 1) * dtype.itemsize + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -74,7 +71,6 @@ def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
     Returns:
         The context manager, to be entered inside the strategy's scope.
     """
-    import tensorflow as tf
     from tensorflow.python.distribute import distribute_utils as distribute
 
     devices = strategy.extended.worker_devices
@@ -100,8 +96,6 @@ def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
 
 def is_in_dataset_function() -> bool:
     """Return whether the function of a `tf.data` transformation is being traced: it runs on the host."""
-    import tensorflow as tf
-
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()

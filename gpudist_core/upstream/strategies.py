@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from gpudist_core.upstream import eager
 
 # More than the collective groups that one strategy makes; those of a ring of our own come after those of TensorFlow's.
@@ -59,8 +61,6 @@ def beside_other_strategies() -> Iterator[None]:
     TensorFlow restarts them for each strategy. Then a host that is faster than the leader waits forever in its first
     collective, because the leader forgets its request. And older strategies would continue to use the same keys.
     """
-    import tensorflow as tf
-
     context = eager.context()
 
     def find_devices(server_def: Any) -> None:
@@ -95,8 +95,6 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
     Returns:
         The sums, in order.
     """
-    import tensorflow as tf
-
     if tf.executing_eagerly() or not merges(context.strategy):  # collectives sum all in one piece
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
@@ -118,7 +116,6 @@ def _with_gradient(context: Any, value: Any, total: Any) -> Any:
     TensorFlow 2.21 looks for variables behind the result of a custom gradient. A sum of tensors would lead it through the
     graphs of all other replicas, in time that grows with the square of their size. It stops at a tensor without a gradient.
     """
-    import tensorflow as tf
 
     @tf.custom_gradient
     def summed(_: Any) -> Any:
@@ -133,8 +130,6 @@ def abort_collectives(text: str) -> None:
     Args:
         text: The message of the `tf.errors.DeadlineExceededError`.
     """
-    import tensorflow as tf
-
     eager.context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, text)
 
 
@@ -146,8 +141,6 @@ def new_collective_keys() -> int:
     Returns:
         The first key for `ring`.
     """
-    import tensorflow as tf
-
     tf.distribute.MirroredStrategy._collective_key_base += _KEYS_APART
     return int(tf.distribute.MirroredStrategy._collective_key_base) + _OWN_RING
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines.hashing import Integers
@@ -70,8 +71,6 @@ class StreamSource(Protocol):
 
 def spec_of(value: Any) -> Any:
     """Return the `tf.TensorSpec` of an array or a scalar."""
-    import tensorflow as tf
-
     array = np.asarray(value)
     return tf.TensorSpec(array.shape, type_of(array))
 
@@ -88,8 +87,6 @@ def type_of(array: Any) -> Any:
     Raises:
         UsageError: If its elements are neither.
     """
-    import tensorflow as tf
-
     first = array.reshape(-1)[0] if array.dtype.kind == "O" and array.size else ""
     try:
         if isinstance(first, (str, bytes)):

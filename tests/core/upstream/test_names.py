@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import gpudist_core
 from gpudist_core import upstream
 from tests.core.conftest import OnHosts
 from tests.versions import since
@@ -361,17 +360,15 @@ def test_each_listed_name_is_there(on_hosts: OnHosts) -> None:
     assert on_hosts("1x1", _missing) == [[]]
 
 
-def test_each_private_name_is_listed_and_used_in_upstream_alone() -> None:
-    folder = Path(gpudist_core.__file__).parent
+def test_each_private_name_is_listed() -> None:
     names, paths = {name.rpartition(".")[2] for name, _ in LISTED}, [f"{name}." for name, _ in LISTED]
     unlisted = []
-    for file in folder.rglob("*.py"):
-        is_upstream = file.parent.name == "upstream"
+    for file in Path(str(upstream.__file__)).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("keras.src", "tensorflow.python")):
                 imported = [f"{node.module}.{alias.name}." for alias in node.names]
-                unlisted += [name for name in imported if not is_upstream or not any(p.startswith(name) for p in paths)]
-            elif is_upstream and isinstance(node, ast.Attribute) and re.match("_(?!_|gpudist_|getframe)", node.attr):
+                unlisted += [name for name in imported if not any(path.startswith(name) for path in paths)]
+            elif isinstance(node, ast.Attribute) and re.match("_(?!_|gpudist_|getframe)", node.attr):
                 is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 unlisted += [f"{file.stem}: {ast.unparse(node)}"] if not is_own and node.attr not in names else []
     assert unlisted == []
