@@ -40,7 +40,7 @@ class Replicas:
         return range(self.first, self.first + len(self.devices))
 
 
-def replicas_of(strategy: Any) -> Replicas:
+def replicas_of(strategy: tf.distribute.Strategy) -> Replicas:
     """Return where the replicas of a strategy run. Each host has the same number of replicas.
 
     Args:
@@ -71,7 +71,7 @@ def replicas_of(strategy: Any) -> Replicas:
     return Replicas(total, host * len(devices), devices, host, max(1, total // len(devices)))
 
 
-def _host(strategy: Any) -> int:
+def _host(strategy: tf.distribute.Strategy) -> int:
     resolver = strategy.cluster_resolver
     if resolver is None or not resolver.cluster_spec().jobs or resolver.task_type is None:
         return 0
@@ -79,7 +79,7 @@ def _host(strategy: Any) -> int:
     return int(resolver.task_id or 0) + (chief if resolver.task_type != "chief" else 0)
 
 
-def per_replica(strategy: Any, values: Sequence[Any]) -> Any:
+def per_replica(strategy: tf.distribute.Strategy, values: Sequence[Any]) -> Any:
     """Build a `PerReplica` value from one value for each replica of this host, as an argument for `Strategy.run`.
 
     Args:

@@ -23,7 +23,7 @@ class Collector:
         replicas: Its replicas.
     """
 
-    def __init__(self, strategy: Any, replicas: Replicas) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, replicas: Replicas) -> None:
         self._strategy, self._replicas = strategy, replicas
 
     def of_model(self, model: Any) -> list[Item]:

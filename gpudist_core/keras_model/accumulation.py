@@ -31,7 +31,7 @@ class Accumulation:
         strategy: The strategy of its variables.
     """
 
-    def __init__(self, optimizer: Any, strategy: Any) -> None:
+    def __init__(self, optimizer: Any, strategy: tf.distribute.Strategy) -> None:
         self._pending = 0
         self.every = int(optimizers.accumulates(optimizer))
         self._before = 0  # what was pending before the step that is traced
@@ -204,7 +204,7 @@ class Accumulations:
         strategy: Its strategy.
     """
 
-    def __init__(self, accumulating: list[Any], strategy: Any) -> None:
+    def __init__(self, accumulating: list[Any], strategy: tf.distribute.Strategy) -> None:
         self._each = [optimizers.accumulation_of(optimizer) or Accumulation(optimizer, strategy) for optimizer in accumulating]
 
     def next(self) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class Placed:
     value: Any
 
 
-def distributed(strategy: Any, batch: Any) -> Any:
+def distributed(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return a batch as an argument for `Strategy.run`.
 
     Args:
@@ -51,7 +51,7 @@ def distributed(strategy: Any, batch: Any) -> Any:
     return _cut(strategy, replicas, batch, [leaf for leaf in leaves if leaf is not None])
 
 
-def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
+def _cut(strategy: tf.distribute.Strategy, replicas: Replicas, batch: Any, leaves: list[Any]) -> Any:
     rows = {_rows(leaf) for leaf in leaves}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
@@ -65,7 +65,7 @@ def _cut(strategy: Any, replicas: Replicas, batch: Any, leaves: list[Any]) -> An
     return _without_none(strategy, [packed(part) for part in parts])
 
 
-def _without_none(strategy: Any, values: list[Any]) -> Any:
+def _without_none(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
     """Call `per_replica` for values in which some components are None on all replicas."""
     if len(values) == 1:
         return values[0]
@@ -95,7 +95,7 @@ def _rows(leaf: Any) -> int:
     return int(leaf.shape[0])
 
 
-def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
+def row_counts(strategy: tf.distribute.Strategy, batch: Any) -> tuple[int, ...] | None:
     """Return the number of examples of each replica, if this host has all replicas.
 
     Args:
@@ -117,7 +117,7 @@ def row_counts(strategy: Any, batch: Any) -> tuple[int, ...] | None:
     return None
 
 
-def spec_of(strategy: Any, batch: Any) -> Any:
+def spec_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return shapes and dtypes of a distributed batch, with one example if this host's first replica has none.
 
     Args:

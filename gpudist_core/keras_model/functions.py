@@ -246,7 +246,7 @@ def _concat(parts: Any) -> Any:
     return tf.concat(parts, axis=0) if parts[0].shape.rank else tf.stack(parts)
 
 
-def _counts_of(strategy: Any, batch: Any) -> Any:
+def _counts_of(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Return the number of examples of each replica as a tensor, if it is known here; made once for each division."""
     if strategy.num_replicas_in_sync == 1:
         return None

@@ -27,7 +27,7 @@ class Results:
         strategy: The strategy of these variables.
     """
 
-    def __init__(self, model: Any, strategy: Any) -> None:
+    def __init__(self, model: Any, strategy: tf.distribute.Strategy) -> None:
         self._model = model
         self._strategy = strategy
         self._several_hosts = replicas_of(strategy).num_hosts > 1

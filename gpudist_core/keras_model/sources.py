@@ -29,7 +29,7 @@ class FromPipeline:
         moves: Whether its position moves from epoch to epoch. Otherwise each epoch is the first one.
     """
 
-    def __init__(self, pipeline: Pipeline, strategy: Any, *, moves: bool) -> None:
+    def __init__(self, pipeline: Pipeline, strategy: tf.distribute.Strategy, *, moves: bool) -> None:
         self.pipeline: Any = pipeline
         # What trains keeps every replica busy; what judges or tells takes the batches that were asked for.
         self._distributed = pipeline.distribute(strategy, allow_idle=not moves)
@@ -67,7 +67,7 @@ class FromArrays(FromPipeline):
         moves: As for `FromPipeline`.
     """
 
-    def __init__(self, make: Callable[[int], Pipeline], strategy: Any, *, seed: int, moves: bool) -> None:
+    def __init__(self, make: Callable[[int], Pipeline], strategy: tf.distribute.Strategy, *, seed: int, moves: bool) -> None:
         super().__init__(make(seed), strategy, moves=moves)
         self._position = self.pipeline
         self._make, self._strategy = make, strategy
@@ -104,7 +104,7 @@ class FromAdapter:
     pipeline = None
     first = 0
 
-    def __init__(self, adapter: Any, strategy: Any, seed: int | None) -> None:
+    def __init__(self, adapter: Any, strategy: tf.distribute.Strategy, seed: int | None) -> None:
         self._adapter = adapter
         self._strategy = strategy
         self.seed = seed
@@ -150,7 +150,7 @@ class FromDistributed:
     pipeline = None
     first = 0
 
-    def __init__(self, dataset: Any, strategy: Any) -> None:
+    def __init__(self, dataset: Any, strategy: tf.distribute.Strategy) -> None:
         self._dataset = dataset
         self._strategy = strategy
         self._taken: Any = None
@@ -187,7 +187,7 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 Source = FromPipeline | FromAdapter | FromDistributed
 
 
-def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int) -> Source:
+def source_of(strategy: tf.distribute.Strategy, data: dict[str, Any], *, training: bool, seed: int) -> Source:
     """Return the source of batches for the data given to fit, evaluate or predict.
 
     Args:
@@ -225,7 +225,7 @@ def source_of(strategy: Any, data: dict[str, Any], *, training: bool, seed: int)
     return FromAdapter(adapter, strategy, seed if training and data.get("shuffle") else None)
 
 
-def _check_that_hosts_shuffle_alike(dataset: Any, strategy: Any) -> None:
+def _check_that_hosts_shuffle_alike(dataset: Any, strategy: tf.distribute.Strategy) -> None:
     """Refuse orders that differ between hosts: some examples would be read twice, others never."""
     num_hosts = replicas_of(strategy).num_hosts
     if num_hosts > 1 and "unseeded" in datasets.shuffles_that_vary(dataset):

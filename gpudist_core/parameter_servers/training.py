@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, TypeVar
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -17,6 +18,7 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.parameter_servers.updates import Updates, flattened, loss_of, unflattened
 from gpudist_core.parameter_servers.work import Part, WorkerFunction
 from gpudist_core.parameter_servers.workers import Workers, server_lost
+from gpudist_core.pipelines import Pipeline
 from gpudist_core.pipelines.placing import rows_between
 from gpudist_core.pipelines.shares import shares as rows_of_parts
 from gpudist_core.steps import arguments
@@ -76,9 +78,9 @@ class CoordinatedTraining:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        per_example_loss: Any,
+        model: keras.Model | Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer,
+        per_example_loss: keras.losses.Loss | Callable[[Any, Any], Any] | str,
         *,
         schedule: str = "asynchronous",
         clip_norm: float | None = None,
@@ -86,11 +88,11 @@ class CoordinatedTraining:
         clip_value: float | None = None,
         accumulate: int = 1,
         draws: str = "replica",
-        metrics: Sequence[Any] = (),
-        variables: Sequence[Any] | None = None,
+        metrics: Sequence[keras.metrics.Metric] = (),
+        variables: Sequence[tf.Variable | keras.Variable] | None = None,
         check_finite: bool = False,
         timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> None:
         check_choice(SCHEDULES, schedule=schedule)
         check_choice(randomness.DRAWS, draws=draws)
@@ -105,7 +107,8 @@ class CoordinatedTraining:
         self.strategy = _checked_strategy(strategy if strategy is not None else models.strategy_of(model))
         patches.of_step.prepare()
         coordination.let_be_read(model)
-        self.model, self.metrics, self.schedule = model, arguments.checked_metrics(metrics), schedule
+        self.model: Any = model
+        self.metrics, self.schedule = arguments.checked_metrics(metrics), schedule
         self.accumulate, self.draws, self.check_finite = accumulate, draws, check_finite
         self._loss = losses.per_example_function(per_example_loss)
         self._clip = Clipping(clip_norm, clip_global_norm, clip_value)
@@ -123,7 +126,7 @@ class CoordinatedTraining:
         self._drawn: dict[int, tuple[Any, int]] = {}
         self._update_metrics = tf.function(self._metrics_of, autograph=False, reduce_retracing=True)
 
-    def train(self, data: Any, steps: int | None = None) -> npt.NDArray[np.float32]:
+    def train(self, data: Pipeline | Iterable[Sequence[Any]], steps: int | None = None) -> npt.NDArray[np.float32]:
         """Train on global batches. On return each was applied exactly once (or is pending, with `accumulate`).
 
         Args:
@@ -151,7 +154,7 @@ class CoordinatedTraining:
             )
         return np.asarray(losses, np.float32)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Sequence[Any]) -> Any:
         """Train on one global batch and wait for it.
 
         Args:
@@ -185,7 +188,7 @@ class CoordinatedTraining:
         return self._num_updates
 
     @property
-    def trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients. A partitioned variable is listed by its parts."""
         whole = self._given if self._given is not None else list(self.model.trainable_variables)
         return [part for variable in whole for part in coordination.parts_of(variable)]
@@ -310,7 +313,7 @@ class CoordinatedTraining:
             raise (lost or error) from (error if lost else None)
 
 
-def _checked_strategy(strategy: Any) -> Any:
+def _checked_strategy(strategy: tf.distribute.Strategy) -> Any:
     if coordination.is_coordinated(strategy):
         return strategy
     raise UsageError(

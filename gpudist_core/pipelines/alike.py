@@ -78,7 +78,7 @@ class Alike:
         name: The name of the data, equal on all hosts. Iterations with the same name are numbered in their order.
     """
 
-    def __init__(self, batches: Iterator[tuple[str, Any]], strategy: Any, name: str) -> None:
+    def __init__(self, batches: Iterator[tuple[str, Any]], strategy: tf.distribute.Strategy, name: str) -> None:
         self._batches = batches
         self._hosts = _Hosts(strategy, name)
 
@@ -117,7 +117,9 @@ class _Hosts:
         to: What a missing host must do, with a placeholder for the number of the batch.
     """
 
-    def __init__(self, strategy: Any, name: str, to: str = "ask for global batch {}, which all hosts take together") -> None:
+    def __init__(
+        self, strategy: tf.distribute.Strategy, name: str, to: str = "ask for global batch {}, which all hosts take together"
+    ) -> None:
         run = _run_of(strategy)
         replicas = replicas_of(strategy)
         self._host, self._num_hosts = replicas.host, replicas.num_hosts
@@ -250,7 +252,9 @@ class _Run:
         self.meetings: dict[str, _Hosts] = {}
 
 
-def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[str]], bool]) -> list[str] | None:
+def told_by_all(
+    strategy: tf.distribute.Strategy, what: str, mine: str, are_alike: Callable[[list[str]], bool]
+) -> list[str] | None:
     """Return what each host says about something that must be equal on all hosts. All must ask together, in one order.
 
     Args:
@@ -270,7 +274,7 @@ def told_by_all(strategy: Any, what: str, mine: str, are_alike: Callable[[list[s
     return meetings[what].told(mine, are_alike)
 
 
-def _run_of(strategy: Any) -> _Run:
+def _run_of(strategy: tf.distribute.Strategy) -> _Run:
     """Return the state of a strategy's hosts. On the first call, all hosts must ask together."""
     if strategy not in _runs:
         if not key_value.is_available():
@@ -282,7 +286,7 @@ def _run_of(strategy: Any) -> _Run:
     return _runs[strategy]
 
 
-def of_first_host(strategy: Any, value: int) -> int:
+def of_first_host(strategy: tf.distribute.Strategy, value: int) -> int:
     """Return the number that the first host passes, by a collective.
 
     Args:

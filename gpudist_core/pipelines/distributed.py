@@ -93,7 +93,7 @@ class Distributed:
         [4, 1]
     """
 
-    def __init__(self, plan: Plan, position: Position, strategy: Any, *, allow_idle: bool = False) -> None:
+    def __init__(self, plan: Plan, position: Position, strategy: tf.distribute.Strategy, *, allow_idle: bool = False) -> None:
         self.strategy = strategy
         self._plan = plan
         self._position = position

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,7 +11,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.replicas import Replicas, replicas_of
 
 
-def check_strategy(strategy: Any, what: str) -> Replicas:
+def check_strategy(strategy: tf.distribute.Strategy, what: str) -> Replicas:
     """Return the replicas of a strategy that can hold a separate value on each replica.
 
     Args:
@@ -36,7 +35,7 @@ def check_strategy(strategy: Any, what: str) -> Replicas:
     return replicas_of(strategy)
 
 
-def replica_in(strategy: Any) -> int | None:
+def replica_in(strategy: tf.distribute.Strategy) -> int | None:
     """Return the number of the replica that runs or is traced here, or None outside of the strategy's replicas.
 
     Args:
@@ -52,7 +51,7 @@ def replica_in(strategy: Any) -> int | None:
     return 0 if number is None and context.num_replicas_in_sync == 1 else int(number)
 
 
-def is_in_other_strategy(strategy: Any) -> bool:
+def is_in_other_strategy(strategy: tf.distribute.Strategy) -> bool:
     """Return whether this runs in a replica of another strategy. TensorFlow's default strategy does not count."""
     context = tf.distribute.get_replica_context()
     return context is not None and context.strategy is not strategy and tf.distribute.has_strategy()

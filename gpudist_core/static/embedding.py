@@ -47,7 +47,7 @@ class ShardedEmbedding:
         cls,
         rows: int = 0,
         dim: int = 0,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
         *,
         initializer: Initializer | None = None,
         seed: int = 0,
@@ -88,7 +88,14 @@ def _layer_class() -> Any:
         """Look up rows of a sharded table. See `gpudist_core.ShardedEmbedding`."""
 
         def __init__(
-            self, rows: int, dim: int, strategy: Any = None, *, initializer: Any = None, seed: int = 0, **kwargs: Any
+            self,
+            rows: int,
+            dim: int,
+            strategy: tf.distribute.Strategy | None = None,
+            *,
+            initializer: Any = None,
+            seed: int = 0,
+            **kwargs: Any,
         ) -> None:
             super().__init__(**kwargs)
             for what, count in (("rows", rows), ("dim", dim)):

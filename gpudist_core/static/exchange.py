@@ -82,7 +82,7 @@ def _known_most(rows: Any) -> int | None:
     if len(context.strategy.extended.worker_devices) < context.num_replicas_in_sync or not merges(context.strategy):
         return None
 
-    def of_all(strategy: Any, rows: Any) -> Any:
+    def of_all(strategy: tf.distribute.Strategy, rows: Any) -> Any:
         each = strategy.experimental_local_results(rows)
         return max(each) if all(isinstance(number, int) for number in each) else None
 

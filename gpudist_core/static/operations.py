@@ -95,7 +95,7 @@ def _on_this_host(good: Any) -> Any:
     if here in (1, context.num_replicas_in_sync):
         return good
 
-    def of_all(strategy: Any, good: Any) -> Any:
+    def of_all(strategy: tf.distribute.Strategy, good: Any) -> Any:
         return tf.reduce_all(tf.stack(strategy.experimental_local_results(good)))
 
     return context.merge_call(of_all, args=(good,))

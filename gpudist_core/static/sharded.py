@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 from numpy.typing import NDArray
 
@@ -54,7 +55,7 @@ class ShardedTable:
         shape: The shape of the whole table.
     """
 
-    def __init__(self, variable: Any, strategy: Any, info: ShardInfo, shape: tuple[int, ...]) -> None:
+    def __init__(self, variable: Any, strategy: tf.distribute.Strategy, info: ShardInfo, shape: tuple[int, ...]) -> None:
         self.variable = variable
         self.strategy = strategy
         self.info = info
@@ -69,7 +70,7 @@ class ShardedTable:
         return models.plain(self.variable)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> tf.DType:
         """Return the table's dtype."""
         return self._tf.dtype
 
@@ -79,7 +80,7 @@ class ShardedTable:
         return str(self.variable.name).removesuffix(":0")
 
     @property
-    def slices(self) -> tuple[Any, ...]:
+    def slices(self) -> tuple[tf.Variable, ...]:
         """Return this host's slices, each a `tf.Variable` on its device, in the order of the replicas."""
         return tuple(self.strategy.experimental_local_results(self._tf))
 
@@ -101,7 +102,7 @@ class ShardedTable:
         return replica
 
     @tf.autograph.experimental.do_not_convert
-    def lookup(self, ids: Any) -> Any:
+    def lookup(self, ids: npt.ArrayLike) -> tf.Tensor:
         """Look up rows of the table in a step. Every replica must call it, each with its own ids.
 
         Args:
@@ -114,7 +115,7 @@ class ShardedTable:
         return self.gather(ids)
 
     @tf.autograph.experimental.do_not_convert
-    def gather(self, ids: Any, axis: int = 0) -> Any:
+    def gather(self, ids: npt.ArrayLike, axis: int = 0) -> tf.Tensor:
         """Gather along an axis in a step, like `tf.gather(table, ids, axis=axis)`. Every replica must call it.
 
         Args:
@@ -132,7 +133,7 @@ class ShardedTable:
             return operations.gather(self._slice(replica), self.info, self.shape[axis], ids, axis, replica)
 
     @tf.autograph.experimental.do_not_convert
-    def matmul(self, x: Any) -> Any:
+    def matmul(self, x: tf.Tensor) -> tf.Tensor:
         """Compute `x @ table` in a step. Every replica must call it, each with its own x.
 
         Args:
@@ -295,7 +296,7 @@ def table_of(variable: Any) -> ShardedTable | None:
 
 def shard(
     tensor: Any,
-    strategy: Any,
+    strategy: tf.distribute.Strategy,
     axis: int = 0,
     *,
     trainable: bool = False,
@@ -351,7 +352,9 @@ def shard(
     return table
 
 
-def allocate(source: Source, strategy: Any, axis: int, create: Callable[[tuple[int, ...]], Any]) -> ShardedTable:
+def allocate(
+    source: Source, strategy: tf.distribute.Strategy, axis: int, create: Callable[[tuple[int, ...]], Any]
+) -> ShardedTable:
     """Allocate a table of zeros if it fits into memory.
 
     Args:

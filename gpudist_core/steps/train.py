@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from gpudist_core import share as shares
@@ -84,21 +85,21 @@ class TrainStep:
 
     def __init__(
         self,
-        model: Any,
-        optimizer: Any,
-        per_example_loss: Any,
+        model: keras.Model | Callable[..., Any],
+        optimizer: keras.optimizers.Optimizer,
+        per_example_loss: keras.losses.Loss | Callable[[Any, Any], Any] | str,
         *,
         clip_norm: float | None = None,
         clip_global_norm: float | None = None,
         clip_value: float | None = None,
         accumulate: int = 1,
         draws: str = "replica",
-        metrics: Sequence[Any] = (),
-        variables: Sequence[Any] | None = None,
+        metrics: Sequence[keras.metrics.Metric] = (),
+        variables: Sequence[tf.Variable | keras.Variable] | None = None,
         jit_compile: bool = False,
         check_finite: bool = False,
         synchronize_batch_norm: bool = True,
-        strategy: Any = None,
+        strategy: tf.distribute.Strategy | None = None,
     ) -> None:
         arguments.check_accumulate(accumulate)
         if jit_compile and variables is not None:
@@ -126,7 +127,8 @@ class TrainStep:
         if strategy is None:
             warn_of_one_device(model, self.strategy)
         models.check_strategy(self.strategy)
-        self.model, self.metrics = model, arguments.checked_metrics(metrics)
+        self.model: Any = model
+        self.metrics = arguments.checked_metrics(metrics)
         self.accumulate, self.draws, self.check_finite = int(accumulate), draws, check_finite
         self._replicas = replicas_of(self.strategy)
         self._loss = losses.per_example_function(per_example_loss)
@@ -149,7 +151,7 @@ class TrainStep:
         self._compiled: dict[tuple[bool, ...], Any] = {}
         self._flush: Any = None
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Sequence[Any]) -> tf.Tensor:
         """Train on one global batch.
 
         Args:
@@ -164,7 +166,7 @@ class TrainStep:
         """
         return self._run([batch])
 
-    def several(self, batches: Sequence[Any]) -> Any:
+    def several(self, batches: Sequence[Sequence[Any]]) -> tf.Tensor:
         """Train on several global batches in one call of one compiled function.
 
         Args:
@@ -220,7 +222,7 @@ class TrainStep:
         return self._pending
 
     @property
-    def trained_variables(self) -> list[Any]:
+    def trained_variables(self) -> list[tf.Variable | keras.Variable]:
         """Return the trained variables, in the order of the gradients."""
         return self._trained or self._trainable()
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 _last: list[weakref.ref[Any]] = []
 
 
-def remember(strategy: Any) -> Any:
+def remember(strategy: tf.distribute.Strategy) -> Any:
     """Remember a strategy of several replicas for as long as it exists.
 
     Args:
@@ -26,7 +26,7 @@ def remember(strategy: Any) -> Any:
     return strategy
 
 
-def warn_of_one_device(model: Any, strategy: Any) -> None:
+def warn_of_one_device(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Warn if a model is made outside every scope although a strategy with several replicas exists.
 
     Args:

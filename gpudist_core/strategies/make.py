@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,8 @@ def make_strategy(
     timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
     time_each_collective: bool = False,
     cluster: Any = None,
-    variable_partitioner: Any = None,
-) -> Any:
+    variable_partitioner: Callable[..., Any] | None = None,
+) -> tf.distribute.Strategy:
     """Make the `tf.distribute.Strategy` for where this program runs.
 
     - One device: `OneDeviceStrategy`.
@@ -185,7 +186,7 @@ def _multi_worker(wish: _Wish, tasks: Tasks, cluster: Any) -> Any:
         return _limited(tf.distribute.MultiWorkerMirroredStrategy(_resolver(tasks, cluster), options), wish)
 
 
-def _limited(strategy: Any, wish: _Wish) -> Any:
+def _limited(strategy: tf.distribute.Strategy, wish: _Wish) -> Any:
     set_limit(strategy, wish.timeout_seconds)
     return strategy
 

@@ -31,6 +31,9 @@ def synchronizing(wanted: bool, *, compiled: bool = False) -> contextlib.Abstrac
     Args:
         wanted: Whether to use them. Otherwise each replica uses its own examples, as in Keras.
         compiled: Whether XLA compiles the step, which then cannot wait for the other replicas.
+
+    Returns:
+        The context manager.
     """
     return _mode.set((wanted, compiled))
 

@@ -79,7 +79,7 @@ def _of_first_replica(original: Callable[..., Any]) -> Callable[..., Any]:
         def update(kept: Any, value: Any) -> Any:
             return getattr(kept, original.__name__)(value, *args, **kwargs)
 
-        def of_first(strategy: Any, values: Any) -> Any:
+        def of_first(strategy: tf.distribute.Strategy, values: Any) -> Any:
             return strategy.extended.update(self, update, args=(strategy.experimental_local_results(values)[0],))
 
         context = tf.distribute.get_replica_context()

@@ -124,12 +124,12 @@ def _read(variable: Any, dtype: Any = None, copy: Any = None) -> Any:
     return np.asarray(tf.convert_to_tensor(variable()), dtype)
 
 
-def is_coordinated(strategy: Any) -> bool:
+def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
     """Return whether a strategy is a `ParameterServerStrategy` that works with a ClusterCoordinator."""
     return isinstance(strategy, (tf.distribute.ParameterServerStrategy, tf.distribute.experimental.ParameterServerStrategy))
 
 
-def num_tasks(strategy: Any) -> tuple[int, int]:
+def num_tasks(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Return the numbers of workers and of parameter servers of a `ParameterServerStrategy`."""
     return int(strategy._num_workers), int(strategy._num_ps)
 

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 
-def make_local(strategy: Any, metrics: Iterable[Any]) -> None:
+def make_local(strategy: tf.distribute.Strategy, metrics: Iterable[Any]) -> None:
     """Replace mirrored variables of metrics, which keep their values; to be called before a step is traced.
 
     Args:

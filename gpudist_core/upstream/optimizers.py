@@ -24,7 +24,7 @@ Reduce = Callable[[list[Any], list[Any]], list[Any]]
 _summed: PerThread[frozenset[int]] = PerThread(frozenset())
 
 
-def exact_optimizer(optimizer: Any, strategy: Any) -> Any:
+def exact_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> Any:
     """Make a Keras optimizer sum gradients first. Its class changes; its name, variables and config do not.
 
     Args:
@@ -266,7 +266,7 @@ def _is_complete(optimizer: Any) -> bool:
 def _build_outside(optimizer: Any, variables: list[Any]) -> None:
     """Create an optimizer's missing variables during tracing, on all replicas at once, outside of the graph."""
 
-    def build(strategy: Any) -> None:
+    def build(strategy: tf.distribute.Strategy) -> None:
         del strategy
         with tf.init_scope():
             if not optimizer.built:

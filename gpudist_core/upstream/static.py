@@ -58,7 +58,7 @@ def zeros_to_own(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return tf.reshape(tf.experimental.dlpack.from_dlpack(flat.__dlpack__())[:count], shape)
 
 
-def unmirrored(strategy: Any, initial_value: Callable[[str], Any]) -> Any:
+def unmirrored(strategy: tf.distribute.Strategy, initial_value: Callable[[str], Any]) -> Any:
     """Return a context in which a mirrored strategy's variables are made from each device's own initial value.
 
     The strategy itself would broadcast the first host's values over the network, which needs as much memory again (512 MiB of

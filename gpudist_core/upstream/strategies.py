@@ -98,14 +98,14 @@ def all_reduce(context: Any, values: list[Any], *, differentiable: bool) -> list
     if tf.executing_eagerly() or not merges(context.strategy):  # collectives sum all in one piece
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
-    def batch(strategy: Any, *flat: Any) -> Any:
+    def batch(strategy: tf.distribute.Strategy, *flat: Any) -> Any:
         return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(value, value) for value in flat])
 
     sums = list(context.merge_call(batch, args=values))
     return [_with_gradient(context, *pair) for pair in zip(values, sums, strict=True)] if differentiable else sums
 
 
-def merges(strategy: Any) -> bool:
+def merges(strategy: tf.distribute.Strategy) -> bool:
     """Return whether replicas are summed by a merge call, which works only in the step's own graph."""
     return bool(strategy.extended._use_merge_call())
 
