@@ -281,6 +281,8 @@ def _build_outside(optimizer: Any, variables: list[Any]) -> None:
 class _Base:
     """Share what both kinds need: variables that can be made late, and a config with the user's settings."""
 
+    _trainable_variables: Any  # what the class has that it extends
+
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         grads = list(grads)
         if grads and all(grad is None for grad in grads):
@@ -316,26 +318,34 @@ class _Base:
 class _LossScaling(_Base):
     """Sum first in a `LossScaleOptimizer`: one check, one skip and one scale for all replicas."""
 
+    inner_optimizer: Any
+
     def _tf_apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
-        me: Any = self
-        variables = list(trainable_variables if trainable_variables is not None else me._trainable_variables)
+        variables = list(trainable_variables if trainable_variables is not None else self._trainable_variables)
         if (accumulation := accumulation_of(self)) is not None:
             accumulation.check_none_was_skipped()
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, variables)
-        of_optimizer.of(me.inner_optimizer).clip = of_optimizer.of(self).clip
+        of_optimizer.of(self.inner_optimizer).clip = of_optimizer.of(self).clip
         super()._tf_apply(reduction.agree_on_finite(grads, variables), variables)  # type: ignore[misc]
 
 
 class _Exact(_Base):
     """Sum first in an optimizer's `apply`, then clip, decay, update and average."""
 
+    learning_rate: Any
+    use_ema: Any
+    _apply_weight_decay: Any
+    _backend_update_step: Any
+    _clip_gradients: Any
+    _iterations: Any
+    _update_model_variables_moving_average: Any
+
     @property
     def iterations(self) -> Any:
         """Return the number of updates: Keras counts batches, and divides if it accumulates itself."""
-        me: Any = self
         kept = of_optimizer.of(self)
-        return me._iterations if kept.accumulation is None else me._iterations // kept.accumulate
+        return self._iterations if kept.accumulation is None else self._iterations // kept.accumulate
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
@@ -347,25 +357,23 @@ class _Exact(_Base):
 
     def apply(self, grads: list[Any], trainable_variables: Any = None) -> None:
         if _overrides(self, "apply"):
-            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
             with _summed_first(self, grads, variables) as grads:
                 super().apply(grads, trainable_variables)
         else:
             super().apply(grads, trainable_variables)
 
     def _backend_apply_gradients(self, grads: list[Any], trainable_variables: list[Any]) -> None:
-        me: Any = self
         held: list[Any] | None = grads
         if (accumulation := accumulation_of(self)) is not None:
             held = accumulation(grads, trainable_variables, reduced=is_summed(self))
         if held is not None:
             self._gpudist_update(held, trainable_variables)
-        if me.use_ema:
-            me._update_model_variables_moving_average(me._trainable_variables)
+        if self.use_ema:
+            self._update_model_variables_moving_average(self._trainable_variables)
             _overwrite(self)
 
     def _gpudist_update(self, grads: list[Any], trainable_variables: list[Any]) -> None:
-        me: Any = self
         check_slices(self, trainable_variables)
         if not is_summed(self):
             grads = _gradients_of_all(self, grads, trainable_variables)
@@ -375,11 +383,11 @@ class _Exact(_Base):
         if (clip := of_optimizer.of(self).clip) is not None:
             grads = clip(grads, trainable_variables)
         if _overrides(self, "_clip_gradients"):
-            grads = me._clip_gradients(grads)
+            grads = self._clip_gradients(grads)
         else:
             grads = clipping.of_optimizer(self)(grads, trainable_variables)
-        me._apply_weight_decay(trainable_variables)
-        me._backend_update_step(grads, trainable_variables, me.learning_rate)
+        self._apply_weight_decay(trainable_variables)
+        self._backend_update_step(grads, trainable_variables, self.learning_rate)
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> list[Any]:
         return list(grads_and_vars)

@@ -173,7 +173,7 @@ def all_in_type(values: Any, kind: Any, position: int) -> Any:
             "Pass signature=... with a dtype for all values, or use one type in all examples: 0.0 instead of 0.",
             component=position,
             signature="string" if kind is object else _name(np.dtype(kind)),
-            converted=_name(values.dtype),
+            found=_name(values.dtype),
         )
     return converted
 
