@@ -70,8 +70,8 @@ def _without_none(strategy: tf.distribute.Strategy, values: list[Any]) -> Any:
     if len(values) == 1:
         return values[0]
     flat = [[v for v in tf.nest.flatten(value) if v is not None] for value in values]
-    placed = iter(per_replica(strategy, flat))
-    return tf.nest.map_structure(lambda v: None if v is None else next(placed), values[0])
+    leaves = iter(per_replica(strategy, flat))
+    return tf.nest.map_structure(lambda v: None if v is None else next(leaves), values[0])
 
 
 def _value(leaf: Any) -> Any:

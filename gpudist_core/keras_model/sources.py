@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,19 @@ from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer
 
 
-class FromPipeline:
+class _Source:
+    """Provide the batches of each epoch."""
+
+    pipeline: Any = None
+
+    def begin(self) -> None:
+        """Start an epoch."""
+
+    def end(self) -> None:
+        """End an epoch."""
+
+
+class FromPipeline(_Source):
     """Read batches from a pipeline.
 
     Args:
@@ -30,7 +43,7 @@ class FromPipeline:
     """
 
     def __init__(self, pipeline: Pipeline, strategy: tf.distribute.Strategy, *, moves: bool) -> None:
-        self.pipeline: Any = pipeline
+        self.pipeline = pipeline
         # What trains keeps every replica busy; what judges or tells takes the batches that were asked for.
         self._distributed = pipeline.distribute(strategy, allow_idle=not moves)
         self._moves = moves
@@ -49,12 +62,6 @@ class FromPipeline:
     def epoch(self) -> Iterator[Any]:
         """Return the batches of an epoch, or its rest."""
         return iter(self._distributed) if self._moves else self._distributed.epoch_batches()
-
-    def begin(self) -> None:
-        """Start an epoch."""
-
-    def end(self) -> None:
-        """End an epoch."""
 
 
 class FromArrays(FromPipeline):
@@ -88,7 +95,7 @@ class FromArrays(FromPipeline):
         self._distributed = self._position.distribute(self._strategy)
 
 
-class FromAdapter:
+class FromAdapter(_Source):
     """Read batches from a data adapter of Keras: every host reads all batches and keeps the examples of its replicas.
 
     Args:
@@ -101,7 +108,6 @@ class FromAdapter:
         seed: The seed of the order.
     """
 
-    pipeline = None
     first = 0
 
     def __init__(self, adapter: Any, strategy: tf.distribute.Strategy, seed: int | None) -> None:
@@ -139,7 +145,7 @@ class FromAdapter:
         self._adapter.on_epoch_end()
 
 
-class FromDistributed:
+class FromDistributed(_Source):
     """Read the batches of a dataset that the user has distributed.
 
     Args:
@@ -147,7 +153,6 @@ class FromDistributed:
         strategy: The strategy.
     """
 
-    pipeline = None
     first = 0
 
     def __init__(self, dataset: Any, strategy: tf.distribute.Strategy) -> None:
@@ -164,24 +169,13 @@ class FromDistributed:
         """Return the structure of a batch, from the first one."""
         iterator = iter(self._dataset)
         first = next(iterator)
-        self._taken = _chain(first, iterator)
+        self._taken = itertools.chain([first], iterator)
         return batches.spec_of(self._strategy, first)
 
     def epoch(self) -> Iterator[Any]:
         """Return the batches unchanged, including the first one, which `spec` has read."""
         taken, self._taken = self._taken, None
         return iter(self._dataset) if taken is None else taken
-
-    def begin(self) -> None:
-        """Start an epoch."""
-
-    def end(self) -> None:
-        """End an epoch."""
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 Source = FromPipeline | FromAdapter | FromDistributed
