@@ -349,17 +349,13 @@ def _check_optimizer(optimizer: Any, variables: list[Any]) -> None:
 
 
 def _checked(batch: Any) -> tuple[Any, ...]:
-    parts = tuple(tf.nest.map_structure(_tensor, arguments.checked_batch(batch)))
+    parts = tuple(tf.nest.map_structure(arguments.as_tensor, arguments.checked_batch(batch)))
     rows = {int(shares.rows_of([leaf])) for leaf in tf.nest.flatten(parts)}
     if len(rows) != 1:
         raise UsageError("All parts of a batch must have the same number of examples", "Fix the data.", rows=sorted(rows))
     if rows == {0}:
         raise UsageError("A batch must have at least one example", "Leave empty batches out.", rows=0)
     return parts
-
-
-def _tensor(value: Any) -> Any:
-    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
 
 
 def _batches(data: Any, steps: int | None) -> Iterator[Any]:

@@ -116,6 +116,83 @@ def checked_batch(batch: Any) -> tuple[Any, ...]:
     return (x, y) if weight is None else (x, y, weight)
 
 
+def check_place(strategy: tf.distribute.Strategy, accumulate: int) -> None:
+    """Refuse to call a step where it cannot train.
+
+    Args:
+        strategy: The step's strategy.
+        accumulate: Number of batches that make one update.
+
+    Raises:
+        UsageError: In a tf.function with `accumulate`, inside Strategy.run, and in the scope of another strategy.
+    """
+    if accumulate > 1 and not tf.executing_eagerly():
+        raise UsageError(
+            "A step that accumulates must not be called in a tf.function, which would count the calls once, at tracing",
+            "Leave the tf.function out. step.several(batches) trains several batches in one compiled call.",
+            accumulate=accumulate,
+        )
+    if not tf.distribute.has_strategy():
+        return
+    if tf.distribute.get_replica_context() is not None:
+        raise UsageError("A step must be called outside Strategy.run", "It calls run itself.", strategy=type(strategy).__name__)
+    if tf.distribute.get_strategy() is not strategy:
+        raise UsageError(
+            "A step must be used with the strategy that its model was made in",
+            "Leave the other strategy's scope, or make model, optimizer and step there.",
+            strategy=type(tf.distribute.get_strategy()).__name__,
+            model_strategy=type(strategy).__name__,
+        )
+
+
+def checked_parts(batch: Any, strategy: tf.distribute.Strategy, devices: int) -> tuple[Any, ...]:
+    """Return a batch as the tuple of arguments for `Strategy.run`.
+
+    Args:
+        batch: The batch of a step: distributed, or on one device tensors and arrays.
+        strategy: The step's strategy.
+        devices: Number of its devices on this host.
+
+    Returns:
+        (x, y) or (x, y, weight).
+
+    Raises:
+        UsageError: If the batch is not valid, or not distributed over these devices.
+    """
+
+    def is_ours(part: Any) -> bool:
+        return not isinstance(part, tf.distribute.DistributedValues) or len(part.values) == devices
+
+    direct = tf.distribute.DistributedValues if devices > 1 else (tf.Tensor, tf.distribute.DistributedValues)
+    is_one = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
+    if is_one and all(isinstance(part, direct) and is_ours(part) for part in batch):
+        return tuple(batch)  # nothing to look into: that alone would be felt in a small step
+    batch = checked_batch(batch)
+    parts = tf.nest.flatten(batch)
+    if not all(map(is_ours, parts)):
+        raise UsageError(
+            "A batch must have one part for each replica of the step's strategy on this host",
+            "Distribute it with the strategy that the model was made in.",
+            parts=max(len(part.values) for part in parts if isinstance(part, tf.distribute.DistributedValues)),
+            replicas=devices,
+            strategy=type(strategy).__name__,
+        )
+    if all(isinstance(part, tf.distribute.DistributedValues) for part in parts):
+        return tuple(batch)
+    if devices > 1:
+        raise UsageError(
+            "A batch must hold one part for each replica",
+            "Use Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
+            batch=[type(part).__name__ for part in parts],
+        )
+    return tuple(tf.nest.map_structure(as_tensor, tuple(batch)))
+
+
+def as_tensor(value: Any) -> Any:
+    """Return a value as a tensor; ragged and sparse ones as they are."""
+    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
+
+
 def checked_metrics(metrics: Any) -> list[Any]:
     """Return metrics that a step can update.
 

@@ -186,8 +186,8 @@ class TrainStep:
 
     def _run(self, batches: Sequence[Any]) -> Any:
         """Train as `several` does. For one batch, return a scalar: extracting it would take as long as a small step."""
-        self._check_place()
-        checked = [self._checked(batch) for batch in batches]
+        arguments.check_place(self.strategy, self.accumulate)
+        checked = [arguments.checked_parts(batch, self.strategy, len(self._replicas.devices)) for batch in batches]
         if not checked:
             raise UsageError("several needs at least one batch", "Skip the call if there is no batch.", batches=batches)
         updates = tuple((self._pending + i + 1) % self.accumulate == 0 for i in range(len(checked)))
@@ -367,56 +367,3 @@ class TrainStep:
                 self.optimizer.build(self.trained_variables)
             if self._accumulators is not None:
                 self._accumulators.build(self.trained_variables)
-
-    def _check_place(self) -> None:
-        if self.accumulate > 1 and not tf.executing_eagerly():
-            raise UsageError(
-                "A step that accumulates must not be called in a tf.function, which would count the calls once, at tracing",
-                "Leave the tf.function out. step.several(batches) trains several batches in one compiled call.",
-                accumulate=self.accumulate,
-            )
-        if tf.distribute.get_replica_context() is not None and tf.distribute.has_strategy():
-            raise UsageError(
-                "A step must be called outside Strategy.run", "It calls run itself.", strategy=type(self.strategy).__name__
-            )
-        if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not self.strategy:
-            raise UsageError(
-                "A step must be used with the strategy that its model was made in",
-                "Leave the other strategy's scope, or make model, optimizer and step there.",
-                strategy=type(tf.distribute.get_strategy()).__name__,
-                model_strategy=type(self.strategy).__name__,
-            )
-
-    def _checked(self, batch: Any) -> tuple[Any, ...]:
-        """Return the batch as the tuple of arguments for `Strategy.run`."""
-        several = len(self._replicas.devices) > 1
-        direct = tf.distribute.DistributedValues if several else (tf.Tensor, tf.distribute.DistributedValues)
-        is_one = isinstance(batch, (tuple, list)) and len(batch) in (2, 3)
-        if is_one and all(isinstance(part, direct) and self._is_ours(part) for part in batch):
-            return tuple(batch)  # nothing to look into: that alone would be felt in a small step
-        batch = arguments.checked_batch(batch)
-        parts = tf.nest.flatten(batch)
-        if not all(map(self._is_ours, parts)):
-            raise UsageError(
-                "A batch must have one part for each replica of the step's strategy on this host",
-                "Distribute it with the strategy that the model was made in.",
-                parts=max(len(part.values) for part in parts if isinstance(part, tf.distribute.DistributedValues)),
-                replicas=len(self._replicas.devices),
-                strategy=type(self.strategy).__name__,
-            )
-        distributed = all(isinstance(v, tf.distribute.DistributedValues) for v in parts)
-        if several and not distributed:
-            raise UsageError(
-                "A batch must hold one part for each replica",
-                "Use Pipeline.distribute(strategy) or strategy.experimental_distribute_dataset.",
-                batch=[type(v).__name__ for v in tf.nest.flatten(batch)],
-            )
-        return tuple(batch) if distributed else tuple(tf.nest.map_structure(_as_tensor, tuple(batch)))
-
-    def _is_ours(self, part: Any) -> bool:
-        """Return whether a distributed part of a batch is distributed over this step's replicas."""
-        return not isinstance(part, tf.distribute.DistributedValues) or len(part.values) == len(self._replicas.devices)
-
-
-def _as_tensor(value: Any) -> Any:
-    return value if isinstance(value, (tf.RaggedTensor, tf.SparseTensor)) else tf.convert_to_tensor(value)
