@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from gpudist_core import state
-from gpudist_core.checkpoints import again
+from gpudist_core.checkpoints import data_fast_forward
 from gpudist_core.checkpoints.others import Others
 from gpudist_core.checkpoints.restoring import Opened
 from gpudist_core.checkpoints.run import RunParts
@@ -87,9 +87,9 @@ class FollowedFit:
         if self._run.pipeline is not None or epoch == 0:
             return
         if epochs is None:
-            again.warn_of_unknown(opened.path.name, epoch)
+            data_fast_forward.warn_of_unknown(opened.path.name, epoch)
         else:
-            again.read_over(epochs, self._read, opened.path.name)
+            data_fast_forward.read_over(epochs, self._read, opened.path.name)
 
     def taken(self, opened: Opened) -> None:
         """Continue from a checkpoint."""

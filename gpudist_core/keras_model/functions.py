@@ -18,7 +18,7 @@ from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.logs import Logs
 from gpudist_core.keras_model.results import Results, remembering, watched
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.waiting import limited
+from gpudist_core.strategies.step_timeout import limited
 from gpudist_core.upstream import batch_norm, randomness, row_means, trainer, whole_numbers
 
 _counts: dict[tuple[int, ...], Any] = {}

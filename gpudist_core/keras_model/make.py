@@ -8,7 +8,7 @@ import keras
 
 from gpudist_core.errors import UsageError
 from gpudist_core.keras_model.model import DistributedModel
-from gpudist_core.strategies.made import warn_of_one_device
+from gpudist_core.strategies.last_strategy import warn_of_one_device
 from gpudist_core.upstream import batch_norm, classes, coordination, models, patches, randomness
 from gpudist_core.values import check_choice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-from gpudist_core.pipelines.alike import of_first_host
+from gpudist_core.pipelines.cross_host_check import of_first_host
 from gpudist_core.pipelines.hashing import words
 from gpudist_core.upstream import trainer
 

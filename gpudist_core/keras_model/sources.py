@@ -15,7 +15,7 @@ from gpudist_core.errors import UsageError
 from gpudist_core.keras_model import batches
 from gpudist_core.keras_model.seeds import derived
 from gpudist_core.pipelines import Pipeline
-from gpudist_core.pipelines.alike import Alike, digest_of
+from gpudist_core.pipelines.cross_host_check import Alike, digest_of
 from gpudist_core.pipelines.distributed import Distributed
 from gpudist_core.replicas import replicas_of
 from gpudist_core.upstream import datasets, trainer

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from gpudist_core.errors import UsageError
 from gpudist_core.pipelines import same_data
-from gpudist_core.pipelines.alike import Alike
 from gpudist_core.pipelines.caching import RowCache
+from gpudist_core.pipelines.cross_host_check import Alike
 from gpudist_core.pipelines.lookahead import LookAhead
 from gpudist_core.pipelines.mapping import Mapper
 from gpudist_core.pipelines.placing import placed

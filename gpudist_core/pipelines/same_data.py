@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from gpudist_core.errors import UsageError
-from gpudist_core.pipelines.alike import told_by_all
+from gpudist_core.pipelines.cross_host_check import told_by_all
 from gpudist_core.pipelines.plan import Plan
 from gpudist_core.pipelines.position import identity_of
 

@@ -16,8 +16,8 @@ from gpudist_core.gradients.clipping import Clipping
 from gpudist_core.replicas import replicas_of
 from gpudist_core.steps import arguments, local, xla
 from gpudist_core.steps.accumulators import Accumulators
-from gpudist_core.strategies.made import warn_of_one_device
-from gpudist_core.strategies.waiting import limited
+from gpudist_core.strategies.last_strategy import warn_of_one_device
+from gpudist_core.strategies.step_timeout import limited
 from gpudist_core.upstream import (
     batch_norm,
     losses,

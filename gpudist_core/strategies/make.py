@@ -11,10 +11,10 @@ import tensorflow as tf
 from gpudist_core.environments import Tasks, find_tasks, num_gpus, show_own_gpus
 from gpudist_core.errors import UsageError
 from gpudist_core.strategies.all_reduce import between_hosts, check_all_reduce, check_flag, check_numbers, on_one_host
-from gpudist_core.strategies.made import remember
+from gpudist_core.strategies.last_strategy import remember
 from gpudist_core.strategies.named import Devices, chosen_devices
 from gpudist_core.strategies.peers import wait_for
-from gpudist_core.strategies.waiting import set_limit
+from gpudist_core.strategies.step_timeout import set_limit
 from gpudist_core.upstream import strategies as upstream
 
 KINDS = ("auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server")

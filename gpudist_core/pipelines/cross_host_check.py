@@ -25,7 +25,7 @@ import tensorflow as tf
 from gpudist_core import state
 from gpudist_core.errors import Unavailable, UsageError
 from gpudist_core.replicas import replicas_of
-from gpudist_core.strategies.waiting import limited
+from gpudist_core.strategies.step_timeout import limited
 from gpudist_core.upstream import key_value
 
 _ALL, _END, _FAILED = "all", "no more rows", "failed: "
